@@ -1,0 +1,37 @@
+# demo and test set up .venv by themselves; nothing else is needed on a fresh machine.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+# Flower, Ray and Hydra stay quiet and inside the project's own folders.
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: setup demo test test-slow lint clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, PYTHON=$(PYTHON) is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/python run_sim.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

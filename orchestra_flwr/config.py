@@ -1,0 +1,292 @@
+"""The run's configuration: typed, frozen, checked before anything starts.
+
+The only module that reads Hydra's files. Everything else sees a :class:`Config`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+# What may differ when a run is resumed: where it runs and what is shown, never what is computed.
+RESUME_MAY_CHANGE = ("engine", "ray", "device", "logging", "data.root", "data.cache")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; its text is one line that names the key and what is allowed."""
+
+
+class Section(BaseModel):
+    """A frozen part of the configuration that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class AugmentationConfig(Section):
+    """Limits that the images set on every method's augmentations (digits must not be mirrored)."""
+
+    flip: bool = True
+    crop_min: float | None = Field(None, gt=0, le=1)  # least area of a crop; None: the recipe's own
+
+
+class DataConfig(Section):
+    """Which images are used, and how they are made fit."""
+
+    name: Literal["digits", "cifar10", "cifar100", "image_folder"]
+    root: str | None = None
+    image_size: int = Field(32, ge=8, le=512)
+    train_limit: int | None = Field(None, ge=1)
+    test_limit: int | None = Field(None, ge=1)
+    cache: str | None = None
+    augmentation: AugmentationConfig = AugmentationConfig()
+
+    @model_validator(mode="after")
+    def _root_is_given(self) -> Self:
+        if self.name == "image_folder" and not self.root:
+            raise ValueError(
+                "data.root must name a folder or a zip of images for data=image_folder"
+            )
+        return self
+
+
+class PartitionConfig(Section):
+    """How the images are spread over the clients."""
+
+    name: Literal["iid", "dirichlet"]
+    alpha: float = Field(0.1, gt=0)
+
+
+class ModelConfig(Section):
+    """The backbone and its projector."""
+
+    name: Literal["resnet18", "convnet"]
+    norm: Literal["batch", "group"] = "batch"
+    width: int = Field(64, ge=8, multiple_of=8)
+    projector_dim: int = Field(512, ge=8)
+
+
+class MethodConfig(Section):
+    """The method's name and its own options, which the method checks itself."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's own keys, unchecked."""
+        return dict(self.model_extra or {})
+
+
+class ClusteringConfig(Section):
+    """Local and global clustering (the paper's L, G and memory)."""
+
+    name: Literal["sinkhorn"]
+    global_clusters: int = Field(ge=2)
+    local_clusters: int = Field(ge=2)
+    memory: int = Field(128, ge=2)
+
+
+class FederationConfig(Section):
+    """Population, cohort and rounds."""
+
+    clients: int = Field(ge=1)
+    participation: float = Field(gt=0, le=1)
+    rounds: int = Field(ge=1)
+    min_success: float = Field(0.5, gt=0, le=1)
+    weighting: Literal["samples", "uniform"] = "samples"
+    round_timeout: float = Field(3600, gt=0)
+
+
+class TrainingConfig(Section):
+    """Local training of a client."""
+
+    local_epochs: int = Field(ge=1)
+    batch_size: int = Field(ge=2)
+    lr: float = Field(gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(1e-4, ge=0)
+    threads: int = Field(1, ge=1)
+
+
+class EvaluationConfig(Section):
+    """How often and how the encoder is judged."""
+
+    every: int = Field(ge=1)
+    batch_size: int = Field(256, ge=1)
+    knn_k: int = Field(200, ge=1)
+    knn_temperature: float = Field(0.1, gt=0)
+
+
+class RayConfig(Section):
+    """Ray's virtual client engine."""
+
+    workers: int | None = Field(None, ge=1)  # None: as many as the resources hold
+    gpus_per_client: float | None = Field(None, ge=0)  # None: shared evenly by the workers
+    address: str | None = None
+
+
+class LoggingConfig(Section):
+    """What a person sees."""
+
+    tensorboard: bool = False
+    progress: Literal["auto", "live", "plain", "off"] = "auto"
+
+
+class Config(Section):
+    """A whole run."""
+
+    method: MethodConfig
+    model: ModelConfig
+    data: DataConfig
+    partition: PartitionConfig
+    clustering: ClusteringConfig
+    federation: FederationConfig
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    ray: RayConfig = RayConfig()
+    logging: LoggingConfig = LoggingConfig()
+    engine: Literal["ray", "inline"] = "ray"
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    seed: int = Field(0, ge=0)
+    name: str = Field("orchestra", min_length=1)
+    run_dir: str | None = None
+    resume: str | None = None
+
+    def to_json(self) -> str:
+        """The configuration as one line of JSON, as it travels to the clients."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: str) -> Config:
+        """Reads :meth:`to_json`'s output.
+
+        Raises:
+            ConfigError: a key or a value is not allowed.
+        """
+        return parse(cls, json.loads(text))
+
+
+S = TypeVar("S", bound=Section)
+
+
+def parse(section: type[S], values: Any, path: str = "") -> S:
+    """Checks plain values against a section; `path` is where the section stands.
+
+    Raises:
+        ConfigError: names the first wrong key by its full path, its value and what is allowed.
+    """
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_describe(error, section, path)) from None
+
+
+def load_config(overrides: Sequence[str] = ()) -> Config:
+    """Composes `conf/` with Hydra overrides such as ``data=cifar10 training.lr=0.01``.
+
+    With ``resume=<run folder>`` the configuration is the run's own; overrides may only repeat it
+    or change where it runs (`RESUME_MAY_CHANGE`).
+
+    Raises:
+        ConfigError: an unknown key, a wrong value, or a resume with another configuration.
+    """
+    composed = _compose(overrides)
+    if composed.get("resume"):
+        return _resumed_config(Path(str(composed.resume)), composed, overrides)
+    return parse(Config, OmegaConf.to_container(composed, resolve=True))
+
+
+def config_to_yaml(config: Config) -> str:
+    """The whole configuration as YAML, as it stands in a run folder."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump()))
+
+
+def conf_dir() -> Path:
+    """The folder of Hydra's files: inside an installed package, else beside it in the repository."""
+    package = Path(__file__).resolve().parent
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def _compose(overrides: Sequence[str]) -> DictConfig:
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+            return compose("config", list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_describe_hydra(error, overrides)) from None
+
+
+def _resumed_config(folder: Path, composed: DictConfig, overrides: Sequence[str]) -> Config:
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
+    saved = OmegaConf.load(file)
+    for key in _override_keys(overrides):
+        new, old = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
+        if key in ("resume", "run_dir") or new == old:
+            continue
+        if not any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE):
+            raise ConfigError(
+                f"{key}={new}: a resumed run keeps its own configuration, which has {key}={old}"
+            )
+        OmegaConf.update(saved, key, new, merge=False)
+    values = OmegaConf.to_container(saved, resolve=True)
+    assert isinstance(values, dict)
+    return parse(Config, {**values, "resume": str(folder), "run_dir": str(folder)})
+
+
+def _override_keys(overrides: Sequence[str]) -> list[str]:
+    return [o.key_or_group for o in OverridesParser.create().parse_overrides(list(overrides))]
+
+
+def _describe_hydra(error: Exception, overrides: Sequence[str]) -> str:
+    known = [*_known_keys(), *(d.name for d in conf_dir().iterdir() if d.is_dir())]
+    try:
+        keys = _override_keys(overrides)
+    except HydraException as syntax:
+        return f"overrides are written key=value: {_one_line(syntax)}"
+    for key in keys:
+        if key not in known and key.partition(".")[0] != "method":
+            return f"{key}: unknown key{_suggestion(key, known)}"
+    return _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _suggestion(key: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=3)
+    return f" (did you mean {' or '.join(close)}?)" if close else " (see --help)"
+
+
+def _known_keys(section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _known_keys(field.annotation, f"{prefix}{name}.")
+
+
+def _describe(error: ValidationError, section: type[Section], path: str) -> str:
+    first = error.errors()[0]
+    key = ".".join([*([path] if path else []), *map(str, first["loc"])])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        prefix = f"{path}." if path else ""
+        return f"{key}: unknown key{_suggestion(key, list(_known_keys(section, prefix)))}"
+    if first["type"] == "missing":
+        return f"{key}: must be given"
+    if first["type"] == "value_error":
+        return message
+    return f"{key}={first['input']}: {message[:1].lower()}{message[1:]}"

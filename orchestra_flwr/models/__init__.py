@@ -1,0 +1,21 @@
+"""Encoders and their heads."""
+
+from orchestra_flwr.models.backbones import build_backbone
+from orchestra_flwr.models.encoder import (
+    Encoder,
+    EncoderSpec,
+    load_encoder,
+    normalise,
+    save_encoder,
+)
+from orchestra_flwr.models.heads import projector
+
+__all__ = [
+    "Encoder",
+    "EncoderSpec",
+    "build_backbone",
+    "load_encoder",
+    "normalise",
+    "projector",
+    "save_encoder",
+]

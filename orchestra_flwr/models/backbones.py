@@ -1,0 +1,100 @@
+"""Backbones: images to feature vectors. Each has `dim`, the width of its features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+
+from orchestra_flwr.config import ModelConfig
+
+Norm = Callable[[int], nn.Module]
+
+
+def _norm(name: str) -> Norm:
+    """BatchNorm, or GroupNorm with groups of 8 channels (no statistics of other images)."""
+    return (
+        nn.BatchNorm2d
+        if name == "batch"
+        else lambda channels: nn.GroupNorm(channels // 8, channels)
+    )
+
+
+class BasicBlock(nn.Module):
+    """Residual block of two 3x3 convolutions (He et al., 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = norm(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        y = self.relu(self.norm1(self.conv1(x)))
+        return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 for small images: 3x3 stem with stride 1, no max-pool, 8 * width features.
+
+    With 3 channels, width 64 and BatchNorm its state has 11,178,452 elements, batch counters
+    included, as in the Orchestra paper's experiments.
+    """
+
+    def __init__(self, channels: int, width: int, norm: Norm) -> None:
+        super().__init__()
+        self.dim = 8 * width
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1, bias=False), norm(width), nn.ReLU(inplace=True)
+        )
+        blocks: list[nn.Module] = []
+        inputs = width
+        for stage in range(4):
+            outputs = width << stage
+            for stride in (1 if stage == 0 else 2, 1):
+                blocks.append(BasicBlock(inputs, outputs, stride, norm))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels, H, W) normalised images to (B, dim) features."""
+        return self.blocks(self.stem(x)).mean((2, 3))
+
+
+class ConvNet(nn.Module):
+    """Four convolutions for digits and CPU runs, halved twice, 4 * width features."""
+
+    def __init__(self, channels: int, width: int, norm: Norm) -> None:
+        super().__init__()
+        self.dim = 4 * width
+        layers: list[nn.Module] = []
+        inputs = channels
+        for outputs, stride in ((width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2)):
+            layers += [
+                nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+                norm(outputs),
+                nn.ReLU(inplace=True),
+            ]
+            inputs = outputs
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels, H, W) normalised images to (B, dim) features."""
+        return self.layers(x).mean((2, 3))
+
+
+BACKBONES: dict[str, Callable[..., nn.Module]] = {"resnet18": ResNet18, "convnet": ConvNet}
+
+
+def build_backbone(model: ModelConfig, channels: int) -> nn.Module:
+    """The backbone named by the configuration, freshly initialised, for images of `channels`."""
+    return partial(BACKBONES[model.name], norm=_norm(model.norm))(channels, model.width)
