@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -16,14 +17,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 # What may differ when a run is resumed: where it runs and what is shown, never what is computed.
 RESUME_MAY_CHANGE = ("engine", "ray", "device", "logging", "data.root", "data.cache")
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot run; its text is one line that names the key and what is allowed."""
+    """A configuration that cannot run; its text is one line: the key and what is allowed."""
 
 
 class Section(BaseModel):
@@ -133,7 +134,6 @@ class RayConfig(Section):
 
     workers: int | None = Field(None, ge=1)  # None: as many as the resources hold
     gpus_per_client: float | None = Field(None, ge=0)  # None: shared evenly by the workers
-    address: str | None = None
 
 
 class LoggingConfig(Section):
@@ -157,11 +157,18 @@ class Config(Section):
     ray: RayConfig = RayConfig()
     logging: LoggingConfig = LoggingConfig()
     engine: Literal["ray", "inline"] = "ray"
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = "auto"
     seed: int = Field(0, ge=0)
     name: str = Field("orchestra", min_length=1)
     run_dir: str | None = None
     resume: str | None = None
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            raise ValueError(f"device={value}: must be auto, cpu, cuda or cuda:N")
+        return value
 
     def to_json(self) -> str:
         """The configuration as one line of JSON, as it travels to the clients."""
@@ -213,7 +220,7 @@ def config_to_yaml(config: Config) -> str:
 
 
 def conf_dir() -> Path:
-    """The folder of Hydra's files: inside an installed package, else beside it in the repository."""
+    """The folder of Hydra's files: inside an installed package, else beside it."""
     package = Path(__file__).resolve().parent
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
@@ -232,7 +239,7 @@ def _resumed_config(folder: Path, composed: DictConfig, overrides: Sequence[str]
     if not file.is_file():
         raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
     saved = OmegaConf.load(file)
-    for key in _override_keys(overrides):
+    for key in _parsed(overrides):
         new, old = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
         if key in ("resume", "run_dir") or new == old:
             continue
@@ -246,19 +253,23 @@ def _resumed_config(folder: Path, composed: DictConfig, overrides: Sequence[str]
     return parse(Config, {**values, "resume": str(folder), "run_dir": str(folder)})
 
 
-def _override_keys(overrides: Sequence[str]) -> list[str]:
-    return [o.key_or_group for o in OverridesParser.create().parse_overrides(list(overrides))]
+def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return {override.key_or_group: override.value() for override in parsed}
 
 
 def _describe_hydra(error: Exception, overrides: Sequence[str]) -> str:
-    known = [*_known_keys(), *(d.name for d in conf_dir().iterdir() if d.is_dir())]
+    known = list(_known_keys())
     try:
-        keys = _override_keys(overrides)
+        given = _parsed(overrides)
     except HydraException as syntax:
         return f"overrides are written key=value: {_one_line(syntax)}"
-    for key in keys:
+    for key, value in given.items():
         if key not in known and key.partition(".")[0] != "method":
             return f"{key}: unknown key{_suggestion(key, known)}"
+        choices = sorted(file.stem for file in (conf_dir() / key).glob("*.yaml"))
+        if choices and value not in choices:
+            return f"{key}={value}: must be one of {', '.join(choices)}"
     return _one_line(error)
 
 

@@ -7,6 +7,7 @@ which clients happen to run.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,3 +29,16 @@ def torch_generator(
 def numpy_generator(seed: int, purpose: str, *path: int) -> np.random.Generator:
     """A numpy generator for one purpose."""
     return np.random.default_rng(derive(seed, purpose, *path))
+
+
+@dataclass(frozen=True)
+class ClientSeed:
+    """All randomness of one client in one round, whichever machine or worker runs it."""
+
+    seed: int
+    round: int
+    client: int
+
+    def generator(self, purpose: str, device: str | torch.device = "cpu") -> torch.Generator:
+        """A generator for one purpose, such as "augment" or "shuffle"."""
+        return torch_generator(self.seed, purpose, self.round, self.client, device=device)

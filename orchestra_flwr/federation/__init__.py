@@ -1,1 +1,10 @@
-"""TODO."""
+"""Orchestra on Flower: the only package that imports flwr."""
+
+import os
+
+# Before flwr is imported, which reads these once: nothing is told to anyone unless asked to.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray shall not hide devices from workers that ask for none of its GPUs, nor warn about it.
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -1,0 +1,78 @@
+"""Local clustering: a client's latest target features to at most L centroids of equal size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from orchestra_flwr.clustering.spherical import equal_mass_clustering, spread_out, unit_rows
+
+
+@dataclass(frozen=True)
+class LocalClusters:
+    """What local clustering found.
+
+    Attributes:
+        centroids: (k, d) unit vectors, k = min(L, n).
+        sizes: (k,) members of each cluster, floor(n / k) or one more.
+        assignment: (n,) cluster of each point.
+    """
+
+    centroids: Tensor
+    sizes: Tensor
+    assignment: Tensor
+
+
+def local_clustering(features: Tensor, clusters: int, generator: torch.Generator) -> LocalClusters:
+    """Clusters n features into min(clusters, n) clusters of truly equal sizes.
+
+    Line 18 of the paper's Algorithm 1. Sinkhorn-Knopp finds the clusters; its soft plan is then
+    rounded to the best assignment that gives every cluster at least floor(n / k) members, which
+    the published code leaves to chance.
+
+    Args:
+        features: (n, d) target features, one row an image, n >= 1.
+        clusters: the paper's L.
+        generator: CPU generator that seeds the clusters.
+
+    Raises:
+        ValueError: no features, or features that are not finite.
+    """
+    points = unit_rows(features)
+    k = min(clusters, len(points))
+    seeds = spread_out(points, k, generator)
+    seeds, plan = equal_mass_clustering(points, seeds)
+    assignment = round_to_equal_sizes(plan)
+    members = F.one_hot(assignment, k).to(points.dtype)
+    means = F.normalize(members.T @ points, dim=1)
+    centroids = torch.where(means.norm(dim=1, keepdim=True) > 0.5, means, seeds)
+    return LocalClusters(centroids, members.sum(0).long(), assignment)
+
+
+def round_to_equal_sizes(log_plan: Tensor) -> Tensor:
+    """The likeliest assignment in which cluster sizes differ by at most one.
+
+    A transportation problem, solved exactly: every cluster offers floor(n / k) seats that must be
+    taken and, where k does not divide n, one that may stay empty (taken by a filler then).
+
+    Args:
+        log_plan: (n, k) logarithm of a transport plan, n >= k.
+
+    Returns:
+        (n,) the cluster of each point.
+    """
+    n, k = log_plan.shape
+    floor, rest = divmod(n, k)
+    seats = np.tile(np.arange(k), floor + (rest > 0))
+    gain = log_plan.double().cpu().numpy()[:, seats]
+    if rest:
+        forbidden = gain.min() - n * (gain.max() - gain.min() + 1)
+        filler = np.where(np.arange(len(seats)) < k * floor, forbidden, 0.0)
+        gain = np.vstack([gain, np.tile(filler, (k - rest, 1))])
+    taken = linear_sum_assignment(gain, maximize=True)[1]
+    return torch.from_numpy(seats[taken[:n]]).to(log_plan.device)

@@ -1,0 +1,80 @@
+"""The federated client: shared and server state in, trained state and contributions out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from flwr.client import NumPyClient
+from torch import Tensor
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.wire import SMALLEST_CLUSTER, Schemas, unpack_state
+from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import observe_round, torch_threads, train_round
+
+
+class OrchestraClient(NumPyClient):
+    """One client's local work on its own images; works with and without Flower's runtime.
+
+    Args:
+        config: the run's configuration.
+        partition: which client this is; its randomness follows from it.
+        images: (n, C, H, W) uint8 on the device to train on.
+
+    Raises:
+        ValueError: there are no images.
+    """
+
+    def __init__(self, config: Config, partition: int, images: Tensor) -> None:
+        if len(images) == 0:
+            raise ValueError(f"client {partition} has no images")
+        self.config = config
+        self.partition = partition
+        self.images = images
+        self.method = build_method(config, images.shape[1]).to(images.device)
+        self.schemas = Schemas.of(self.method)
+        # The names of `fit`'s arrays, in order: down, up after training, up after the first round.
+        roles = ((Role.SHARED, self.schemas.shared), (Role.SERVER, self.schemas.server))
+        self.receives = [role.value for role, schema in roles if schema.size]
+        self.contributes = list(self.method.contribution_limits())
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        """Trains for one round, or only observes in the first.
+
+        Args:
+            parameters: the flat arrays named by `receives`.
+            config: `round` (int) and `train` (bool; false in the first, clustering-only round).
+
+        Returns:
+            The shared state (only after training) followed by the arrays named by `contributes`;
+            the number of images; figures: mean loss parts, steps, seconds and the method's own.
+
+        Raises:
+            ValueError: arrays that do not fit the model.
+            TrainingError: a loss that is not finite.
+        """
+        started = time.perf_counter()
+        with torch_threads(self.config.training.threads):
+            unpack_state(
+                dict(zip(self.receives, parameters, strict=True)), self.method, self.schemas
+            )
+            seed = ClientSeed(self.config.seed, int(config["round"]), self.partition)
+            work = train_round if config["train"] else observe_round
+            augmentation = self.config.data.augmentation
+            result = work(self.method, self.images, self.config.training, augmentation, seed)
+        arrays = [
+            result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes
+        ]
+        if config["train"]:
+            arrays.insert(0, self.schemas.shared.pack(self.method.state(Role.SHARED)))
+        metrics: dict[str, Any] = {f"loss/{name}": value for name, value in result.losses.items()}
+        metrics["steps"] = result.steps
+        if result.contribution.smallest_cluster is not None:
+            metrics[SMALLEST_CLUSTER] = result.contribution.smallest_cluster
+        metrics["seconds"] = time.perf_counter() - started
+        return arrays, len(self.images), metrics

@@ -1,0 +1,114 @@
+"""Grids whose replies arrive one by one, in the order of the messages.
+
+Flower's own grids collect all replies of a round before they return them. Here the server never
+holds more than a window of them, and aggregates in a fixed order whoever answers first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from flwr.app import Error, Message
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+TIMEOUT_CODE = 100
+POLL_SECONDS = 0.05
+
+
+class Cancelled(RuntimeError):
+    """The engine behind the grid has stopped."""
+
+
+class StreamingGrid(Grid):
+    """Wraps a grid of Flower so that :meth:`send_and_receive` is a lazy, ordered iterator.
+
+    Args:
+        grid: the grid of a simulation or of a SuperLink.
+        window: at most so many messages are under way; None: all at once.
+        cancelled: asked while waiting; true ends the wait with :class:`Cancelled`.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        window: int | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._grid = grid
+        self._window = window
+        self._cancelled = cancelled
+
+    def set_run(self, run: Run) -> None:
+        """As the wrapped grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """As the wrapped grid."""
+        return self._grid.run
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        """As the wrapped grid."""
+        return self._grid.create_message(*args, **kwargs)  # type: ignore[arg-type]
+
+    def get_node_ids(self) -> Iterable[int]:
+        """As the wrapped grid."""
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """As the wrapped grid."""
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the wrapped grid."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the wrapped grid."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Yields one reply a message, in the order of the messages.
+
+        A message without a reply when `timeout` seconds have passed since the first was sent
+        gets an error reply. Only the reply that is due is pulled; later ones wait in the grid.
+
+        Raises:
+            Cancelled: the engine has stopped.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = iter(messages)
+        under_way: deque[tuple[str | None, Message]] = deque()
+        while True:
+            while self._window is None or len(under_way) < self._window:
+                message = next(waiting, None)
+                if message is None:
+                    break
+                ids = list(self._grid.push_messages([message]))
+                under_way.append((ids[0] if ids else None, message))
+            if not under_way:
+                return
+            message_id, message = under_way.popleft()
+            yield self._receive(message_id, message, deadline)
+
+    def _receive(self, message_id: str | None, message: Message, deadline: float | None) -> Message:
+        if message_id is None:
+            return _failure("the message could not be sent: the node is gone", message)
+        while True:
+            for reply in self._grid.pull_messages([message_id]):
+                return reply
+            if self._cancelled():
+                raise Cancelled("the engine stopped while clients were at work")
+            if deadline is not None and time.monotonic() > deadline:
+                return _failure("no reply within federation.round_timeout", message)
+            time.sleep(POLL_SECONDS)
+
+
+def _failure(reason: str, message: Message) -> Message:
+    return Message(Error(code=TIMEOUT_CODE, reason=reason), reply_to=message)

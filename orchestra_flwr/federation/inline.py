@@ -1,0 +1,61 @@
+"""The inline engine: the same apps, called one after another in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+
+class InlineGrid(Grid):
+    """A grid whose nodes 1 to `clients` run a ClientApp right here, when their reply is due.
+
+    For debugging (a breakpoint in a client just works), notebooks, quick tests and one GPU.
+    """
+
+    def __init__(self, app: ClientApp, clients: int) -> None:
+        self._app = app
+        self._contexts = {
+            client + 1: Context(
+                run_id=0,
+                node_id=client + 1,
+                node_config={"partition-id": client, "num-partitions": clients},
+                state=RecordDict(),
+                run_config={},
+            )
+            for client in range(clients)
+        }
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes; they are always there."""
+        return list(self._contexts)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Yields one reply a message, in order; nothing runs before it is asked for."""
+        for message in messages:
+            yield self._app(message, self._contexts[message.metadata.dst_node_id])
+
+    def set_run(self, run: Run) -> None:
+        """There is just one run."""
+
+    @property
+    def run(self) -> Run:
+        """Not kept by this grid."""
+        raise NotImplementedError("the inline engine keeps no run")
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        """Deprecated in Flower: use the Message constructor."""
+        raise NotImplementedError("use flwr.app.Message")
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Not needed where replies are at once."""
+        raise NotImplementedError("the inline engine answers in send_and_receive only")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Not needed where replies are at once."""
+        raise NotImplementedError("the inline engine answers in send_and_receive only")

@@ -1,0 +1,62 @@
+"""The server's judgement of the encoders on its own labelled images."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict
+
+from torch import nn
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import Dataset
+from orchestra_flwr.evaluation import evaluate
+from orchestra_flwr.methods import Method
+from orchestra_flwr.models import Encoder, EncoderSpec
+from orchestra_flwr.training import resolve_device, torch_threads
+
+Scores = dict[str, dict[str, float]]  # backbone -> score -> value
+
+
+class Judge:
+    """Evaluates a method's backbones with frozen weights.
+
+    Args:
+        config: the run's configuration.
+        dataset: its training images are the bank of the kNN and train the linear probe.
+    """
+
+    def __init__(self, config: Config, dataset: Dataset) -> None:
+        self.config = config
+        self.dataset = dataset
+        self.spec = EncoderSpec(
+            model=config.model, channels=dataset.channels, image_size=dataset.image_size
+        )
+
+    @property
+    def why_not(self) -> str | None:
+        """What is missing for a judgement; None if nothing is."""
+        if self.dataset.train.labels is None:
+            return "the training images have no labels"
+        if self.dataset.test is None or self.dataset.test.labels is None:
+            return "there are no labelled test images"
+        return None
+
+    def scores(self, method: Method) -> Scores | None:
+        """kNN, linear probe and feature spread of every backbone; None without labels."""
+        if self.why_not is not None:
+            return None
+        with torch_threads():
+            return {name: self._score(backbone) for name, backbone in method.backbones().items()}
+
+    def encoder(self, backbone: nn.Module) -> Encoder:
+        """A frozen copy of a backbone."""
+        return Encoder(self.spec, copy.deepcopy(backbone))
+
+    def _score(self, backbone: nn.Module) -> dict[str, float]:
+        train, test = self.dataset.train, self.dataset.test
+        assert test is not None and train.labels is not None and test.labels is not None
+        encoder = self.encoder(backbone).to(resolve_device(self.config.device))
+        scores = evaluate(
+            encoder, train.images, train.labels, test.images, test.labels, self.config.evaluation
+        )
+        return asdict(scores)

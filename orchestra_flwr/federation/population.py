@@ -1,0 +1,36 @@
+"""The simulated population: all images and which client holds which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import Dataset, load_dataset, partition
+
+
+@dataclass(frozen=True)
+class Population:
+    """A dataset and its split.
+
+    Attributes:
+        dataset: training and test images.
+        parts: for each client the indices of its training images, ascending.
+    """
+
+    dataset: Dataset
+    parts: list[np.ndarray]
+
+
+def load_population(config: Config) -> Population:
+    """Loads the images and splits them; the same everywhere for the same configuration.
+
+    Raises:
+        ConfigError: images that cannot be had, or a split that they do not allow.
+    """
+    dataset = load_dataset(config.data)
+    train = dataset.train
+    clients = config.federation.clients
+    parts = partition(config.partition, train.labels, len(train), clients, config.seed)
+    return Population(dataset, parts)

@@ -1,0 +1,111 @@
+"""Checks of what clients send back: a reply is taken whole or dropped with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+
+from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schemas
+from orchestra_flwr.methods import Role
+
+HEADER = 4096  # bytes that the serialisation of an array may add to its values
+
+
+class BadReply(ValueError):
+    """A reply that cannot be used; its text says why."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A checked reply.
+
+    Attributes:
+        shared: (size,) float32 shared state; None where nothing was trained.
+        contributions: name to (rows, width) float32.
+        examples: images that the client trained on, at least 1.
+        metrics: all figures that the client told.
+    """
+
+    shared: np.ndarray | None
+    contributions: dict[str, np.ndarray]
+    examples: int
+    metrics: dict[str, float]
+
+
+def check_reply(
+    message: Message,
+    schemas: Schemas,
+    limits: Mapping[str, tuple[int, int]],
+    *,
+    trained: bool,
+) -> Reply:
+    """Turns a client's message into a :class:`Reply`.
+
+    Args:
+        message: as received.
+        schemas: what shared state must look like.
+        limits: for every contribution the most rows and the exact width.
+        trained: whether shared state is expected.
+
+    Raises:
+        BadReply: an error reply, another schema, missing or surplus arrays, wrong shapes or sizes,
+            values that are not finite, or no images.
+    """
+    if message.has_error():
+        raise BadReply(message.error.reason or f"error code {message.error.code}")
+    content = message.content
+    if (
+        not {ARRAYS} <= content.array_records.keys()
+        or not {METRICS} <= content.metric_records.keys()
+    ):
+        raise BadReply("the reply lacks its arrays or metrics")
+    told = content.config_records.get(CONFIG, {}).get("schema", "none")
+    if told != schemas.fingerprint:
+        raise BadReply(f"schema {told} instead of {schemas.fingerprint}: another model or version")
+    metrics = _metrics(content.metric_records[METRICS])
+    examples = metrics.get("examples", 0)
+    if examples < 1 or examples != int(examples):
+        raise BadReply(f"trained on {examples:g} images")
+
+    record = content.array_records[ARRAYS]
+    shared = {Role.SHARED.value} if trained else set()
+    if record.keys() != shared | limits.keys():
+        raise BadReply(f"arrays {sorted(record)} instead of {sorted(shared | limits.keys())}")
+    state = _array(record, Role.SHARED.value, schemas.shared.size) if trained else None
+    if state is not None and state.shape != (schemas.shared.size,):
+        raise BadReply(f"shared state of shape {state.shape} instead of ({schemas.shared.size},)")
+    contributions = {}
+    for name, (rows, width) in limits.items():
+        array = _array(record, name, rows * width)
+        if array.ndim != 2 or not 1 <= array.shape[0] <= rows or array.shape[1] != width:
+            raise BadReply(f"{name} of shape {array.shape} instead of (1 to {rows}, {width})")
+        contributions[name] = array
+    return Reply(state, contributions, int(examples), metrics)
+
+
+def _metrics(record: Mapping[str, object]) -> dict[str, float]:
+    metrics = {}
+    for name, value in record.items():
+        if not isinstance(value, int | float) or not np.isfinite(value):
+            raise BadReply(f"metric {name} is {value}")
+        metrics[name] = float(value)
+    return metrics
+
+
+def _array(record: ArrayRecord, name: str, size: int) -> np.ndarray:
+    array = record[name]
+    # Measured before it is decoded: a reply of a hundred times the size costs nothing more.
+    if len(array.data) > 4 * size + HEADER:
+        raise BadReply(f"{name} of {len(array.data)} bytes, at most {4 * size + HEADER} expected")
+    try:
+        values = array.numpy()
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        raise BadReply(f"{name} cannot be decoded: {error}") from None
+    if values.dtype != np.float32:
+        raise BadReply(f"{name} is {values.dtype} instead of float32")
+    if not np.isfinite(values).all():
+        raise BadReply(f"{name} holds values that are not finite")
+    return values

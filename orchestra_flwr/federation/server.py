@@ -1,0 +1,216 @@
+"""The federation's rounds on the server: one loop for every engine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.checkpoint import Position, load_checkpoint, save_checkpoint
+from orchestra_flwr.federation.judge import Judge, Scores
+from orchestra_flwr.federation.population import Population
+from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, RoundReport
+from orchestra_flwr.federation.wire import CONFIG, pack_state
+from orchestra_flwr.methods import build_method
+from orchestra_flwr.models import save_encoder
+from orchestra_flwr.reporting import (
+    Progress,
+    RunFolder,
+    TensorboardLog,
+    environment,
+    plot_curves,
+)
+
+NODE_WAIT_SECONDS = 60.0
+
+
+def run_federation(
+    grid: Grid, config: Config, population: Population, folder: RunFolder, progress: Progress
+) -> dict[str, Any]:
+    """Runs or resumes a whole federation and leaves a complete run folder.
+
+    Args:
+        grid: yields replies in the order of the messages.
+        config: the run's configuration.
+        population: images to judge the encoders with.
+        folder: where everything is written; a checkpoint in it is continued.
+        progress: what a person sees.
+
+    Returns:
+        The summary, as it stands in `summary.json`.
+
+    Raises:
+        FederationError: too few clients answered well, or the run cannot be stored or resumed.
+    """
+    return _Run(grid, config, population, folder, progress).run()
+
+
+def find_clients(grid: Grid, count: int) -> dict[int, int]:
+    """Node id of each client by partition id: node ids themselves are random and unordered.
+
+    Raises:
+        FederationError: the nodes do not come, or do not hold the partitions 0 to count - 1.
+    """
+    deadline = time.monotonic() + NODE_WAIT_SECONDS
+    while len(ids := sorted(grid.get_node_ids())) < count:
+        if time.monotonic() > deadline:
+            raise FederationError(f"{len(ids)} nodes are there, federation.clients={count}")
+        time.sleep(0.1)
+    messages = [Message(RecordDict(), node, MessageType.QUERY) for node in ids]
+    nodes: dict[int, int] = {}
+    replies = grid.send_and_receive(messages, timeout=NODE_WAIT_SECONDS)
+    for node, reply in zip(ids, replies, strict=True):
+        if reply.has_content():
+            nodes[int(reply.content.config_records[CONFIG]["partition-id"])] = node  # type: ignore[arg-type]
+    missing = sorted(set(range(count)) - nodes.keys())
+    if missing:
+        raise FederationError(f"no node holds partition {missing[0]} ({len(missing)} are missing)")
+    return {client: nodes[client] for client in range(count)}
+
+
+class _Run:
+    def __init__(
+        self,
+        grid: Grid,
+        config: Config,
+        population: Population,
+        folder: RunFolder,
+        progress: Progress,
+    ) -> None:
+        self.grid = grid
+        self.config = config
+        self.folder = folder
+        self.progress = progress
+        self.method = build_method(config, population.dataset.channels)
+        self.judge = Judge(config, population.dataset)
+        self.log = (
+            TensorboardLog(folder.path / "tensorboard") if config.logging.tensorboard else None
+        )
+
+    def run(self) -> dict[str, Any]:
+        position = load_checkpoint(self.folder.checkpoint, self.method)
+        self.folder.truncate_after(-1 if position is None else position.round)
+        if position is not None:
+            self.progress.message(f"resumed after round {position.round}")
+        if self.judge.why_not:
+            self.progress.message(f"no evaluation: {self.judge.why_not}")
+        position = position or Position(round=-1)
+        nodes = find_clients(self.grid, self.config.federation.clients)
+        strategy = OrchestraStrategy(self.config, self.method, nodes, self.progress.client_done)
+        for number in range(position.round + 1, self.config.federation.rounds + 1):
+            position = self._round(number, strategy, position)
+        return self._finish(position)
+
+    def _round(self, number: int, strategy: OrchestraStrategy, position: Position) -> Position:
+        """One round, its record and its checkpoint. Round 0 trains nothing."""
+        started = time.perf_counter()
+        report = RoundReport(())
+        if number > 0 or self.method.needs_first_round:
+            report = self._exchange(number, strategy)
+        seconds = time.perf_counter() - started
+        scores = self.judge.scores(self.method) if self._is_judged(number) else None
+        record = _record(number, report, seconds, scores)
+        self.folder.append(record)
+        position = Position(
+            round=number,
+            seconds=position.seconds + time.perf_counter() - started,
+            bytes_up=position.bytes_up + report.bytes_up,
+            bytes_down=position.bytes_down + report.bytes_down,
+            smallest_cluster=min(
+                (s for s in (position.smallest_cluster, report.smallest_cluster) if s is not None),
+                default=None,
+            ),
+        )
+        save_checkpoint(self.folder.checkpoint, self.method, position)
+        if self.log:
+            self.log.add(number, record)
+        flat = {f"{b} {s}": v for b, each in (scores or {}).items() for s, v in each.items()}
+        dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
+        self.progress.round_finished(number, record["loss"], flat or None, seconds, dropped)
+        return position
+
+    def _exchange(self, number: int, strategy: OrchestraStrategy) -> RoundReport:
+        arrays = pack_state(self.method, strategy.schemas)
+        messages = strategy.configure_train(number, arrays, ConfigRecord(), self.grid)
+        label = "training" if number > 0 else "first clustering"
+        self.progress.round_started(number, len(strategy.report.cohort), label)
+        timeout = self.config.federation.round_timeout
+        strategy.aggregate_train(number, self.grid.send_and_receive(messages, timeout=timeout))
+        return strategy.report
+
+    def _is_judged(self, number: int) -> bool:
+        last = number == self.config.federation.rounds
+        return last or number % self.config.evaluation.every == 0
+
+    def _finish(self, position: Position) -> dict[str, Any]:
+        metrics = self.folder.read_metrics()
+        judged = [record["scores"] for record in metrics if record.get("scores")]
+        summary = _summary(position, judged, list(self.method.backbones()))
+        kept, backbone = next(iter(self.method.backbones().items()))
+        save_encoder(
+            self.folder.encoder,
+            self.judge.encoder(backbone),
+            method=self.config.method.name,
+            backbone=kept,
+            rounds=position.round,
+            data=self.config.data.name,
+        )
+        plot_curves(metrics, self.folder.path / "curves.png")
+        self.folder.write_summary(summary)
+        if self.log:
+            self.log.close()
+        return summary
+
+
+def _record(
+    number: int, report: RoundReport, seconds: float, scores: Scores | None
+) -> dict[str, Any]:
+    """A line of `metrics.jsonl`."""
+    prefix = "loss/"
+    loss = {k.removeprefix(prefix): v for k, v in report.metrics.items() if k.startswith(prefix)}
+    record: dict[str, Any] = {
+        "round": number,
+        "seconds": seconds,
+        "clients": {
+            "cohort": len(report.cohort),
+            "ok": len(report.cohort) - len(report.dropped),
+            "dropped": [asdict(each) for each in report.dropped],
+            "examples": report.examples,
+            "mean_seconds": report.metrics.get("seconds", 0.0),
+        },
+        "loss": {**loss, "total": sum(loss.values())} if loss else {},
+        "bytes_up": report.bytes_up,
+        "bytes_down": report.bytes_down,
+        "server_seconds": report.server_seconds,
+    }
+    if report.smallest_cluster is not None:
+        record["clustering"] = {"smallest_cluster": report.smallest_cluster}
+    if scores is not None:
+        record["scores"] = scores
+    return record
+
+
+def _summary(position: Position, judged: list[Scores], backbones: list[str]) -> dict[str, Any]:
+    """`summary.json`: the kept backbone's figures on top, the others and the untrained beside."""
+    kept, *others = backbones
+    figures: dict[str, Any] = {}
+    if judged:
+        untrained, trained = judged[0], judged[-1]
+        figures = {
+            **trained[kept],
+            **{name: trained[name] for name in others},
+            "untrained": {**untrained[kept], **{name: untrained[name] for name in others}},
+        }
+    return {
+        **figures,
+        "rounds": position.round,
+        "seconds": position.seconds,
+        "bytes_up": position.bytes_up,
+        "bytes_down": position.bytes_down,
+        "k_anonymity": position.smallest_cluster,
+        "versions": environment(),
+    }

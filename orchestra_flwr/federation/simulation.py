@@ -1,0 +1,107 @@
+"""Simulated federations: `engine=ray` and `engine=inline`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.federation.client_app import app as client_app
+from orchestra_flwr.federation.grid import StreamingGrid
+from orchestra_flwr.federation.inline import InlineGrid
+from orchestra_flwr.federation.population import Population
+from orchestra_flwr.federation.server import run_federation
+from orchestra_flwr.federation.strategy import FederationError
+from orchestra_flwr.reporting import Progress, RunFolder
+from orchestra_flwr.training import resolve_device, usable_cpus
+
+
+def simulate(
+    config: Config, population: Population, folder: RunFolder, progress: Progress
+) -> dict[str, Any]:
+    """Runs the federation in this machine, by the configuration's engine.
+
+    Returns:
+        The summary, as it stands in `summary.json`.
+
+    Raises:
+        ConfigError: resources that this machine does not have.
+        FederationError: the run could not be completed.
+    """
+    if config.engine == "inline":
+        grid = InlineGrid(client_app, config.federation.clients)
+        return run_federation(grid, config, population, folder, progress)
+    backend = ray_backend(config)
+    window = 2 * worker_count(config) + 2
+    return _run_ray(
+        config,
+        backend,
+        window,
+        lambda grid: run_federation(grid, config, population, folder, progress),
+    )
+
+
+def worker_count(config: Config) -> int:
+    """Clients that are trained at the same time."""
+    return config.ray.workers or max(1, usable_cpus() // config.training.threads)
+
+
+def ray_backend(config: Config) -> dict[str, Any]:
+    """Flower's backend configuration: one actor for each worker.
+
+    Raises:
+        ConfigError: a GPU is asked for and none is there; Flower would wait for it for ever.
+    """
+    workers = worker_count(config)
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={config.device}: no GPU is visible here (device=auto or cpu)")
+    on_gpu = resolve_device(config.device).type == "cuda"
+    share = config.ray.gpus_per_client
+    if share is None:
+        share = torch.cuda.device_count() / workers if on_gpu else 0.0
+    elif share > 0 and not on_gpu:
+        raise ConfigError(f"ray.gpus_per_client={share:g}: no GPU is used here, only 0 is allowed")
+    return {
+        # A dead actor comes back for the next message instead of failing all of them.
+        "client_resources": {
+            "num_cpus": config.training.threads,
+            "num_gpus": share,
+            "max_restarts": -1,
+        },
+        "init_args": {"num_cpus": workers * config.training.threads, "include_dashboard": False},
+    }
+
+
+def _run_ray(
+    config: Config,
+    backend: dict[str, Any],
+    window: int,
+    serve: Callable[[Grid], dict[str, Any]],
+) -> dict[str, Any]:
+    stopped = threading.Event()
+    outcome: dict[str, Any] = {}
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        outcome.update(serve(StreamingGrid(grid, window, stopped.is_set)))
+
+    # Flower's log repeats, with tracebacks, what the progress shows and the metrics keep.
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    try:
+        run_simulation(server, client_app, config.federation.clients, "ray", backend_config=backend)
+    except RuntimeError as error:
+        if isinstance(error, FederationError):
+            raise
+        cause = error.__cause__ or error
+        raise FederationError(f"Flower's simulation engine failed: {cause}") from error
+    finally:
+        stopped.set()  # ends the server's thread if the engine died under it
+    return outcome

@@ -1,0 +1,225 @@
+"""Orchestra's Flower strategy: cohorts, streaming averages, server state; no method by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.aggregation import StreamingMean
+from orchestra_flwr.federation.replies import BadReply, Reply, check_reply
+from orchestra_flwr.federation.wire import (
+    ARRAYS,
+    CONFIG,
+    SMALLEST_CLUSTER,
+    Schemas,
+    pack_state,
+    payload_bytes,
+)
+from orchestra_flwr.methods import Method, Role
+from orchestra_flwr.seeding import numpy_generator, torch_generator
+
+
+class FederationError(RuntimeError):
+    """A federation that cannot go on; its text says why."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A client whose reply was not used, and why."""
+
+    client: int
+    reason: str
+
+
+@dataclass
+class RoundReport:
+    """What happened in a round, for the metrics.
+
+    Attributes:
+        cohort: partition ids of the clients that were asked.
+        dropped: those whose replies were not used.
+        examples: images of the others.
+        metrics: means of the clients' figures, weighted as the average is.
+        smallest_cluster: images in the smallest cluster that any client sent; None without any.
+        bytes_down: of arrays sent to clients.
+        bytes_up: of arrays received.
+        server_seconds: spent on the server's state.
+    """
+
+    cohort: tuple[int, ...]
+    dropped: list[Dropped] = field(default_factory=list)
+    examples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    smallest_cluster: int | None = None
+    bytes_down: int = 0
+    bytes_up: int = 0
+    server_seconds: float = 0.0
+
+
+def draw_cohort(clients: Sequence[int], participation: float, seed: int, round_: int) -> list[int]:
+    """The round's clients in ascending order: round(participation * clients), at least one.
+
+    Depends on the seed and the round alone, so that a resumed run asks the same clients.
+    """
+    size = max(1, round(participation * len(clients)))
+    chosen = numpy_generator(seed, "cohort", round_).choice(len(clients), size, replace=False)
+    return sorted(sorted(clients)[i] for i in chosen)
+
+
+class OrchestraStrategy(Strategy):
+    """Averages shared state and lets the method make its server state (Algorithm 2).
+
+    Round 0 is the first round without training, for methods that need one. Which method runs
+    makes no difference here. Replies must come in the order of the messages, as the grids of
+    :mod:`orchestra_flwr.federation.grid` yield them.
+
+    Args:
+        config: the run's configuration.
+        method: the server's copy; its state is replaced by every round's result.
+        nodes: node id of each client by partition id; :func:`find_clients` makes it.
+        on_client: told each client and whether its reply was used, as replies are taken.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        nodes: dict[int, int],
+        on_client: Callable[[int, bool], None] = lambda client, ok: None,
+    ) -> None:
+        self.config = config
+        self.method = method
+        self.schemas = Schemas.of(method)
+        self.nodes = nodes
+        self.on_client = on_client
+        self.report = RoundReport(())
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message for every client of the cohort, in the order of partition ids."""
+        federation = self.config.federation
+        cohort = draw_cohort(
+            list(self.nodes), federation.participation, self.config.seed, server_round
+        )
+        self.report = RoundReport(tuple(cohort))
+        task = ConfigRecord(
+            {
+                **config,
+                "config": self.config.to_json(),
+                "schema": self.schemas.fingerprint,
+                "round": server_round,
+                "train": server_round > 0,
+            }
+        )
+        content = RecordDict({ARRAYS: arrays, CONFIG: task})  # one copy for the whole cohort
+        self.report.bytes_down = payload_bytes(content) * len(cohort)
+        return [
+            Message(
+                content,
+                dst_node_id=self.nodes[client],
+                message_type=MessageType.TRAIN,
+                group_id=str(server_round),
+                ttl=federation.round_timeout + 60,
+            )
+            for client in cohort
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """Takes one reply for every client of the cohort, in the cohort's order.
+
+        Raises:
+            FederationError: fewer good replies than `federation.min_success` asks for.
+        """
+        trained = server_round > 0
+        mean = StreamingMean(self.schemas.shared.size)
+        told: list[tuple[float, dict[str, float]]] = []
+        contributions: dict[str, list[np.ndarray]] = {
+            name: [] for name in self.method.contribution_limits()
+        }
+        for client, message in zip(self.report.cohort, replies, strict=True):
+            reply = self._checked(client, message, trained)
+            if reply is None:
+                continue
+            weight = reply.examples if self.config.federation.weighting == "samples" else 1.0
+            if reply.shared is not None:
+                mean.add(reply.shared, weight)
+            told.append((weight, reply.metrics))
+            for name, array in reply.contributions.items():
+                contributions[name].append(array)
+        self._demand_success(server_round, len(told))
+        if trained:
+            self.schemas.shared.unpack(mean.mean(), self.method.state(Role.SHARED))
+        self._update_server_state(server_round, contributions)
+        self._summarise(told)
+        return pack_state(self.method, self.schemas), MetricRecord(dict(self.report.metrics))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing: encoders are judged on the server's test images."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Nothing: see :meth:`configure_evaluate`."""
+
+    def summary(self) -> None:
+        """Nothing: the run's progress says it all."""
+
+    def _checked(self, client: int, message: Message, trained: bool) -> Reply | None:
+        if message.has_content():
+            self.report.bytes_up += payload_bytes(message.content)
+        try:
+            reply = check_reply(
+                message, self.schemas, self.method.contribution_limits(), trained=trained
+            )
+        except BadReply as reason:
+            self.report.dropped.append(Dropped(client, str(reason)))
+            self.on_client(client, False)
+            return None
+        self.on_client(client, True)
+        return reply
+
+    def _demand_success(self, server_round: int, good: int) -> None:
+        asked = len(self.report.cohort)
+        needed = max(1, int(np.ceil(self.config.federation.min_success * asked)))
+        if good < needed:
+            first = self.report.dropped[0]
+            raise FederationError(
+                f"round {server_round}: {good} of {asked} clients answered well, "
+                f"federation.min_success={self.config.federation.min_success:g} asks for {needed}; "
+                f"client {first.client}: {first.reason}"
+            )
+
+    def _update_server_state(
+        self, server_round: int, contributions: dict[str, list[np.ndarray]]
+    ) -> None:
+        started = time.perf_counter()
+        stacked = {
+            name: torch.from_numpy(np.concatenate(arrays)) for name, arrays in contributions.items()
+        }
+        self.method.update_server_state(
+            stacked, torch_generator(self.config.seed, "server", server_round)
+        )
+        self.report.server_seconds = time.perf_counter() - started
+
+    def _summarise(self, told: list[tuple[float, dict[str, float]]]) -> None:
+        total = sum(weight for weight, _ in told)
+        names = set.intersection(*(set(metrics) for _, metrics in told))
+        self.report.examples = int(sum(metrics["examples"] for _, metrics in told))
+        self.report.metrics = {
+            name: sum(weight * metrics[name] for weight, metrics in told) / total
+            for name in sorted(names)
+        }
+        if SMALLEST_CLUSTER in names:
+            self.report.smallest_cluster = int(min(m[SMALLEST_CLUSTER] for _, m in told))

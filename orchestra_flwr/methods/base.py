@@ -1,0 +1,116 @@
+"""What a method is: modules, a role for every tensor, views, a loss, and what the server makes.
+
+Training, strategy and client know only this class. A new method is one file in this folder that
+defines a subclass, and one file in `conf/method/`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from orchestra_flwr.config import Config, Section
+from orchestra_flwr.data import Recipe
+
+
+class Role(Enum):
+    """Who owns a tensor of a method's state."""
+
+    SHARED = "shared"  # trained by the clients, averaged by the server, sent both ways
+    SERVER = "server"  # made by the server, sent down only
+    PRIVATE = "private"  # never leaves the client
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One local step's input.
+
+    Attributes:
+        images: (B,) which of the client's images these are.
+        views: one normalised (B, C, H, W) tensor for each of the method's recipes.
+        rotations: (B,) quarter turns of the rotated view, 0 to 3; None if no recipe rotates.
+    """
+
+    images: Tensor
+    views: tuple[Tensor, ...]
+    rotations: Tensor | None
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a client gives the server beside its shared state at the end of a round.
+
+    Attributes:
+        arrays: name to (rows, width) tensor; rows may differ between clients.
+        smallest_cluster: different images behind the row with the fewest of them.
+    """
+
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+    smallest_cluster: int | None = None
+
+
+class Method(nn.Module, ABC):
+    """A self-supervised (or supervised) method that clients train together.
+
+    Class attributes:
+        Settings: the method's own options under `method.` in the configuration.
+        roles: role of every child module and buffer, by its name.
+        needs_first_round: whether the server's state is made in a first round without training.
+    """
+
+    Settings: ClassVar[type[Section]]
+    roles: ClassVar[Mapping[str, Role]]
+    needs_first_round: ClassVar[bool] = False
+
+    @abstractmethod
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__()
+
+    @abstractmethod
+    def recipes(self) -> Sequence[Recipe]:
+        """The augmentation of each view of a batch."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Named scalar parts of the loss; their sum is minimised."""
+
+    @abstractmethod
+    def backbones(self) -> dict[str, nn.Module]:
+        """The backbones worth evaluating, the one to keep first."""
+
+    def start_round(self) -> None:  # noqa: B027 - a hook that most methods leave empty
+        """Called on the client before its first step of a round."""
+
+    def observe(self, batch: Batch) -> None:  # noqa: B027
+        """Takes in a batch of the first round, in which nothing is trained."""
+
+    def end_round(self, generator: torch.Generator) -> Contribution:
+        """What the client contributes after its last step; `generator` is on the CPU."""
+        return Contribution()
+
+    def contribution_limits(self) -> dict[str, tuple[int, int]]:
+        """For every array that clients contribute: the most rows, and the exact width."""
+        return {}
+
+    def update_server_state(  # noqa: B027
+        self, contributions: Mapping[str, Tensor], generator: torch.Generator
+    ) -> None:
+        """Makes the server's state from the contributions of all clients, stacked by rows."""
+
+    def state(self, role: Role) -> dict[str, Tensor]:
+        """The floating-point tensors of a role by name, in a fixed order, sharing memory.
+
+        BatchNorm's batch counters are integers that nothing reads; they stay where they are.
+        """
+        return {name: tensor for name, tensor in self._tensors(role) if tensor.is_floating_point()}
+
+    def _tensors(self, role: Role) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.state_dict(keep_vars=True).items():
+            if self.roles[name.partition(".")[0]] is role:
+                yield name, tensor.detach()

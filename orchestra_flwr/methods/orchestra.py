@@ -1,0 +1,157 @@
+"""Orchestra: predict the target encoder's assignments to globally consistent clusters.
+
+Lubana et al., "Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering",
+ICML 2022, Algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from orchestra_flwr.clustering import global_clustering, local_clustering
+from orchestra_flwr.config import Config, Section, parse
+from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods.base import Batch, Contribution, Method, Role
+from orchestra_flwr.methods.memory import FeatureMemory
+from orchestra_flwr.models import build_backbone, projector
+
+# The published recipe: SimCLR's augmentations, with less blur and some solarisation for the view
+# that predicts, and a rotation for the third.
+RECIPES = (Recipe(), Recipe(blur_p=0.1, solarize_p=0.2), Recipe(rotate=True))
+
+
+def cluster_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy between the assignments of target and online features (equation 4).
+
+    Args:
+        target: (B, D) target features, unit vectors, without gradient.
+        online: (B, D) online features of other augmentations of the same images, unit vectors.
+        centroids: (G, D) global centroids, unit vectors.
+        temperature: tau of both softmaxes.
+
+    Returns:
+        Scalar mean over the batch.
+    """
+    assignment = F.softmax(target @ centroids.T / temperature, dim=1)
+    return F.cross_entropy(online @ centroids.T / temperature, assignment)
+
+
+@torch.no_grad()
+def ema_update(target: nn.Module, online: nn.Module, decay: float) -> None:
+    """target = decay * target + (1 - decay) * online, for parameters (section 4).
+
+    Buffers are left: the target's BatchNorm keeps statistics of its own features.
+    """
+    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), 1 - decay)
+
+
+class OrchestraSettings(Section):
+    """Options under `method.` for method=orchestra."""
+
+    ema: float = Field(0.996, ge=0, lt=1)
+    temperature: float = Field(0.1, gt=0)
+
+
+class Orchestra(Method):
+    """Online encoder, target encoder, rotation head, global centroids and feature memory."""
+
+    Settings = OrchestraSettings
+    roles = {
+        "backbone": Role.SHARED,
+        "projector": Role.SHARED,
+        "rotation_head": Role.SHARED,
+        "target_backbone": Role.SHARED,
+        "target_projector": Role.SHARED,
+        "global_centroids": Role.SERVER,
+        "memory": Role.PRIVATE,
+    }
+    needs_first_round = True
+
+    global_centroids: Tensor
+
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__(config, channels)
+        self.settings = parse(OrchestraSettings, config.method.options, "method")
+        self.clustering = config.clustering
+        dim = config.model.projector_dim
+        self.backbone = build_backbone(config.model, channels)
+        self.projector = projector(self.backbone.dim, dim, dim)
+        self.rotation_head = nn.Linear(dim, 4)
+        self.target_backbone = copy.deepcopy(self.backbone).requires_grad_(False)
+        self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
+        self.memory = FeatureMemory(config.clustering.memory, dim)
+        self.register_buffer(
+            "global_centroids", torch.zeros(config.clustering.global_clusters, dim)
+        )
+
+    def recipes(self) -> Sequence[Recipe]:
+        """Views for target, online encoder and rotation head."""
+        return RECIPES
+
+    def backbones(self) -> dict[str, nn.Module]:
+        """The target first: Algorithm 2 returns it."""
+        return {"target": self.target_backbone, "online": self.backbone}
+
+    def start_round(self) -> None:
+        """Clients are stateless: nothing is remembered from earlier rounds."""
+        self.memory.clear()
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Cluster and rotation loss of one step (Algorithm 1, lines 5 to 16)."""
+        assert batch.rotations is not None
+        for_target, for_online, rotated = batch.views
+        online = F.normalize(self.projector(self.backbone(for_online)), dim=1)
+        turns = self.rotation_head(self.projector(self.backbone(rotated)))
+        self._update_target()
+        target = self._target_features(for_target)
+        self.memory.push(batch.images, target)
+        return {
+            "cluster": cluster_loss(
+                target, online, self.global_centroids, self.settings.temperature
+            ),
+            "rotation": F.cross_entropy(turns, batch.rotations),
+        }
+
+    def observe(self, batch: Batch) -> None:
+        """Fills the memory from the untrained target; its BatchNorm statistics stay untouched."""
+        backbone, head = copy.deepcopy(self.target_backbone), copy.deepcopy(self.target_projector)
+        with torch.no_grad():
+            features = F.normalize(head(backbone(batch.views[0])), dim=1)
+        self.memory.push(batch.images, features)
+
+    def end_round(self, generator: torch.Generator) -> Contribution:
+        """Local clustering of the memory (Algorithm 1, line 18)."""
+        clusters = local_clustering(self.memory.latest(), self.clustering.local_clusters, generator)
+        return Contribution(
+            arrays={"local_centroids": clusters.centroids},
+            smallest_cluster=int(clusters.sizes.min()),
+        )
+
+    def contribution_limits(self) -> dict[str, tuple[int, int]]:
+        """At most L local centroids."""
+        width = self.global_centroids.shape[1]
+        return {"local_centroids": (self.clustering.local_clusters, width)}
+
+    def update_server_state(
+        self, contributions: Mapping[str, Tensor], generator: torch.Generator
+    ) -> None:
+        """Global clustering of all local centroids (Algorithm 2, lines 7 and 8)."""
+        self.global_centroids.copy_(
+            global_clustering(
+                contributions["local_centroids"], self.clustering.global_clusters, generator
+            )
+        )
+
+    @torch.no_grad()
+    def _target_features(self, images: Tensor) -> Tensor:
+        return F.normalize(self.target_projector(self.target_backbone(images)), dim=1)
+
+    def _update_target(self) -> None:
+        ema_update(self.target_backbone, self.backbone, self.settings.ema)
+        ema_update(self.target_projector, self.projector, self.settings.ema)

@@ -1,0 +1,80 @@
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from orchestra_flwr.clustering import local_clustering
+from orchestra_flwr.clustering.local_clusters import round_to_equal_sizes
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def planted(clusters: int, each: int, dim: int = 64, noise: float = 0.02):
+    centres = F.normalize(torch.randn(clusters, dim, generator=generator()), dim=1)
+    labels = torch.arange(clusters).repeat_interleave(each)
+    points = centres[labels] + noise * torch.randn(len(labels), dim, generator=generator(1))
+    return points, labels, centres
+
+
+def test_recovers_planted_clusters_and_their_means():
+    points, labels, _ = planted(8, 16)
+    found = local_clustering(points, 8, generator())
+    pairs = set(zip(labels.tolist(), found.assignment.tolist(), strict=True))
+    assert len(pairs) == 8  # a bijection
+    unit = F.normalize(points, dim=1)
+    for planted_label, cluster in pairs:
+        mean = F.normalize(unit[labels == planted_label].mean(0), dim=0)
+        torch.testing.assert_close(found.centroids[cluster], mean)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 100, 127, 128, 130])
+@pytest.mark.parametrize("clusters", [2, 8, 16])
+def test_every_cluster_has_its_share(n, clusters):
+    found = local_clustering(torch.randn(n, 32, generator=generator(n)), clusters, generator())
+    k = min(n, clusters)
+    assert found.centroids.shape == (k, 32)
+    assert found.sizes.sum() == n
+    assert found.sizes.min() >= n // k and found.sizes.max() <= -(-n // k)
+    torch.testing.assert_close(found.centroids.norm(dim=1), torch.ones(k))
+    assert torch.equal(found.sizes, found.assignment.bincount(minlength=k))
+
+
+def test_skewed_points_are_still_split_equally():
+    # 120 points in one spot and 8 far away: the published argmax would leave tiny clusters.
+    points, _, _ = planted(2, 120)
+    points = torch.cat([points[:120], points[-8:]])
+    assert local_clustering(points, 8, generator()).sizes.tolist() == [16] * 8
+
+
+def test_duplicates_and_opposites_give_finite_unit_centroids():
+    for points in (torch.ones(20, 4), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).repeat(8, 1)):
+        found = local_clustering(points, 8, generator())
+        torch.testing.assert_close(found.centroids.norm(dim=1), torch.ones(8))
+        assert found.sizes.min() >= len(points) // 8
+
+
+def test_same_generator_same_bits():
+    points, _, _ = planted(8, 16, noise=0.5)
+    once, again = (local_clustering(points, 8, generator(3)).centroids for _ in range(2))
+    assert torch.equal(once, again)
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(0, 4), torch.full((3, 4), torch.nan)])
+def test_refuses_what_has_no_clusters(bad):
+    with pytest.raises(ValueError, match="clustering needs"):
+        local_clustering(bad, 2, generator())
+
+
+@pytest.mark.parametrize(("n", "k"), [(4, 2), (5, 2), (6, 3), (7, 3)])
+def test_rounding_is_the_best_of_all_balanced_assignments(n, k):
+    plan = torch.randn(n, k, generator=generator(n))
+    best = max(
+        sum(plan[i, c].item() for i, c in enumerate(choice))
+        for choice in itertools.product(range(k), repeat=n)
+        if all(n // k <= choice.count(c) <= -(-n // k) for c in range(k))
+    )
+    rounded = round_to_equal_sizes(plan)
+    assert plan.gather(1, rounded[:, None]).sum().item() == pytest.approx(best, abs=1e-5)

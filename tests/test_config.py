@@ -1,0 +1,99 @@
+import pytest
+from pydantic import ValidationError
+
+from orchestra_flwr.config import Config, ConfigError, config_to_yaml, load_config
+
+
+def test_defaults_are_the_digits_run():
+    config = load_config()
+    assert (config.method.name, config.data.name, config.engine) == ("orchestra", "digits", "ray")
+    assert config.name == "orchestra-digits"
+
+
+def test_cifar10_is_the_papers_cross_device_run():
+    config = load_config(["data=cifar10"])
+    assert config.model.name == "resnet18"
+    assert config.federation.clients == 100
+    assert config.federation.participation == 0.5
+    assert config.federation.rounds == 100
+    assert config.training.local_epochs == 10
+    assert config.training.batch_size == 16
+    assert config.training.lr == 0.003
+    assert config.clustering.global_clusters == 32
+    assert config.clustering.local_clusters == 8
+    assert config.method.options == {"ema": 0.996, "temperature": 0.1}
+
+
+def test_cifar100_has_its_own_clusters():
+    config = load_config(["data=cifar100"])
+    assert (config.clustering.global_clusters, config.clustering.local_clusters) == (256, 16)
+
+
+def test_the_command_line_wins_over_the_data_set():
+    config = load_config(["data=cifar10", "model=convnet", "federation.clients=7"])
+    assert (config.model.name, config.federation.clients) == ("convnet", 7)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("training.lrr=1", "training.lrr: unknown key (did you mean training.lr"),
+        ("nonsense=1", "nonsense: unknown key"),
+        ("+nonsense=1", "nonsense: unknown key"),
+        ("partition.alpha=0", "partition.alpha=0: input should be greater than 0"),
+        ("partition.alpha=-1", "partition.alpha=-1: input should be greater than 0"),
+        ("federation.participation=1.5", "federation.participation=1.5: input should be less"),
+        ("federation.participation=0", "federation.participation=0: input should be greater"),
+        ("clustering.global_clusters=1", "clustering.global_clusters=1: input should be greater"),
+        ("clustering.local_clusters=1", "clustering.local_clusters=1: input should be greater"),
+        ("training.lr=nan", "training.lr=nan: input should be a finite number"),
+        ("training.lr=fast", "training.lr=fast: input should be a valid number"),
+        ("engine=dask", "engine=dask: input should be 'ray' or 'inline'"),
+        ("device=tpu", "device=tpu: must be auto, cpu, cuda or cuda:N"),
+        ("data=imagenet", "data=imagenet: must be one of cifar10, cifar100, digits, image_folder"),
+        ("data=image_folder", "data.root must name a folder"),
+        ("resume=nowhere", "resume=nowhere: no run folder"),
+        ("seed", "overrides are written key=value"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line_that_names_key_and_value(override, says):
+    with pytest.raises(ConfigError) as error:
+        load_config([override])
+    assert str(error.value).startswith(says)
+    assert "\n" not in str(error.value)
+
+
+def test_frozen():
+    config = load_config()
+    with pytest.raises(ValidationError):
+        config.seed = 3
+
+
+def test_survives_the_journey_to_a_client():
+    config = load_config(["data=cifar100", "seed=3", "data.root=/tmp/x y"])
+    assert Config.from_json(config.to_json()) == config
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder's saved configuration."""
+    config = load_config(["seed=5", "training.lr=0.01", f"run_dir={tmp_path}"])
+    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
+    return tmp_path
+
+
+def test_resume_alone_takes_the_runs_own_configuration(run):
+    config = load_config([f"resume={run}"])
+    assert (config.seed, config.training.lr) == (5, 0.01)
+    assert config.resume == config.run_dir == str(run)
+
+
+def test_resume_may_repeat_the_configuration_and_move_the_run(run):
+    config = load_config([f"resume={run}", "seed=5", "engine=inline", "ray.workers=1"])
+    assert (config.engine, config.ray.workers) == ("inline", 1)
+
+
+@pytest.mark.parametrize("change", ["training.lr=0.02", "seed=0", "data=cifar10", "model=resnet18"])
+def test_resume_refuses_another_configuration(run, change):
+    with pytest.raises(ConfigError, match="a resumed run keeps its own configuration"):
+        load_config([f"resume={run}", change])
