@@ -278,7 +278,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _suggestion(key: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=3)
+    close = difflib.get_close_matches(key, known, n=2, cutoff=0.75)
     return f" (did you mean {' or '.join(close)}?)" if close else " (see --help)"
 
 

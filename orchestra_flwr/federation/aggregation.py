@@ -27,8 +27,7 @@ class StreamingMean:
             raise ValueError(f"weights are positive, not {weight}")
         if values.shape != tuple(self._sum.shape):
             raise ValueError(f"expected {tuple(self._sum.shape)}, got {values.shape}")
-        # A read-only view of received bytes is only read here, so the copy can be spared.
-        self._sum.add_(torch.frombuffer(values, dtype=torch.float32), alpha=weight)
+        self._sum.add_(torch.from_numpy(np.require(values, requirements="W")), alpha=weight)
         self._weight += weight
 
     def mean(self) -> np.ndarray:

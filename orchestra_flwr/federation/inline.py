@@ -8,6 +8,12 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+
+def identify_process() -> None:
+    """Lets this process make messages outside of Flower's runtime, as `run_simulation` does."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 0, 0
 
 
 class InlineGrid(Grid):
@@ -17,6 +23,7 @@ class InlineGrid(Grid):
     """
 
     def __init__(self, app: ClientApp, clients: int) -> None:
+        identify_process()
         self._app = app
         self._contexts = {
             client + 1: Context(

@@ -34,12 +34,12 @@ class Batch:
     Attributes:
         images: (B,) which of the client's images these are.
         views: one normalised (B, C, H, W) tensor for each of the method's recipes.
-        rotations: (B,) quarter turns of the rotated view, 0 to 3; None if no recipe rotates.
+        rotations: for each view the (B,) quarter turns, 0 to 3; None if its recipe has none.
     """
 
     images: Tensor
     views: tuple[Tensor, ...]
-    rotations: Tensor | None
+    rotations: tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)

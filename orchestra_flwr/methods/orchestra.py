@@ -104,8 +104,9 @@ class Orchestra(Method):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Cluster and rotation loss of one step (Algorithm 1, lines 5 to 16)."""
-        assert batch.rotations is not None
         for_target, for_online, rotated = batch.views
+        rotation = batch.rotations[-1]
+        assert rotation is not None
         online = F.normalize(self.projector(self.backbone(for_online)), dim=1)
         turns = self.rotation_head(self.projector(self.backbone(rotated)))
         self._update_target()
@@ -115,7 +116,7 @@ class Orchestra(Method):
             "cluster": cluster_loss(
                 target, online, self.global_centroids, self.settings.temperature
             ),
-            "rotation": F.cross_entropy(turns, batch.rotations),
+            "rotation": F.cross_entropy(turns, rotation),
         }
 
     def observe(self, batch: Batch) -> None:

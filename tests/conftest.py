@@ -1,0 +1,47 @@
+"""Fixtures shared by all tests: tiny configurations and folders that nothing outside sees."""
+
+import os
+import tempfile
+
+import pytest
+import torch
+
+from orchestra_flwr.config import load_config
+
+TINY = (
+    "engine=inline",
+    "device=cpu",
+    "model.width=8",
+    "model.projector_dim=16",
+    "data.train_limit=120",
+    "data.test_limit=60",
+    "federation.clients=4",
+    "federation.rounds=2",
+    "training.local_epochs=1",
+    "clustering.global_clusters=4",
+    "clustering.local_clusters=2",
+    "clustering.memory=32",
+    "evaluation.every=1",
+    "logging.progress=plain",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_folders():
+    """Flower, Ray and our cache write where the session's end removes it (short: sockets)."""
+    with tempfile.TemporaryDirectory(prefix="orch", ignore_cleanup_errors=True) as folder:
+        os.environ["FLWR_HOME"] = f"{folder}/flwr"
+        os.environ["RAY_TMPDIR"] = f"{folder}/ray"
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
+        yield
+
+
+@pytest.fixture
+def tiny():
+    """Makes the configuration of a run that takes a second."""
+    return lambda *overrides: load_config([*TINY, *overrides])
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+import torch
+
+from orchestra_flwr.federation.client import OrchestraClient
+from orchestra_flwr.federation.wire import Schemas, from_record, pack_state
+from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import train_round
+
+
+def images(n=20):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
+
+
+def down(config):
+    """What a server sends: its state as flat arrays, in the client's order."""
+    method = build_method(config, 1)
+    method.global_centroids.copy_(torch.eye(4, 16))
+    return method, list(from_record(pack_state(method, Schemas.of(method))).values())
+
+
+def test_fit_is_local_training_of_the_received_state(tiny):
+    config = tiny()
+    method, parameters = down(config)
+    arrays, examples, metrics = OrchestraClient(config, 3, images()).fit(
+        parameters, {"round": 2, "train": True}
+    )
+    seed = ClientSeed(config.seed, 2, 3)
+    expected = train_round(method, images(), config.training, config.data.augmentation, seed)
+    np.testing.assert_array_equal(
+        arrays[0], Schemas.of(method).shared.pack(method.state(Role.SHARED))
+    )
+    np.testing.assert_array_equal(arrays[1], expected.contribution.arrays["local_centroids"])
+    assert examples == 20
+    assert metrics["loss/cluster"] == expected.losses["cluster"]
+    assert metrics["smallest_cluster"] == expected.contribution.smallest_cluster
+
+
+def test_the_first_round_returns_centroids_only(tiny):
+    config = tiny()
+    arrays, _, metrics = OrchestraClient(config, 0, images()).fit(
+        down(config)[1], {"round": 0, "train": False}
+    )
+    assert [a.shape for a in arrays] == [(2, 16)]
+    assert metrics["steps"] == 0 and not any(name.startswith("loss") for name in metrics)
+
+
+def test_a_client_remembers_nothing_between_rounds(tiny):
+    config = tiny()
+    _, parameters = down(config)
+    client = OrchestraClient(config, 0, images())
+    client.fit(parameters, {"round": 1, "train": True})
+    again, _, _ = client.fit(parameters, {"round": 2, "train": True})
+    fresh, _, _ = OrchestraClient(config, 0, images()).fit(parameters, {"round": 2, "train": True})
+    for a, b in zip(again, fresh, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_refuses_to_exist_without_images(tiny):
+    with pytest.raises(ValueError, match="client 5 has no images"):
+        OrchestraClient(tiny(), 5, images(0))
+
+
+def test_refuses_arrays_that_do_not_fit(tiny):
+    with pytest.raises(ValueError, match="expected"):
+        OrchestraClient(tiny(), 0, images()).fit(
+            [np.zeros(3, np.float32), np.zeros(3, np.float32)], {"round": 1, "train": True}
+        )

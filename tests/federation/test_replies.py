@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from orchestra_flwr.federation.inline import identify_process
+from orchestra_flwr.federation.replies import BadReply, check_reply
+from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schema, Schemas, to_record
+
+identify_process()
+SCHEMAS = Schemas(Schema((("w", (2, 2)), ("b", (1,)))), Schema((("c", (3,)),)))
+LIMITS = {"local_centroids": (4, 3)}
+QUESTION = Message(RecordDict(), 7, "train")
+GOOD = {"shared": np.ones(5, np.float32), "local_centroids": np.ones((2, 3), np.float32)}
+
+
+def reply(arrays=None, metrics=None, schema=SCHEMAS.fingerprint, without=()):
+    content = {
+        ARRAYS: to_record({**GOOD, **(arrays or {})}),
+        METRICS: MetricRecord({"examples": 10, "loss/x": 0.5, **(metrics or {})}),
+        CONFIG: ConfigRecord({"schema": schema}),
+    }
+    kept = {name: record for name, record in content.items() if name not in without}
+    return Message(RecordDict(kept), reply_to=QUESTION)
+
+
+def check(message, trained=True):
+    return check_reply(message, SCHEMAS, LIMITS, trained=trained)
+
+
+def test_a_good_reply_is_taken_whole():
+    taken = check(reply())
+    np.testing.assert_array_equal(taken.shared, GOOD["shared"])
+    np.testing.assert_array_equal(taken.contributions["local_centroids"], GOOD["local_centroids"])
+    assert (taken.examples, taken.metrics["loss/x"]) == (10, 0.5)
+
+
+def test_the_first_round_brings_no_shared_state():
+    arrays = to_record({"local_centroids": GOOD["local_centroids"]})
+    message = reply()
+    message.content[ARRAYS] = arrays
+    assert check(message, trained=False).shared is None
+    with pytest.raises(BadReply, match="arrays"):
+        check(message, trained=True)
+    with pytest.raises(BadReply, match="arrays"):
+        check(reply(), trained=False)
+
+
+def bad(value, shape=5):
+    return np.full(shape, value, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (Message(Error(1, "out of memory"), reply_to=QUESTION), "out of memory"),
+        (Message(Error(3), reply_to=QUESTION), "error code 3"),
+        (reply(schema="other"), "schema other instead of"),
+        (reply(without=[CONFIG]), "schema none instead of"),
+        (reply(without=[ARRAYS]), "lacks its arrays"),
+        (reply(without=[METRICS]), "lacks its arrays or metrics"),
+        (reply({"shared": bad(np.nan)}), "shared holds values that are not finite"),
+        (reply({"shared": bad(np.inf)}), "shared holds values that are not finite"),
+        (reply({"shared": bad(1, 4)}), r"shared state of shape \(4,\) instead of \(5,\)"),
+        (reply({"shared": bad(1, (5, 1))}), r"shared state of shape \(5, 1\)"),
+        (reply({"shared": bad(1).astype(np.float64)}), "shared is float64"),
+        (reply({"shared": bad(1, 5000)}), "bytes, at most"),
+        (reply({"surplus": bad(1)}), "arrays .*surplus"),
+        (reply({"local_centroids": bad(np.nan, (2, 3))}), "local_centroids holds values"),
+        (reply({"local_centroids": bad(1, (5, 3))}), "local_centroids of shape"),
+        (reply({"local_centroids": bad(1, (0, 3))}), "local_centroids of shape"),
+        (reply({"local_centroids": bad(1, (2, 4))}), "local_centroids of shape"),
+        (reply({"local_centroids": bad(1, 3)}), "local_centroids of shape"),
+        (reply(metrics={"examples": 0}), "trained on 0 images"),
+        (reply(metrics={"examples": -3}), "trained on -3 images"),
+        (reply(metrics={"examples": 2.5}), "trained on 2.5 images"),
+        (reply(metrics={"loss/x": float("nan")}), "metric loss/x is nan"),
+        (reply(metrics={"loss/x": [1.0]}), "metric loss/x is"),
+    ],
+)
+def test_a_bad_reply_is_dropped_with_its_reason(message, says):
+    with pytest.raises(BadReply, match=says):
+        check(message)
+
+
+def test_garbage_bytes_are_a_bad_reply():
+    message = reply()
+    record = message.content[ARRAYS]
+    assert isinstance(record, ArrayRecord)
+    record["shared"].data = b"\x80\x04garbage"
+    with pytest.raises(BadReply, match="shared cannot be decoded"):
+        check(message)

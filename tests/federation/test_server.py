@@ -1,0 +1,266 @@
+"""Whole federations with real apps and real messages, in this process."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+from orchestra_flwr import load_encoder
+from orchestra_flwr.federation.client import OrchestraClient
+from orchestra_flwr.federation.client_app import app as client_app
+from orchestra_flwr.federation.inline import InlineGrid
+from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.federation.server import find_clients, run_federation
+from orchestra_flwr.federation.strategy import FederationError
+from orchestra_flwr.federation.wire import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    Schemas,
+    from_record,
+    pack_state,
+    to_record,
+)
+from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.reporting import RunFolder, make_progress
+from orchestra_flwr.seeding import torch_generator
+
+
+def run(config, app=client_app, folder=None):
+    folder = folder or RunFolder.create(config)
+    grid = InlineGrid(app, config.federation.clients)
+    with make_progress("off", config.federation.rounds) as progress:
+        summary = run_federation(grid, config, load_population(config), folder, progress)
+    return summary, folder
+
+
+def meddling(change):
+    """The real ClientApp, with `change(client, round, reply)` in the network."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        reply = client_app(message, context)
+        client = context.node_config["partition-id"]
+        return change(client, message.content[CONFIG]["round"], reply) or reply
+
+    @app.query()
+    def query(message, context):
+        return client_app(message, context)
+
+    return app
+
+
+@pytest.fixture
+def config(tiny, tmp_path):
+    return lambda *overrides: tiny(f"run_dir={tmp_path / 'run'}", *overrides)
+
+
+def test_a_run_leaves_a_complete_folder(config):
+    summary, folder = run(config())
+    assert (folder.path / "config.yaml").is_file()
+    records = folder.read_metrics()
+    assert [r["round"] for r in records] == [0, 1, 2]
+    assert records[0]["loss"] == {} and set(records[1]["loss"]) == {"cluster", "rotation", "total"}
+    assert all(set(r["scores"]) == {"target", "online"} for r in records)
+    assert json.loads((folder.path / "summary.json").read_text()) == summary
+    assert {"knn", "linear", "untrained", "rounds", "seconds", "bytes_up", "bytes_down"} <= set(summary)
+    assert summary["knn"] == records[-1]["scores"]["target"]["knn"]
+    assert summary["untrained"]["knn"] == records[0]["scores"]["target"]["knn"]
+    assert summary["bytes_up"] == sum(r["bytes_up"] for r in records)
+    assert summary["k_anonymity"] >= 1
+    assert (folder.path / "curves.png").stat().st_size > 1000
+    encoder = load_encoder(folder.path)
+    assert encoder(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, encoder.dim)
+
+
+def test_two_rounds_are_clients_training_averaging_and_global_clustering(config):
+    """The run's encoder, worked out again with clients called by hand and plain numpy."""
+    given = config()
+    _, folder = run(given)
+    population = load_population(given)
+    server = build_method(given, 1)
+    schemas = Schemas.of(server)
+    clients = [
+        OrchestraClient(given, k, population.dataset.train.images[torch.from_numpy(part)])
+        for k, part in enumerate(population.parts)
+    ]
+    for round_ in range(3):
+        down = list(from_record(pack_state(server, schemas)).values())
+        replies = [c.fit(down, {"round": round_, "train": round_ > 0})[0] for c in clients]
+        if round_:
+            sizes = [len(part) for part in population.parts]
+            shared = np.array([r[0] for r in replies], np.float64)
+            mean = np.average(shared, axis=0, weights=sizes).astype(np.float32)
+            schemas.shared.unpack(mean, server.state(Role.SHARED))
+        server.update_server_state(
+            {"local_centroids": torch.from_numpy(np.concatenate([r[-1] for r in replies]))},
+            torch_generator(given.seed, "server", round_),
+        )
+    kept = load_encoder(folder.path).backbone.state_dict()
+    for name, tensor in server.target_backbone.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(kept[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+def test_only_encoders_heads_and_centroids_go_up(config):
+    """Opens every real message of a run."""
+    seen = []
+    run(config(), meddling(lambda client, round_, reply: seen.append((round_, reply.content))))
+    method = build_method(config(), 1)
+    allowed = {"backbone", "projector", "rotation_head", "target_backbone", "target_projector"}
+    named = {name.partition(".")[0] for name, _ in Schemas.of(method).shared.entries}
+    assert named == allowed
+    elements = sum(
+        t.numel()
+        for name, t in method.state_dict().items()
+        if name.partition(".")[0] in allowed and t.is_floating_point()
+    )
+    assert len(seen) == 3 * 4
+    for round_, content in seen:
+        assert set(content) == {ARRAYS, METRICS, CONFIG}
+        arrays = from_record(content[ARRAYS])
+        assert set(arrays) == ({"shared", "local_centroids"} if round_ else {"local_centroids"})
+        if round_:
+            assert arrays["shared"].shape == (elements,)
+        assert arrays["local_centroids"].shape == (2, 16)  # L x D, whatever the memory holds
+        np.testing.assert_allclose(np.linalg.norm(arrays["local_centroids"], axis=1), 1, rtol=1e-5)
+        numbers = content[METRICS].values()
+        assert all(isinstance(v, int | float) for v in numbers) and len(numbers) <= 8
+        assert set(content[CONFIG]) == {"schema"}
+
+
+def spoiled(reply, **arrays):
+    record = from_record(reply.content[ARRAYS])
+    reply.content[ARRAYS] = to_record({**record, **arrays})
+
+
+def test_bad_clients_are_dropped_named_and_counted(config):
+    """Client 0 sends NaN, 1 another shape, 2 another schema, 3 nothing learned; 4 to 7 are good."""
+
+    def change(client, round_, reply):
+        if round_ != 1:
+            return
+        shared = from_record(reply.content[ARRAYS])["shared"]
+        if client == 0:
+            spoiled(reply, shared=np.full_like(shared, np.nan))
+        elif client == 1:
+            spoiled(reply, shared=shared[:-1])
+        elif client == 2:
+            reply.content[CONFIG]["schema"] = "from-last-year"
+        elif client == 3:
+            reply.content[METRICS]["examples"] = 0
+
+    _, folder = run(config("federation.clients=8"), meddling(change))
+    dropped = folder.read_metrics()[1]["clients"]
+    assert (dropped["cohort"], dropped["ok"]) == (8, 4)
+    reasons = {d["client"]: d["reason"] for d in dropped["dropped"]}
+    assert "not finite" in reasons[0]
+    assert "shape" in reasons[1]
+    assert "from-last-year" in reasons[2]
+    assert "0 images" in reasons[3]
+    assert folder.read_metrics()[2]["clients"]["ok"] == 8
+
+
+def test_a_dropped_client_leaves_no_trace_in_the_result(config, tmp_path):
+    """Spoiling client 1's reply one way or another gives the same bits: it is out altogether."""
+
+    def encoder_with(name, spoil):
+        def change(client, round_, reply):
+            if client == 1 and round_ == 1:
+                return spoil(reply)
+
+        _, folder = run(config(f"run_dir={tmp_path / name}"), meddling(change))
+        return load_encoder(folder.path).backbone.state_dict()
+
+    def nan(reply):
+        spoiled(reply, shared=from_record(reply.content[ARRAYS])["shared"] * np.nan)
+
+    def renamed(reply):
+        reply.content[CONFIG]["schema"] = "other"
+
+    a, b = encoder_with("a", nan), encoder_with("b", renamed)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_an_interrupted_run_resumed_ends_in_the_same_bits(config, tmp_path):
+    overrides = ["federation.rounds=4", "federation.participation=0.5"]
+    _, whole = run(config(*overrides))
+
+    def pull_the_plug(client, round_, reply):
+        if round_ == 3:
+            raise KeyboardInterrupt
+
+    interrupted = config(*overrides, f"run_dir={tmp_path / 'interrupted'}")
+    folder = RunFolder.create(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupted, meddling(pull_the_plug), folder)
+    assert [r["round"] for r in folder.read_metrics()] == [0, 1, 2]
+    summary, _ = run(interrupted, folder=RunFolder.resume(folder.path))
+    assert summary["rounds"] == 4
+    assert [r["round"] for r in folder.read_metrics()] == [0, 1, 2, 3, 4]
+    first, second = (load_encoder(f.path).backbone.state_dict() for f in (whole, folder))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+    def told(folder):  # everything but the clock
+        return [(r["round"], r["loss"], r["scores"], r["bytes_up"]) for r in folder.read_metrics()]
+
+    assert told(whole) == told(folder)
+
+
+def test_all_clients_failing_stops_the_run_with_the_first_error(config):
+    with pytest.raises(FederationError, match="client 0: TrainingError: the .* loss is"):
+        run(config("training.lr=1e30", "training.local_epochs=4"))
+
+
+def test_another_seed_is_another_run(config, tmp_path):
+    runs = [run(config(f"seed={s}", f"run_dir={tmp_path / str(s)}"))[1] for s in (0, 1)]
+    a, b = (load_encoder(folder.path).backbone.state_dict() for folder in runs)
+    assert not all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_images_without_labels_train_without_evaluation(config, tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for i in range(12):
+        pixels = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.png")
+    given = config(
+        "data=image_folder",
+        f"data.root={tmp_path / 'photos'}",
+        "data.image_size=16",
+        "partition=iid",
+        "federation.clients=3",
+    )
+    summary, folder = run(given)
+    assert "knn" not in summary and summary["rounds"] == 2
+    assert load_encoder(folder.path).spec.channels == 3
+
+
+def test_missing_clients_are_told(monkeypatch):
+    monkeypatch.setattr("orchestra_flwr.federation.server.NODE_WAIT_SECONDS", 0.1)
+    with pytest.raises(FederationError, match=r"2 nodes are there, federation\.clients=3"):
+        find_clients(InlineGrid(client_app, 2), 3)
+
+
+def test_clients_are_found_by_their_partition():
+    assert find_clients(InlineGrid(client_app, 3), 3) == {0: 1, 1: 2, 2: 3}
+
+
+def test_a_client_of_another_version_says_how_to_mend_it(tiny):
+    config = tiny()
+    method = build_method(config, 1)
+    grid = InlineGrid(client_app, 4)
+    content_config = {"config": config.to_json(), "schema": "old", "round": 1, "train": True}
+    from flwr.app import ConfigRecord, RecordDict
+
+    content = RecordDict(
+        {ARRAYS: pack_state(method, Schemas.of(method)), CONFIG: ConfigRecord(content_config)}
+    )
+    (reply,) = grid.send_and_receive([Message(content, 1, "train")])
+    assert "both must run the same version" in reply.error.reason

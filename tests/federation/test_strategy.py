@@ -1,0 +1,178 @@
+"""A federated round worked by hand, with a method so small that pencil and paper suffice."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from torch import nn
+
+from orchestra_flwr.config import Section
+from orchestra_flwr.federation.inline import identify_process
+from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, draw_cohort
+from orchestra_flwr.federation.wire import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    from_record,
+    pack_state,
+    payload_bytes,
+    to_record,
+)
+from orchestra_flwr.methods import Method, Role
+
+identify_process()
+
+
+class Toy(Method):
+    """Two shared numbers; the server's state is the sum of all rows that clients contribute."""
+
+    Settings = Section
+    roles = {"weights": Role.SHARED, "total": Role.SERVER}
+
+    def __init__(self):
+        super().__init__(None, 1)
+        self.weights = nn.Parameter(torch.zeros(2))
+        self.register_buffer("total", torch.zeros(3))
+
+    def recipes(self):
+        return ()
+
+    def loss(self, batch):
+        return {}
+
+    def backbones(self):
+        return {}
+
+    def contribution_limits(self):
+        return {"rows": (2, 3)}
+
+    def update_server_state(self, contributions, generator):
+        self.total.copy_(contributions["rows"].sum(0))
+
+
+@pytest.fixture
+def strategy(tiny):
+    def make(*overrides, on_client=lambda client, ok: None):
+        config = tiny("federation.clients=3", "federation.participation=1", *overrides)
+        return OrchestraStrategy(config, Toy(), {0: 70, 1: 71, 2: 72}, on_client)
+
+    return make
+
+
+def answer(question, strategy, weights, rows, examples=1, smallest=5, schema=None):
+    return Message(
+        RecordDict(
+            {
+                ARRAYS: to_record(
+                    {"shared": np.array(weights, np.float32), "rows": np.array(rows, np.float32)}
+                ),
+                METRICS: MetricRecord(
+                    {"examples": examples, "loss/a": examples / 10, "smallest_cluster": smallest}
+                ),
+                CONFIG: ConfigRecord({"schema": schema or strategy.schemas.fingerprint}),
+            }
+        ),
+        reply_to=question,
+    )
+
+
+def ask(strategy, round_=1):
+    arrays = pack_state(strategy.method, strategy.schemas)
+    return list(strategy.configure_train(round_, arrays, ConfigRecord(), None))
+
+
+def three_answers(strategy, questions):
+    return [
+        answer(questions[0], strategy, [1, 2], [[1, 0, 0], [0, 1, 0]], examples=1, smallest=4),
+        answer(questions[1], strategy, [3, 0], [[0, 0, 5]], examples=2, smallest=9),
+        answer(questions[2], strategy, [5, 8], [[1, 1, 1]], examples=5, smallest=7),
+    ]
+
+
+def test_a_round_by_hand(strategy):
+    strategy = strategy()
+    arrays, metrics = strategy.aggregate_train(1, three_answers(strategy, ask(strategy)))
+    # (1 + 2 * 3 + 5 * 5) / 8 and (2 + 0 + 5 * 8) / 8
+    np.testing.assert_array_equal(from_record(arrays)["shared"], [4.0, 5.25])
+    np.testing.assert_array_equal(from_record(arrays)["server"], [2, 2, 6])
+    assert metrics["loss/a"] == pytest.approx((1 * 0.1 + 2 * 0.2 + 5 * 0.5) / 8)
+    assert strategy.report.examples == 8
+    assert strategy.report.smallest_cluster == 4
+
+
+def test_uniform_weighting_is_algorithm_2(strategy):
+    strategy = strategy("federation.weighting=uniform")
+    arrays, _ = strategy.aggregate_train(1, three_answers(strategy, ask(strategy)))
+    np.testing.assert_allclose(from_record(arrays)["shared"], [3, 10 / 3], rtol=1e-6)
+
+
+def test_messages_carry_both_states_the_round_and_the_configuration(strategy):
+    strategy = strategy()
+    questions = ask(strategy, 4)
+    assert [q.metadata.dst_node_id for q in questions] == [70, 71, 72]
+    content = questions[0].content
+    assert set(content[ARRAYS]) == {"shared", "server"}
+    assert (content[CONFIG]["round"], content[CONFIG]["train"]) == (4, True)
+    assert content[CONFIG]["config"] == strategy.config.to_json()
+    assert ask(strategy, 0)[0].content[CONFIG]["train"] is False
+
+
+def test_bytes_are_those_of_the_real_messages(strategy):
+    strategy = strategy()
+    questions = ask(strategy)
+    answers = three_answers(strategy, questions)
+    strategy.aggregate_train(1, answers)
+    assert strategy.report.bytes_down == 3 * payload_bytes(questions[0].content)
+    assert strategy.report.bytes_up == sum(payload_bytes(a.content) for a in answers)
+    assert strategy.report.bytes_up >= 3 * 2 * 4 + 4 * 3 * 4
+
+
+def test_bad_replies_are_dropped_named_and_counted_out_of_the_mean(strategy):
+    seen = []
+    strategy = strategy("federation.min_success=0.3", on_client=lambda *s: seen.append(s))
+    questions = ask(strategy)
+    answers = three_answers(strategy, questions)
+    answers[0] = answer(questions[0], strategy, [np.nan, 0], [[0, 0, 1]])
+    answers[2] = Message(Error(1, "killed"), reply_to=questions[2])
+    arrays, _ = strategy.aggregate_train(1, answers)
+    np.testing.assert_array_equal(from_record(arrays)["shared"], [3, 0])
+    np.testing.assert_array_equal(from_record(arrays)["server"], [0, 0, 5])
+    assert [(d.client, d.reason) for d in strategy.report.dropped] == [
+        (0, "shared holds values that are not finite"),
+        (2, "killed"),
+    ]
+    assert seen == [(0, False), (1, True), (2, False)]
+
+
+def test_too_few_good_replies_stop_the_run_with_the_first_error(strategy):
+    strategy = strategy("federation.min_success=0.5")
+    questions = ask(strategy)
+    answers = three_answers(strategy, questions)
+    answers[0] = Message(Error(1, "no disk"), reply_to=questions[0])
+    answers[1] = answer(questions[1], strategy, [0, 0], [[0, 0, 0]], schema="x")
+    before = strategy.method.weights.clone()
+    with pytest.raises(FederationError, match=r"1 of 3 .* asks for 2; client 0: no disk"):
+        strategy.aggregate_train(1, answers)
+    assert torch.equal(strategy.method.weights, before)
+
+
+def test_no_evaluation_messages(strategy):
+    assert list(strategy().configure_evaluate(1, None, None, None)) == []
+
+
+def test_cohorts_are_drawn_from_seed_and_round():
+    clients = list(range(100))
+    first = draw_cohort(clients, 0.5, 0, 1)
+    assert first == draw_cohort(list(reversed(clients)), 0.5, 0, 1)
+    assert len(first) == len(set(first)) == 50 and first == sorted(first)
+    assert first != draw_cohort(clients, 0.5, 0, 2)
+    assert first != draw_cohort(clients, 0.5, 1, 1)
+    assert len(draw_cohort([3, 5], 0.01, 0, 1)) == 1
+
+
+def test_cohorts_are_fair():
+    counts = np.zeros(10)
+    for round_ in range(1000):
+        counts[draw_cohort(list(range(10)), 0.3, 0, round_)] += 1
+    # Each count is binomial(1000, .3): standard deviation 14.5.
+    assert abs(counts - 300).max() < 60

@@ -1,0 +1,49 @@
+import torch
+
+from orchestra_flwr.methods.memory import FeatureMemory
+
+
+def push(memory, *images):
+    memory.push(torch.tensor(images), torch.tensor([[float(i), next(count)] for i in images]))
+
+
+count = iter(range(10**6))
+
+
+def test_first_in_first_out():
+    memory = FeatureMemory(4, 2)
+    push(memory, 0, 1, 2)
+    push(memory, 3, 4, 5)
+    assert memory.images.tolist() == [2, 3, 4, 5]
+
+
+def test_an_image_is_one_row_its_newest():
+    memory = FeatureMemory(6, 2)
+    push(memory, 0, 1, 2)
+    push(memory, 2, 0, 1)
+    latest = memory.latest()
+    assert latest[:, 0].tolist() == [1, 0, 2]
+    assert torch.equal(latest, memory.features[3:].flip(0))
+
+
+def test_one_image_seen_twice_in_a_batch_is_one_row():
+    memory = FeatureMemory(8, 2)
+    push(memory, 0, 0)
+    assert len(memory.latest()) == 1
+
+
+def test_epochs_longer_than_the_memory_leave_only_different_images():
+    memory = FeatureMemory(8, 2)
+    for epoch in range(3):
+        order = torch.randperm(20, generator=torch.Generator().manual_seed(epoch))
+        for start in range(0, 20, 3):
+            push(memory, *order[start : start + 3].tolist())
+    assert len(memory.latest()) == 8
+    assert set(memory.latest()[:, 0].int().tolist()) == set(order[-8:].tolist())
+
+
+def test_clear():
+    memory = FeatureMemory(4, 2)
+    push(memory, 1)
+    memory.clear()
+    assert len(memory.latest()) == 0

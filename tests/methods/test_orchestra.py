@@ -1,0 +1,181 @@
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.methods import METHODS, Batch, Role, build_method
+from orchestra_flwr.methods.orchestra import RECIPES, cluster_loss, ema_update
+
+
+def slow_cluster_loss(target, online, centroids, temperature):
+    """Equation 4, sample by sample and cluster by cluster."""
+
+    def assign(feature):
+        weights = [
+            math.exp(sum(f * c for f, c in zip(feature, centroid, strict=True)) / temperature)
+            for centroid in centroids
+        ]
+        return [w / sum(weights) for w in weights]
+
+    losses = [
+        -sum(p * math.log(q) for p, q in zip(assign(t), assign(o), strict=True))
+        for t, o in zip(target, online, strict=True)
+    ]
+    return sum(losses) / len(losses)
+
+
+def unit(*shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(*shape, generator=generator), dim=-1)
+
+
+def batch(config, n=6, channels=1, size=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    views = tuple(torch.rand(n, channels, size, size, generator=generator) for _ in RECIPES)
+    return Batch(torch.arange(n), views, (None, None, torch.arange(n) % 4))
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_cluster_loss_agrees_with_the_formula(temperature):
+    target, online, centroids = unit(5, 7, seed=1), unit(5, 7, seed=2), unit(4, 7, seed=3)
+    expected = slow_cluster_loss(target.tolist(), online.tolist(), centroids.tolist(), temperature)
+    assert cluster_loss(target, online, centroids, temperature).item() == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_cluster_loss_is_least_where_assignments_agree():
+    target, centroids = unit(5, 7, seed=1), unit(4, 7, seed=3)
+    agreeing = cluster_loss(target, target, centroids, 0.1)
+    assert agreeing < cluster_loss(target, unit(5, 7, seed=2), centroids, 0.1)
+
+
+def test_target_moves_by_one_minus_the_decay(tiny):
+    method = build_method(tiny(), 1)
+    before = copy.deepcopy(method.target_backbone)
+    with torch.no_grad():
+        for parameter in method.backbone.parameters():
+            parameter.add_(1)
+    ema_update(method.target_backbone, method.backbone, 0.996)
+    for old, new in zip(before.parameters(), method.target_backbone.parameters(), strict=True):
+        torch.testing.assert_close(new - old, torch.full_like(old, 0.004), atol=1e-6, rtol=1e-3)
+    for old, new in zip(before.buffers(), method.target_backbone.buffers(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_only_online_encoder_and_rotation_head_learn(tiny):
+    method = build_method(tiny(), 1).train()
+    method.global_centroids.copy_(unit(4, 16, seed=0))
+    sum(method.loss(batch(tiny())).values()).backward()
+    learning = {name.partition(".")[0] for name, p in method.named_parameters() if p.grad is not None}
+    assert learning == {"backbone", "projector", "rotation_head"}
+    assert all(p.grad.abs().sum() > 0 for p in method.backbone.parameters())
+
+
+def test_each_view_goes_where_it_belongs(tiny):
+    config = tiny()
+
+    def parts(change: int | None):
+        method = build_method(config, 1).train()
+        method.global_centroids.copy_(unit(4, 16, seed=0))
+        given = batch(config)
+        views = list(given.views)
+        if change is not None:
+            views[change] = views[change].flip(-1)
+        losses = method.loss(Batch(given.images, tuple(views), given.rotations))
+        return losses["cluster"].item(), losses["rotation"].item(), method.memory.features.clone()
+
+    cluster, rotation, memory = parts(None)
+    for change, changed in ((0, (True, False, True)), (1, (True, False, False)), (2, (False, True, False))):
+        new_cluster, new_rotation, new_memory = parts(change)
+        assert (new_cluster != cluster) == changed[0]
+        assert (new_rotation != rotation) == changed[1]
+        assert (not torch.equal(new_memory, memory)) == changed[2]
+
+
+def test_every_tensor_has_a_role_and_the_memory_is_private(tiny):
+    method = build_method(tiny(), 1).train()
+    method.observe(batch(tiny()))
+    names = {role: set(method.state(role)) for role in Role}
+    floats = {n for n, t in method.state_dict().items() if t.is_floating_point()}
+    assert set.union(*names.values()) == floats
+    assert names[Role.SERVER] == {"global_centroids"}
+    assert names[Role.PRIVATE] == {"memory.features"}
+    assert all("running" not in n or "backbone" in n or "projector" in n for n in names[Role.SHARED])
+
+
+def test_observing_leaves_all_that_is_shared_bit_identical(tiny):
+    method = build_method(tiny(), 1).train()
+    before = {n: t.clone() for n, t in method.state_dict().items() if not n.startswith("memory")}
+    method.observe(batch(tiny()))
+    after = method.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert len(method.memory.images) == 6
+
+
+def test_observed_features_are_those_of_the_batch_in_training_mode(tiny):
+    method = build_method(tiny(), 1).train()
+    given = batch(tiny())
+    method.observe(given)
+    expected = method.target_projector(method.target_backbone(given.views[0]))
+    torch.testing.assert_close(method.memory.features, F.normalize(expected, dim=1).detach())
+
+
+def test_contributes_local_centroids_within_its_limits(tiny, generator):
+    config = tiny("clustering.local_clusters=3")
+    method = build_method(config, 1).train()
+    method.observe(batch(config, n=10))
+    contribution = method.end_round(generator)
+    assert contribution.arrays["local_centroids"].shape == (3, 16)
+    assert method.contribution_limits() == {"local_centroids": (3, 16)}
+    assert contribution.smallest_cluster == 3
+
+
+def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):
+    method = build_method(tiny(), 1)
+    points = unit(40, 16, seed=4)
+    method.update_server_state({"local_centroids": points}, generator)
+    centroids = method.state(Role.SERVER)["global_centroids"]
+    torch.testing.assert_close(centroids.norm(dim=1), torch.ones(4))
+    assert (points @ centroids.T).max(1).values.mean() > (points @ unit(16, 4, seed=5)).max(1).values.mean()
+
+
+def test_methods_are_found_by_their_files():
+    assert METHODS["orchestra"].__name__ == "Orchestra"
+    assert not {"base", "memory"} & METHODS.keys()
+
+
+def test_initialised_by_the_runs_seed_alone(tiny):
+    torch.manual_seed(1)
+    first = build_method(tiny(), 1).state_dict()
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    again = build_method(tiny(), 1).state_dict()
+    assert torch.equal(torch.get_rng_state(), state)  # nobody else's randomness is disturbed
+    assert all(torch.equal(first[n], again[n]) for n in first)
+    other = build_method(tiny("seed=1"), 1).state_dict()
+    assert not torch.equal(first["rotation_head.weight"], other["rotation_head.weight"])
+
+
+def test_target_starts_as_the_online_encoder(tiny):
+    method = build_method(tiny(), 1)
+    for a, b in zip(method.backbone.parameters(), method.target_backbone.parameters(), strict=True):
+        assert torch.equal(a, b) and a is not b
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["method.ema=1"], "method.ema=1"),
+        (["method.temperature=0"], "method.temperature=0"),
+        (["+method.emaa=.9"], "method.emaa: unknown key (did you mean method.ema?)"),
+        (["method.name=mocov9"], "method.name=mocov9: unknown method (known: orchestra"),
+    ],
+)
+def test_wrong_options_are_told(tiny, overrides, says):
+    with pytest.raises(ConfigError) as error:
+        build_method(tiny(*overrides), 1)
+    assert str(error.value).startswith(says)

@@ -1,0 +1,41 @@
+import pytest
+import torch
+from torch import nn
+
+from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.models import build_backbone, projector
+
+
+def test_resnet18_is_the_papers():
+    backbone = build_backbone(ModelConfig(name="resnet18"), 3)
+    assert sum(t.numel() for t in backbone.state_dict().values()) == 11_178_452
+    assert backbone.dim == 512
+    assert not any(isinstance(m, nn.MaxPool2d) for m in backbone.modules())
+    stem = next(m for m in backbone.modules() if isinstance(m, nn.Conv2d))
+    assert (stem.kernel_size, stem.stride) == ((3, 3), (1, 1))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnet"])
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 32), (3, 33)])
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_features(name, channels, size, norm):
+    model = ModelConfig(name=name, norm=norm, width=16)
+    backbone = build_backbone(model, channels)
+    features = backbone(torch.randn(2, channels, size, size))
+    assert features.shape == (2, backbone.dim)
+    assert torch.isfinite(features).all()
+
+
+def test_group_norm_keeps_no_statistics_and_treats_images_alone():
+    backbone = build_backbone(ModelConfig(name="resnet18", norm="group", width=16), 3).train()
+    assert not list(backbone.buffers())
+    images = torch.randn(4, 3, 16, 16)
+    torch.testing.assert_close(backbone(images)[:1], backbone(images[:1]), atol=1e-5, rtol=1e-4)
+
+
+def test_projector_centres_its_features():
+    head = projector(32, 64, 16).train()
+    features = head(torch.randn(50, 32))
+    assert features.shape == (50, 16)
+    torch.testing.assert_close(features.mean(0), torch.zeros(16), atol=1e-5, rtol=0)
+    assert sum(p.numel() for p in head.parameters()) == 32 * 64 + 2 * 64 + 64 * 16

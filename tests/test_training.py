@@ -1,0 +1,118 @@
+import copy
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import (
+    TrainingError,
+    observe_round,
+    resolve_device,
+    torch_threads,
+    train_round,
+)
+
+
+def images(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
+
+
+def train(config, given=40, seed=ClientSeed(0, 1, 0), work=train_round):
+    method = build_method(config, 1)
+    method.global_centroids.copy_(torch.eye(4, 16))
+    given = images(given) if isinstance(given, int) else given
+    result = work(method, given, config.training, config.data.augmentation, seed)
+    return method, result
+
+
+def shared(method):
+    return method.state(Role.SHARED)
+
+
+def test_steps_losses_and_centroids(tiny):
+    method, result = train(tiny("training.local_epochs=3"))
+    assert result.steps == 3 * 3  # 40 images in batches of 16: the last of 8 is kept
+    assert set(result.losses) == {"cluster", "rotation"}
+    assert all(0 < loss < 10 for loss in result.losses.values())
+    assert result.contribution.arrays["local_centroids"].shape == (2, 16)
+    assert result.contribution.smallest_cluster == 16  # of the memory's 32
+
+
+def test_the_loss_falls_on_a_client_that_trains_long(tiny):
+    digits = torch.from_numpy(load_digits().images[:200, None] * 15).to(torch.uint8)
+    config, longer = (tiny("training.lr=0.03", f"training.local_epochs={n}") for n in (1, 15))
+    first, last = (train(c, digits)[1].losses for c in (config, longer))
+    assert last["rotation"] < first["rotation"] - 0.2
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16, 17, 33])
+def test_any_number_of_images(tiny, n):
+    method, result = train(tiny("training.local_epochs=2"), n)
+    assert all(torch.isfinite(t).all() for t in shared(method).values())
+    assert len(result.contribution.arrays["local_centroids"]) == min(2, n)
+
+
+def test_same_seed_same_bits_whatever_the_global_generator(tiny):
+    torch.manual_seed(1)
+    first, _ = train(tiny())
+    torch.manual_seed(2)
+    again, _ = train(tiny())
+    assert all(torch.equal(a, b) for a, b in zip(shared(first).values(), shared(again).values(), strict=True))
+
+
+@pytest.mark.parametrize("seed", [ClientSeed(1, 1, 0), ClientSeed(0, 2, 0), ClientSeed(0, 1, 1)])
+def test_other_seed_round_or_client_other_weights(tiny, seed):
+    first, other = train(tiny())[0], train(tiny(), seed=seed)[0]
+    assert not torch.equal(first.rotation_head.weight, other.rotation_head.weight)
+
+
+def test_the_target_follows_before_the_optimizer_steps(tiny, monkeypatch):
+    """After the second step: target = m T0 + (1 - m) O1, with O1 the online weights after the first."""
+    config = tiny("method.ema=0.9", "training.lr=0.1")
+    method = build_method(config, 1)
+    start = copy.deepcopy(method.backbone)
+    online = []
+    step = torch.optim.SGD.step
+
+    def recording(self, *args, **kwargs):
+        step(self, *args, **kwargs)
+        online.append(copy.deepcopy(method.backbone))
+
+    monkeypatch.setattr(torch.optim.SGD, "step", recording)
+    train_round(method, images(32), config.training, config.data.augmentation, ClientSeed(0, 1, 0))
+    assert len(online) == 2
+    for t, t0, o1 in zip(
+        method.target_backbone.parameters(), start.parameters(), online[0].parameters(), strict=True
+    ):
+        torch.testing.assert_close(t, 0.9 * t0 + 0.1 * o1)
+
+
+def test_the_first_round_changes_nothing_shared(tiny):
+    before = copy.deepcopy(shared(build_method(tiny(), 1)))
+    method, result = train(tiny(), work=observe_round)
+    assert all(torch.equal(before[name], t) for name, t in shared(method).items())
+    assert (result.losses, result.steps) == ({}, 0)
+    assert result.contribution.arrays["local_centroids"].shape == (2, 16)
+
+
+def test_a_loss_that_explodes_is_told(tiny):
+    with pytest.raises(TrainingError, match="a lower training.lr may help"):
+        train(tiny("training.lr=1e30", "training.local_epochs=5"))
+
+
+def test_threads_are_given_back():
+    before = torch.get_num_threads()
+    with torch_threads(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+def test_a_gpu_that_is_not_there_is_told():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert resolve_device("auto").type == "cpu"
+    with pytest.raises(TrainingError, match="no GPU is visible"):
+        resolve_device("cuda:0")
