@@ -20,10 +20,8 @@ from orchestra_flwr.data.subset import balanced_subset
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-    + (".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2")
-)
+PHOTOS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+SUFFIXES = frozenset((*PHOTOS, ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2"))
 LAYOUT = "train/<class>/* and maybe test/<class>/*, <class>/*, or images without folders"
 
 

@@ -126,7 +126,7 @@ def _whole_quotas(shares: Shares, sizes: Indices) -> Indices:
 
 def _rounded_down(shares: Shares, sizes: Indices) -> Indices:
     """The published quotas: shares of all images, rounded down, at most what a class has."""
-    quotas = np.floor(shares * sizes.sum()).astype(np.int64)
+    quotas: Indices = np.floor(shares * sizes.sum()).astype(np.int64)
     for row in np.flatnonzero(quotas.sum(axis=1) > sizes):  # scaling has not settled
         quotas[row] = np.floor(shares[row] / shares[row].sum() * sizes[row])
     return quotas

@@ -73,7 +73,8 @@ def apply(images: Tensor, parameters: Parameters) -> Tensor:
 def crop_and_flip(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
     """Cuts out each image's box, resizes it to the image's size (bicubic), maybe flips it.
 
-    The resampling is separable: one matrix for each image's rows and one for its columns.
+    The resampling is separable: one matrix for each image's columns, then one for its rows, with
+    values cut to [0, 1] after each, as PIL does it.
 
     Args:
         images: float, (N, C, S, S).
@@ -90,7 +91,7 @@ def crop_and_flip(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
     )
     rows, columns = weights[:count], weights[count:]
     across = images.reshape(count, channels * size, size).bmm(columns.mT)
-    return torch.matmul(rows[:, None], across.view_as(images)).clamp_(0, 1)
+    return torch.matmul(rows[:, None], across.clamp_(0, 1).view_as(images)).clamp_(0, 1)
 
 
 def _resampling(start: Tensor, length: Tensor, flip: Tensor, size: int) -> Tensor:
