@@ -172,7 +172,7 @@ def _luma(images: Tensor) -> Tensor:
 
 
 def _grayscale(images: Tensor) -> Tensor:
-    return torch.einsum("nchw,c->nhw", images, _luma(images))[:, None].expand_as(images)
+    return torch.einsum("nchw,c->nhw", images, _luma(images))[:, None].repeat(1, 3, 1, 1)
 
 
 def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
@@ -233,8 +233,19 @@ def _where(
     mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
 ) -> Tensor:
     """`change(images, *parameters)` where `mask`, (N,), holds; `images` may be overwritten."""
-    if images.is_cuda:
-        return torch.where(mask[:, None, None, None], change(images, *parameters), images)
+    choose = _change_all if images.is_cuda else _change_chosen
+    return choose(mask, images, change, *parameters)
+
+
+def _change_all(
+    mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
+) -> Tensor:
+    return torch.where(mask[:, None, None, None], change(images, *parameters), images)
+
+
+def _change_chosen(
+    mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
+) -> Tensor:
     index = mask.nonzero().squeeze(1)
     if len(index) == len(images):
         return change(images, *parameters)
