@@ -1,1 +1,20 @@
-"""TODO."""
+"""Images: data sets, their partition over clients, batches and augmentation."""
+
+from orchestra_flwr.data.augment import SIMCLR, Recipe, Views, augment
+from orchestra_flwr.data.batches import epoch_batches
+from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.data.partition import class_counts, partition
+from orchestra_flwr.data.sources import load_dataset
+
+__all__ = [
+    "SIMCLR",
+    "Dataset",
+    "ImageSet",
+    "Recipe",
+    "Views",
+    "augment",
+    "class_counts",
+    "epoch_batches",
+    "load_dataset",
+    "partition",
+]

@@ -1,0 +1,122 @@
+"""Decoded images on disk, read back memory-mapped so that processes share their pages."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from orchestra_flwr.data.images import Dataset, ImageSet
+
+logger = logging.getLogger("orchestra_flwr.data")
+
+FORMAT = 1  # raise it when decoding, choosing or storing images changes
+
+
+def cache_dir(configured: str | None) -> Path:
+    """The cache's folder: `data.cache`, else orchestra_flwr in the user's cache folder."""
+    if configured:
+        return Path(configured).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "orchestra_flwr"
+
+
+def fingerprint(*facts: Any) -> str:
+    """A key for everything that decides what the decoded images are; `facts` are plain values."""
+    text = json.dumps([FORMAT, *facts])
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+def cached(folder: Path, name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
+    """The data set from the cache, else made and stored there.
+
+    A damaged file is made anew. A folder that cannot be written costs a warning and the speed, no
+    more. Files come into being whole: several processes may store the same data set at once.
+
+    Args:
+        folder: the cache's folder, made if needed.
+        name: the data set's name, for people who look into the folder.
+        key: its fingerprint.
+        make: decodes the images.
+    """
+    file = folder / f"{name}-{key}.safetensors"
+    stored = _load(file)
+    if stored is not None:
+        return stored
+    dataset = make()
+    try:
+        _store(file, dataset)
+    except (OSError, SafetensorError) as error:
+        logger.warning("data.cache=%s: cannot be written, going on without: %s", folder, error)
+        return dataset
+    return _load(file) or dataset  # mapped, the pages are shared and can be dropped under pressure
+
+
+def _store(file: Path, dataset: Dataset) -> None:
+    tensors = {"train.images": dataset.train.images}
+    if dataset.train.labels is not None:
+        tensors["train.labels"] = dataset.train.labels
+    if dataset.test is not None and dataset.test.labels is not None:
+        tensors |= {"test.images": dataset.test.images, "test.labels": dataset.test.labels}
+    facts = {
+        "name": dataset.name,
+        "classes": dataset.train.classes,
+        "skipped": dataset.skipped,
+        "checksums": {name: _checksum(tensor) for name, tensor in tensors.items()},
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _temporary_beside(file) as temporary:
+        save_file(tensors, temporary, {"facts": json.dumps(facts)})
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(file)
+
+
+@contextlib.contextmanager
+def _temporary_beside(file: Path) -> Iterator[Path]:
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=file.parent)
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _load(file: Path) -> Dataset | None:
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="pt") as opened:
+            facts = json.loads(opened.metadata()["facts"])
+        tensors = load_file(file)
+        if facts["checksums"] != {name: _checksum(tensor) for name, tensor in tensors.items()}:
+            raise ValueError("a checksum does not match")
+        return _dataset(tensors, facts)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        logger.warning("%s: damaged, made anew: %s", file, error)
+        return None
+
+
+def _dataset(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Dataset:
+    classes = tuple(facts["classes"])
+    train = ImageSet(tensors["train.images"], tensors.get("train.labels"), classes)
+    test = None
+    if "test.images" in tensors:
+        test = ImageSet(tensors["test.images"], tensors["test.labels"], classes)
+    return Dataset(facts["name"], train, test, tuple((p, r) for p, r in facts["skipped"]))
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy().data)

@@ -1,0 +1,78 @@
+"""Images in memory: a set of them, and a data set with its train and test images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Square images of one size, with their labels where there are any.
+
+    Attributes:
+        images: uint8, (N, C, S, S).
+        labels: int64, (N,), indices into `classes`; None where nobody labelled the images.
+        classes: the names of the classes, sorted; empty without labels.
+
+    Raises:
+        ValueError: shapes, types or labels do not fit together.
+    """
+
+    images: Tensor
+    labels: Tensor | None = None
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.images.shape)
+        if self.images.dtype != torch.uint8 or len(shape) != 4 or shape[2] != shape[3]:
+            raise ValueError(f"images must be uint8 (N, C, S, S), not {self.images.dtype} {shape}")
+        if self.labels is None:
+            return
+        if self.labels.dtype != torch.int64 or self.labels.shape != shape[:1]:
+            raise ValueError(
+                f"labels must be int64 ({shape[0]},), not {self.labels.dtype} "
+                f"{tuple(self.labels.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def select(self, indices: Tensor) -> ImageSet:
+        """The images at `indices` (int64, (n,), on this set's device), in that order."""
+        labels = None if self.labels is None else self.labels[indices]
+        return ImageSet(self.images[indices], labels, self.classes)
+
+    def to(self, device: torch.device | str) -> ImageSet:
+        """The same images on `device`; nothing is copied where they are there already."""
+        labels = None if self.labels is None else self.labels.to(device)
+        return ImageSet(self.images.to(device), labels, self.classes)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The images of a run.
+
+    Attributes:
+        name: the data set's name in the configuration.
+        train: the images that are spread over the clients.
+        test: held-out labelled images, None where there are none.
+        skipped: (path, reason) of each file that could not be read.
+    """
+
+    name: str
+    train: ImageSet
+    test: ImageSet | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def channels(self) -> int:
+        """Colour channels of an image: 1 or 3."""
+        return self.train.images.shape[1]
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of an image in pixels."""
+        return self.train.images.shape[2]

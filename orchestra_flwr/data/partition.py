@@ -1,0 +1,149 @@
+"""How the images are spread over the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from orchestra_flwr.config import ConfigError, PartitionConfig
+from orchestra_flwr.seeding import numpy_generator
+
+Indices = NDArray[np.int64]
+Shares = NDArray[np.float64]
+
+BALANCING_STEPS = 100  # even: the balancing's scale alternates and is right after even steps
+EVEN_ALPHA = 1e9  # a draw is even to the last image from here on; larger ones overflow
+HELD_SHARE = 0.01  # of a client's images: what the paper's Table 4 counts as holding a class
+
+
+def partition(
+    config: PartitionConfig, labels: Tensor | None, count: int, clients: int, seed: int
+) -> list[Indices]:
+    """Deals every image to exactly one client; every client gets at least one.
+
+    Args:
+        config: which partition, and its concentration `alpha`.
+        labels: int64, (count,), or None.
+        count: number of images.
+        clients: number of clients.
+        seed: the run's seed; 0 gives the published split of the Dirichlet partition.
+
+    Returns:
+        For each client its images' indices, int64, sorted.
+
+    Raises:
+        ConfigError: more clients than images, or a Dirichlet partition of images without labels.
+    """
+    if clients > count:
+        raise ConfigError(
+            f"federation.clients={clients}: at most one client for each of the {count} images"
+        )
+    if config.name == "iid":
+        return _iid(count, clients, seed)
+    if labels is None:
+        raise ConfigError(
+            "partition=dirichlet: needs labels, and these images have none; use partition=iid"
+        )
+    return _dirichlet(labels.cpu().numpy(), clients, config.alpha, seed)
+
+
+def class_counts(parts: Sequence[Indices], labels: Tensor, classes: int) -> Indices:
+    """How many images of each class each client holds: int64, (clients, classes)."""
+    names = labels.cpu().numpy()
+    return np.stack([np.bincount(names[part], minlength=classes) for part in parts])
+
+
+def _iid(count: int, clients: int, seed: int) -> list[Indices]:
+    order = numpy_generator(seed, "partition").permutation(count)
+    return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+def _dirichlet(labels: Indices, clients: int, alpha: float, seed: int) -> list[Indices]:
+    """The balanced Dirichlet split of the Orchestra paper (section 6; its Table 4)."""
+    names, sizes = np.unique(labels, return_counts=True)
+    shares = _balanced_shares(len(names), clients, alpha, seed, sizes / sizes.sum())
+    quotas = _whole_quotas(shares, sizes)
+    pieces: list[list[Indices]] = [[] for _ in range(clients)]
+    for name, row in zip(names, quotas, strict=True):
+        images = np.flatnonzero(labels == name)
+        for client, piece in enumerate(np.split(images, np.cumsum(row)[:-1])):
+            pieces[client].append(piece)
+    return _fill_empty([np.sort(np.concatenate(own)) for own in pieces])
+
+
+def _balanced_shares(
+    classes: int, clients: int, alpha: float, seed: int, class_shares: Shares
+) -> Shares:
+    """Each client's share of all images, by class: (classes, clients), columns nearly equal.
+
+    A Dirichlet draw over the clients for each class, then a simultaneous scaling of columns to
+    equal clients and of rows to the classes' sizes. numpy's legacy generator and the scaling by
+    sums that are both taken before the division are the published ones.
+    """
+    random = np.random.RandomState(seed % 2**32)
+    shares = random.dirichlet([min(alpha, EVEN_ALPHA)] * clients, size=classes)
+    # A tiny alpha underflows to no share at all; its limit gives the class to one client.
+    for row in np.flatnonzero(~(np.nan_to_num(shares).sum(axis=1) > 0)):
+        shares[row] = np.eye(clients)[random.randint(clients)]
+    shares /= shares.sum()
+    for _ in range(BALANCING_STEPS):
+        columns = shares.sum(axis=0, keepdims=True) * clients
+        rows = shares.sum(axis=1, keepdims=True) / class_shares[:, None]
+        shares = _divide(_divide(shares, columns), rows)
+    return shares
+
+
+def _divide(shares: Shares, scale: Shares) -> Shares:
+    """`shares / scale`; a client or class that has nothing keeps nothing."""
+    quotient: Shares = np.divide(shares, scale, out=np.zeros_like(shares), where=scale > 0)
+    return quotient
+
+
+def _whole_quotas(shares: Shares, sizes: Indices) -> Indices:
+    """Whole images by class and client, (classes, clients); the rows sum to `sizes`.
+
+    The published code rounds down and loses the rest. Here the rest of a class goes to clients
+    that hold the class anyway, so that the split stays as skewed as it was drawn.
+    """
+    quotas = _rounded_down(shares, sizes)
+    taken = quotas.sum(axis=0)
+    rest = sizes - quotas.sum(axis=1)
+    takers = [
+        _takers(row, share, sizes.sum() / len(taken))
+        for row, share in zip(quotas, shares, strict=True)
+    ]
+    while rest.any():
+        for row in np.flatnonzero(rest):
+            client = takers[row][np.argmin(taken[takers[row]])]
+            quotas[row, client] += 1
+            taken[client] += 1
+            rest[row] -= 1
+    return quotas
+
+
+def _rounded_down(shares: Shares, sizes: Indices) -> Indices:
+    """The published quotas: shares of all images, rounded down, at most what a class has."""
+    quotas: Indices = np.floor(shares * sizes.sum()).astype(np.int64)
+    for row in np.flatnonzero(quotas.sum(axis=1) > sizes):  # scaling has not settled
+        quotas[row] = np.floor(shares[row] / shares[row].sum() * sizes[row])
+    return quotas
+
+
+def _takers(row: Indices, share: Shares, mean_size: float) -> Indices:
+    """The clients that may take what rounding left of a class: its holders, else likely ones."""
+    for least in (max(1, np.ceil(HELD_SHARE * mean_size)), 1):
+        if (row >= least).any():
+            return np.flatnonzero(row >= least)
+    return np.flatnonzero(share >= share.mean())
+
+
+def _fill_empty(parts: list[Indices]) -> list[Indices]:
+    """A client without images takes the last one of the largest client."""
+    for client, part in enumerate(parts):
+        if len(part) == 0:
+            largest = int(np.argmax([len(other) for other in parts]))
+            parts[client], parts[largest] = parts[largest][-1:], parts[largest][:-1]
+    return parts

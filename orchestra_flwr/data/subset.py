@@ -1,0 +1,38 @@
+"""Class-balanced subsets; the same for every run seed, so that runs can be compared."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+SUBSET_SEED = 20220717  # any constant; changing it changes every limited data set
+
+
+def balanced_subset(
+    labels: NDArray[np.int64] | None, count: int, limit: int | None
+) -> NDArray[np.int64]:
+    """Indices of at most `limit` of `count` images, in file order.
+
+    Classes get equal shares as far as they have images; without labels the subset is plainly
+    random. A larger limit always holds the smaller one's images.
+
+    Args:
+        labels: (count,), or None.
+        count: number of images.
+        limit: size of the subset; None, or at least `count`, takes all.
+
+    Returns:
+        Sorted indices, int64, (min(limit, count),).
+    """
+    if limit is None or limit >= count:
+        return np.arange(count)
+    generator = np.random.default_rng(SUBSET_SEED)
+    order = generator.permutation(count)
+    if labels is None:
+        return np.sort(order[:limit])
+    rank = np.empty(count, dtype=np.int64)  # of an image within its own class, shuffled
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        rank[members] = np.arange(len(members))
+    tie = generator.permutation(count)
+    return np.sort(np.lexsort((tie, rank))[:limit])

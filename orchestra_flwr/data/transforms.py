@@ -1,0 +1,255 @@
+"""The image operations of augmentation, each with its own parameters for every image of a batch.
+
+They follow torchvision's operations on one image (bicubic resampling as PIL does it). On a CPU an
+operation touches only the images that it concerns; on a GPU it runs on all and keeps what is
+wanted, because picking images would make the host wait for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # as numbered in Parameters.order
+CUBIC = -0.5  # the cubic kernel's parameter, as in PIL and antialiased resampling
+LUMA = (0.2989, 0.587, 0.114)  # of red, green, blue, as in torchvision
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What is done to each of N images.
+
+    Attributes:
+        box: top, left, height, width of the crop in pixels, int64, (N, 4).
+        flip: whether it is flipped left-right, bool, (N,).
+        jitter: whether its colours are jittered, bool, (N,).
+        order: the four colour operations in the order of their use, int64, (N, 4).
+        factors: brightness, contrast, saturation (1: no change) and hue shift in turns, (N, 4).
+        gray: whether it loses its colours, bool, (N,).
+        blur: whether it is blurred, bool, (N,).
+        sigma: standard deviation of the blur in pixels, (N,).
+        solarize: whether its bright values are inverted, bool, (N,).
+        turns: quarter turns against the clock, int64, (N,), 0 to 3.
+    """
+
+    box: Tensor
+    flip: Tensor
+    jitter: Tensor
+    order: Tensor
+    factors: Tensor
+    gray: Tensor
+    blur: Tensor
+    sigma: Tensor
+    solarize: Tensor
+    turns: Tensor
+
+
+def apply(images: Tensor, parameters: Parameters) -> Tensor:
+    """Crop and flip, jitter, gray, blur, solarize, turn, in this order.
+
+    Args:
+        images: uint8, (N, C, S, S), with 1 or 3 channels.
+        parameters: one of everything for each image.
+
+    Returns:
+        float32 in [0, 1], (N, C, S, S).
+    """
+    p = parameters
+    views = crop_and_flip(images.float() / 255, p.box, p.flip)
+    views = _where(p.jitter, views, jitter, p.order, p.factors)
+    if images.shape[1] == len(LUMA):
+        views = _where(p.gray, views, _grayscale)
+    views = _where(p.blur, views, blur, p.sigma)
+    views = _where(p.solarize, views, solarize)
+    for turns in (1, 2, 3):
+        views = _where(p.turns == turns, views, lambda x, k=turns: x.rot90(k, dims=(2, 3)))
+    return views
+
+
+def crop_and_flip(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
+    """Cuts out each image's box, resizes it to the image's size (bicubic), maybe flips it.
+
+    The resampling is separable: one matrix for each image's columns, then one for its rows, with
+    values cut to [0, 1] after each, as PIL does it.
+
+    Args:
+        images: float, (N, C, S, S).
+        box: top, left, height, width, int64, (N, 4).
+        flip: bool, (N,).
+    """
+    count, channels, size, _ = images.shape
+    no_flip = torch.zeros_like(flip)
+    weights = _resampling(
+        torch.cat([box[:, 0], box[:, 1]]),
+        torch.cat([box[:, 2], box[:, 3]]),
+        torch.cat([no_flip, flip]),
+        size,
+    )
+    rows, columns = weights[:count], weights[count:]
+    across = images.reshape(count, channels * size, size).bmm(columns.mT)
+    return torch.matmul(rows[:, None], across.clamp_(0, 1).view_as(images)).clamp_(0, 1)
+
+
+def _resampling(start: Tensor, length: Tensor, flip: Tensor, size: int) -> Tensor:
+    """Bicubic resampling of `length` pixels from `start` to `size` pixels, as matrices.
+
+    Four pixels make one; those outside of the cut are left out and the rest weighted up, as PIL
+    does at an edge.
+
+    Returns:
+        (N, size, size): row o holds the weights of the input's pixels for output pixel o.
+    """
+    out = torch.arange(size, device=start.device)
+    out = torch.where(flip[:, None], size - 1 - out, out)
+    centre = (out + 0.5) * (length[:, None] / size) - 0.5  # in pixels of the cut
+    first = centre.floor() - 1
+    taps = first[:, :, None] + torch.arange(4, device=start.device)
+    weights = _cubic((taps - centre[:, :, None]).abs())
+    weights = weights * ((taps >= 0) & (taps < length[:, None, None]))
+    weights = weights / weights.sum(dim=2, keepdim=True)
+    columns = (taps.long() + start[:, None, None]).clamp_(0, size - 1)
+    return weights.new_zeros(len(start), size, size).scatter_add_(2, columns, weights)
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """Keys' cubic kernel at a distance from 0 to 2 pixels."""
+    near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance**2 + 1
+    far = CUBIC * (((distance - 5) * distance + 8) * distance - 4)
+    return torch.where(distance < 1, near, far)
+
+
+def jitter(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
+    """Brightness, contrast, saturation and hue of each image, in its own order.
+
+    The first three are blends and come in up to three steps before the hue and up to three after
+    it, so that the costly hue is computed once.
+
+    Args:
+        images: float in [0, 1], (N, C, S, S).
+        order: a permutation of the four operations, int64, (N, 4).
+        factors: strengths by operation, (N, 4).
+    """
+    position = order.argsort(dim=1)
+    blends = position[:, :HUE].argsort(dim=1)  # the three blends in their order
+    strengths = factors.gather(1, blends)
+    steps = torch.arange(HUE, device=images.device)
+    early = steps < position[:, HUE:]  # whether a blend comes before the hue
+    for step in range(HUE):
+        factor = strengths[:, step].where(early[:, step], 1.0)
+        images = _blend(images, blends[:, step], factor)
+    images = _shift_hue(images, factors[:, HUE])
+    for step in range(HUE):
+        factor = strengths[:, step].where(~early[:, step], 1.0)
+        images = _blend(images, blends[:, step], factor)
+    return images
+
+
+def _blend(images: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
+    """Brightness, contrast or saturation, as `operation`, (N,), says for each image.
+
+    They blend with black, with the mean gray and with the gray image: a matrix of the colours and
+    an offset. A factor of exactly 1 changes nothing.
+    """
+    count, channels, size, _ = images.shape
+    pixels = images.reshape(count, channels, size * size)
+    luma = _luma(images)
+    factor = factor[:, None, None]
+    rest = 1 - factor
+    to_gray = rest * (operation == SATURATION)[:, None, None]
+    to_mean = rest * (operation == CONTRAST)[:, None, None]
+    matrix = factor * torch.eye(channels, device=images.device) + to_gray * luma
+    offset = to_mean * (pixels.mean(dim=2) @ luma)[:, None, None]
+    return torch.baddbmm(offset, matrix, pixels).clamp_(0, 1).view_as(images)
+
+
+def _luma(images: Tensor) -> Tensor:
+    """The weights of the channels in the gray value, (C,)."""
+    return _constant(LUMA if images.shape[1] == len(LUMA) else (1.0,), images.device)
+
+
+def _grayscale(images: Tensor) -> Tensor:
+    return torch.einsum("nchw,c->nhw", images, _luma(images))[:, None].repeat(1, 3, 1, 1)
+
+
+def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
+    """Turns each image's hue by `shift`, (N,), in full turns; gray images stay as they are.
+
+    With value V, chroma C and hue h in sixths of a turn, a channel of a colour in HSV is
+    V - C * clamp(min(k, 4 - k), 0, 1), k = (n + h) mod 6, n = 5, 3, 1 for red, green, blue.
+    Masks of floats and work in place: on a CPU a `where` costs as much as six such steps.
+    """
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = images.tensor_split(3, dim=1)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    scale = chroma.clamp(min=torch.finfo(images.dtype).tiny).reciprocal_()
+    hue = torch.lerp(  # the sign is 0 where a channel is the largest, else 1
+        (blue - red).mul_(scale).add_(2), (red - green).mul_(scale).add_(4), (value - green).sign_()
+    )
+    hue = torch.lerp((green - blue).mul_(scale), hue, (value - red).sign_())
+    sector = _constant((5.0, 3.0, 1.0), images.device)[:, None, None]
+    k = hue + (sector + 6 * shift[:, None, None, None])
+    k.sub_((k / 6).floor_(), alpha=6)
+    k = torch.minimum(k, 4 - k).clamp_(0, 1).mul_(chroma)
+    return torch.sub(value, k, out=k)
+
+
+def blur(images: Tensor, sigma: Tensor) -> Tensor:
+    """A Gaussian blur with a 3x3 kernel and mirrored edges.
+
+    Args:
+        images: float, (N, C, S, S).
+        sigma: standard deviation in pixels, (N,).
+    """
+    side = torch.exp(-0.5 / sigma.square())
+    middle = (1 / (1 + 2 * side))[:, None, None, None]
+    side = side[:, None, None, None] * middle
+    for dim in (2, 3):
+        first, last = images.narrow(dim, 1, 1), images.narrow(dim, images.shape[dim] - 2, 1)
+        padded = torch.cat([first, images, last], dim=dim)
+        size = images.shape[dim]
+        around = padded.narrow(dim, 0, size) + padded.narrow(dim, 2, size)
+        images = middle * images + side * around
+    return images
+
+
+def solarize(images: Tensor) -> Tensor:
+    """Inverts the values from 128 (of 255) upwards; images are float in [0, 1]."""
+    return torch.minimum(images, 1 - images)
+
+
+@lru_cache(maxsize=32)
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A few numbers, copied to the device once: the host would wait for every copy."""
+    return torch.tensor(values, device=device)
+
+
+def _where(
+    mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
+) -> Tensor:
+    """`change(images, *parameters)` where `mask`, (N,), holds; `images` may be overwritten."""
+    choose = _change_all if images.is_cuda else _change_chosen
+    return choose(mask, images, change, *parameters)
+
+
+def _change_all(
+    mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
+) -> Tensor:
+    return torch.where(mask[:, None, None, None], change(images, *parameters), images)
+
+
+def _change_chosen(
+    mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
+) -> Tensor:
+    index = mask.nonzero().squeeze(1)
+    if len(index) == len(images):
+        return change(images, *parameters)
+    if len(index):
+        own = [values.index_select(0, index) for values in (images, *parameters)]
+        images.index_copy_(0, index, change(*own))
+    return images

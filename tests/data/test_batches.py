@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from orchestra_flwr.data import epoch_batches
+
+
+def _generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("count", [2, 3, 15, 16, 17, 18, 31, 32, 33, 100])
+@pytest.mark.parametrize("batch_size", [2, 3, 16, 256])
+def test_every_image_comes_once_and_no_batch_has_one(count: int, batch_size: int):
+    batches = epoch_batches(count, batch_size, _generator())
+
+    assert torch.cat(batches).sort().values.tolist() == list(range(count))
+    sizes = [len(batch) for batch in batches]
+    assert all(size == batch_size for size in sizes[:-1])
+    assert 2 <= sizes[-1] <= batch_size + 1
+
+
+def test_a_lone_image_fills_its_batch_twice():
+    assert [batch.tolist() for batch in epoch_batches(1, 16, _generator())] == [[0, 0]]
+
+
+def test_the_generator_decides_the_order():
+    first, again, other = (torch.cat(epoch_batches(50, 8, _generator(s))) for s in (1, 1, 2))
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, torch.arange(50))
+
+
+def test_epochs_of_one_generator_differ():
+    generator = _generator()
+
+    assert not torch.equal(
+        torch.cat(epoch_batches(50, 8, generator)), torch.cat(epoch_batches(50, 8, generator))
+    )
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(0, 16), (5, 1)])
+def test_impossible_sizes_are_refused(count: int, batch_size: int):
+    with pytest.raises(ValueError, match="count="):
+        epoch_batches(count, batch_size, _generator())

@@ -1,0 +1,154 @@
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestra_flwr.data.cache import cache_dir, cached, fingerprint
+from orchestra_flwr.data.images import Dataset, ImageSet
+
+
+def _dataset(labelled: bool = True, count: int = 50) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    if not labelled:
+        return Dataset("plain", ImageSet(images), None, (("x.png", "broken"),))
+    labels = torch.arange(count) % 3
+    test = ImageSet(images[:5].clone(), labels[:5].clone(), ("a", "b", "c"))
+    return Dataset("plain", ImageSet(images, labels, ("a", "b", "c")), test)
+
+
+def _equal(a: ImageSet | None, b: ImageSet | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.labels is None or b.labels is None:
+        return a.labels is b.labels and torch.equal(a.images, b.images)
+    return (
+        torch.equal(a.images, b.images)
+        and torch.equal(a.labels, b.labels)
+        and a.classes == b.classes
+    )
+
+
+def _same(a: Dataset, b: Dataset) -> bool:
+    return (
+        _equal(a.train, b.train)
+        and _equal(a.test, b.test)
+        and (a.name, a.skipped) == (b.name, b.skipped)
+    )
+
+
+def _never() -> Dataset:
+    raise AssertionError("made again")
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_what_is_stored_comes_back(tmp_path: Path, labelled: bool):
+    made = cached(tmp_path / "new", "plain", "key", lambda: _dataset(labelled))
+    found = cached(tmp_path / "new", "plain", "key", _never)
+
+    assert _same(made, _dataset(labelled))
+    assert _same(found, made)
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["plain-key.safetensors"]
+
+
+def test_views_of_one_tensor_can_be_stored(tmp_path: Path):
+    whole = torch.zeros(10, 1, 8, 8, dtype=torch.uint8)
+    labels = torch.zeros(10, dtype=torch.int64)
+    halves = [ImageSet(whole[part], labels[part], ("a",)) for part in (slice(6), slice(6, 10))]
+    found = cached(tmp_path, "plain", "key", lambda: Dataset("plain", *halves))
+
+    assert (len(found.train), len(found.test)) == (6, 4)
+    assert _same(cached(tmp_path, "plain", "key", _never), found)
+
+
+def _damage_cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _damage_flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-3000] ^= 1
+    file.write_bytes(content)
+
+
+def _damage_empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def _damage_text(file: Path) -> None:
+    file.write_text("something else entirely")
+
+
+@pytest.mark.parametrize("damage", [_damage_cut, _damage_flip, _damage_empty, _damage_text])
+def test_a_damaged_file_is_made_anew(tmp_path: Path, damage, caplog: pytest.LogCaptureFixture):
+    cached(tmp_path, "plain", "key", _dataset)
+    damage(tmp_path / "plain-key.safetensors")
+    with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
+        repaired = cached(tmp_path, "plain", "key", _dataset)
+
+    assert "damaged, made anew" in caplog.text
+    assert _same(repaired, _dataset())
+    assert _same(cached(tmp_path, "plain", "key", _never), _dataset())
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
+        dataset = cached(tmp_path / "file" / "cache", "plain", "key", _dataset)
+
+    assert _same(dataset, _dataset())
+    assert "data.cache=" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_costs_a_warning_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(
+        "orchestra_flwr.data.cache.save_file",
+        lambda *_: Path("/dev/full").write_bytes(b"x" * 100_000),
+    )
+    with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
+        dataset = cached(tmp_path, "plain", "key", _dataset)
+
+    assert _same(dataset, _dataset())
+    assert "No space left" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_may_store_at_once(tmp_path: Path):
+    """Threads, not processes, for speed: they race for the same files all the same."""
+    start = threading.Barrier(4)
+
+    def store(_: int) -> bool:
+        same = True
+        for i in range(10):
+            start.wait()
+            same &= _same(cached(tmp_path, "plain", f"key{i}", _dataset), _dataset())
+        return same
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(store, range(4))) == [True] * 4
+    assert len(list(tmp_path.iterdir())) == 10
+
+
+def test_the_key_depends_on_every_fact():
+    base = fingerprint("a", [("b", 1)], None)
+
+    assert base == fingerprint("a", [("b", 1)], None)
+    assert len({base, fingerprint("a", [("b", 2)], None), fingerprint("a", [("b", 1)], 3)}) == 3
+
+
+def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_dir(None) == tmp_path / "orchestra_flwr"
+    assert cache_dir("/elsewhere") == Path("/elsewhere")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache_dir(None) == Path("/home/someone/.cache/orchestra_flwr")
+    assert cache_dir("~/here") == Path("/home/someone/here")

@@ -1,0 +1,230 @@
+import logging
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from orchestra_flwr.config import ConfigError, DataConfig
+from orchestra_flwr.data import Dataset, load_dataset
+
+REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "cifar10-jpeg.zip"
+CLASS_FOLDERS = [
+    f"{split}/{name}/{index}.png"
+    for split, count in (("train", 4), ("test", 2))
+    for name in ("dog", "cat")
+    for index in range(count)
+]
+
+
+def _write(root: Path, names: list[str]) -> Path:
+    """One image for each name; its gray value is its place in `names`."""
+    for shade, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (9, 12), shade).save(root / name)
+    return root
+
+
+def _zipped(root: Path) -> Path:
+    archive = root.with_suffix(".zip")
+    with zipfile.ZipFile(archive, "w") as opened:
+        for file in root.rglob("*"):
+            opened.write(file, file.relative_to(root))
+    return archive
+
+
+def _load(root: Path, **changes) -> Dataset:
+    cache = str(root.parent / "cache")
+    return load_dataset(
+        DataConfig(name="image_folder", root=str(root), image_size=8, cache=cache, **changes)
+    )
+
+
+def _shades(images: torch.Tensor) -> list[int]:
+    return images[:, 0, 0, 0].tolist()
+
+
+def _refused(root: Path, what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as error:
+        _load(root)
+    assert str(error.value).startswith(f"data.root={root}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(params=["folder", "zip", "zip in a folder"])
+def packed(request: pytest.FixtureRequest, tmp_path: Path):
+    """Writes names as images into a folder or a zip and gives its path."""
+
+    def pack(names: list[str]) -> Path:
+        root = tmp_path / "images"
+        if request.param == "folder":
+            return _write(root, names)
+        if request.param == "zip":
+            return _zipped(_write(root, names))
+        return _zipped(_write(root / "inner", names).parent)
+
+    return pack
+
+
+def test_class_folders_with_a_test_split(packed):
+    dataset = _load(packed(CLASS_FOLDERS))
+
+    assert dataset.name == "image_folder"
+    assert dataset.train.classes == dataset.test.classes == ("cat", "dog")
+    assert dataset.train.labels.tolist() == [0] * 4 + [1] * 4
+    assert dataset.test.labels.tolist() == [0, 0, 1, 1]
+    assert _shades(dataset.train.images) == [4, 5, 6, 7, 0, 1, 2, 3]
+    assert _shades(dataset.test.images) == [10, 11, 8, 9]
+    assert (dataset.channels, dataset.image_size, dataset.skipped) == (3, 8, ())
+
+
+def test_a_test_split_may_lack_classes(packed):
+    dataset = _load(packed(["train/a/1.png", "train/b/1.png", "train/c/1.png", "test/b/1.png"]))
+
+    assert dataset.test.labels.tolist() == [1]
+    assert dataset.test.classes == ("a", "b", "c")
+
+
+def test_class_folders_alone_are_all_training(packed):
+    dataset = _load(packed(["b/1.png", "a/2.png", "a/deeper/3.png"]))
+
+    assert dataset.train.classes == ("a", "b")
+    assert dataset.train.labels.tolist() == [0, 0, 1]
+    assert dataset.test is None
+
+
+@pytest.mark.parametrize("names", [["2.png", "1.png"], ["train/2.png", "train/1.png"]])
+def test_loose_images_have_no_labels(packed, names: list[str]):
+    dataset = _load(packed(names))
+
+    assert dataset.train.labels is None
+    assert dataset.train.classes == ()
+    assert dataset.test is None
+    assert _shades(dataset.train.images) == [1, 0]
+
+
+def test_other_files_are_ignored(packed):
+    names = ["a/1.png", "a/.hidden.png", ".git/x/1.png", "__MACOSX/a/1.png", "b/1.JPG"]
+    root = packed(names)
+    if root.is_dir():
+        (root / "a" / "notes.txt").write_text("not an image")
+        (root / "README.md").write_text("not an image")
+        (root / "a" / "dangling.png").symlink_to("nowhere")
+
+    assert len(_load(root).train) == 2
+
+
+def test_linked_class_folders_are_followed(tmp_path: Path):
+    _write(tmp_path / "store", ["x/1.png"])
+    root = _write(tmp_path / "images", ["b/1.png"])
+    (root / "a").symlink_to(tmp_path / "store" / "x")
+
+    assert _load(root).train.classes == ("a", "b")
+
+
+def test_limits_are_balanced_and_chosen_before_decoding(packed):
+    root = packed([f"train/{name}/{i:02}.png" for name in "abc" for i in range(20)])
+    dataset = _load(root, train_limit=10)
+
+    assert sorted(dataset.train.labels.bincount().tolist()) == [3, 3, 4]
+    assert torch.equal(dataset.train.images, _load(root, train_limit=10).train.images)
+    everything = _load(root)
+    assert set(_shades(dataset.train.images)) < set(_shades(everything.train.images))
+
+
+def test_files_outside_the_limit_are_not_even_opened(tmp_path: Path):
+    root = _write(tmp_path / "images", [f"a/{i}.png" for i in range(10)])
+    kept = set(_shades(_load(root, train_limit=3).train.images))
+    for i in set(range(10)) - kept:
+        (root / f"a/{i}.png").write_bytes(b"broken")
+
+    assert _load(root, train_limit=3).skipped == ()
+    assert len(_load(root).skipped) == 7
+
+
+def test_broken_files_leave_labels_right(packed, tmp_path: Path):
+    root = _write(tmp_path / "source", CLASS_FOLDERS)
+    for name in ("train/cat/0.png", "test/cat/1.png"):
+        (root / name).write_bytes(b"broken")
+    dataset = _load(_zipped(root))
+
+    assert [name for name, _ in dataset.skipped] == ["train/cat/0.png", "test/cat/1.png"]
+    assert dataset.train.labels.tolist() == [0] * 3 + [1] * 4
+    assert _shades(dataset.train.images) == [5, 6, 7, 0, 1, 2, 3]
+    assert dataset.test.labels.tolist() == [0, 1, 1]
+    assert _shades(dataset.test.images) == [10, 8, 9]
+
+
+def test_a_changed_file_is_decoded_anew(tmp_path: Path):
+    root = _write(tmp_path / "images", ["a/1.png", "b/1.png"])
+    assert _shades(_load(root).train.images) == [0, 1]
+    file = root / "a/1.png"
+    Image.new("L", (9, 12), 200).save(file)
+    os.utime(file, ns=(1, 1))
+
+    assert _shades(_load(root).train.images) == [200, 1]
+
+
+def test_a_second_load_needs_no_decoding(packed, monkeypatch: pytest.MonkeyPatch):
+    root = packed(CLASS_FOLDERS)
+    first = _load(root)
+    monkeypatch.setattr(Image, "open", lambda *_: pytest.fail("decoded again"))
+    second = _load(root)
+
+    assert torch.equal(first.train.images, second.train.images)
+    assert torch.equal(first.test.labels, second.test.labels)
+
+
+def test_wrong_roots_are_refused(tmp_path: Path):
+    _refused(tmp_path / "nowhere", "does not exist")
+    (tmp_path / "empty").mkdir()
+    _refused(tmp_path / "empty", "holds no images; expected train/")
+    (tmp_path / "file.zip").write_bytes(b"no zip")
+    _refused(tmp_path / "file.zip", "must be a folder or a zip file")
+
+
+def test_wrong_layouts_are_refused(tmp_path: Path):
+    _refused(_write(tmp_path / "1", ["a/1.png", "b/1.png", "x.png"]), "mixes class folders.*x.png")
+    _refused(_write(tmp_path / "2", ["test/a/1.png"]), "no images in train/")
+    unknown = ["train/a/1.png", "train/b/1.png", "test/c/1.png"]
+    _refused(_write(tmp_path / "3", unknown), "test/c is no class of the training images")
+    _refused(_write(tmp_path / "4", ["train/1.png", "test/c/1.png"]), "test/c is no class")
+
+
+def test_nothing_readable_is_refused(tmp_path: Path):
+    root = _write(tmp_path / "images", ["train/a/1.png", "train/b/1.png", "test/a/1.png"])
+    for name in ("train/a/1.png", "train/b/1.png"):
+        (root / name).write_bytes(b"broken")
+
+    _refused(root, "no training image can be read.*train/a/1.png: not an image")
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    root = _write(
+        tmp_path / "images", ["train/a/1.png", "train/b/1.png", "test/1.png", "val/a/1.png"]
+    )
+    with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
+        dataset = _load(root)
+
+    assert dataset.test is None
+    assert any("1 images outside train/ and test/" in message for message in caplog.messages)
+    assert any("test/ has no class folders" in message for message in caplog.messages)
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason="the JPEG copy of CIFAR-10 is not here")
+def test_the_real_zip(tmp_path: Path):
+    dataset = load_dataset(
+        DataConfig(
+            name="image_folder", root=str(REAL), cache=str(tmp_path), train_limit=200, test_limit=50
+        )
+    )
+
+    assert dataset.train.labels.bincount().tolist() == [20] * 10
+    assert dataset.test.labels.bincount().tolist() == [5] * 10
+    assert dataset.train.images.shape == (200, 3, 32, 32)
+    assert dataset.train.classes[0] == "airplane"
+    means = dataset.train.images.double().mean(dim=(0, 2, 3))
+    assert np.allclose(means, [125.3, 123.0, 113.9], atol=8)  # CIFAR-10's

@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+
+from orchestra_flwr.data.subset import balanced_subset
+
+
+def _labels(*sizes: int) -> np.ndarray:
+    return np.random.default_rng(1).permutation(np.repeat(np.arange(len(sizes)), sizes))
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10, 11, 57, 100])
+def test_equal_classes_get_equal_shares(limit: int):
+    labels = _labels(50, 50, 50)
+    chosen = balanced_subset(labels, 150, limit)
+
+    counts = np.bincount(labels[chosen], minlength=3)
+    assert counts.sum() == limit
+    assert counts.max() - counts.min() <= 1
+
+
+def test_a_small_class_gives_all_it_has_and_others_fill_up():
+    labels = _labels(5, 100, 100)
+    counts = np.bincount(labels[balanced_subset(labels, 205, 65)])
+
+    assert counts.tolist() == [5, 30, 30]
+
+
+def test_file_order_is_kept_and_subsets_are_nested():
+    labels = _labels(40, 40)
+    small, large = (balanced_subset(labels, 80, limit) for limit in (11, 30))
+
+    assert np.all(np.diff(small) > 0)
+    assert set(small) < set(large)
+
+
+def test_without_labels_it_is_a_plain_random_subset():
+    chosen = balanced_subset(None, 1000, 100)
+
+    assert len(np.unique(chosen)) == 100
+    assert 400 < chosen.mean() < 600
+    assert not np.array_equal(chosen, np.arange(100))
+
+
+@pytest.mark.parametrize("limit", [None, 80, 1000])
+def test_no_limit_takes_all(limit: int | None):
+    assert np.array_equal(balanced_subset(_labels(40, 40), 80, limit), np.arange(80))
