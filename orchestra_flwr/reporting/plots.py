@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import PowerNorm
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ INK, QUIET = "#333333", "#8c8c8c"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 KNN, LINEAR = COLOURS[:2]
+# Starts away from white, which is left for clients without the class.
+COUNTS = LinearSegmentedColormap.from_list("counts", ["#d6e6f4", "#5aa2cf", "#0b559f", "#08244d"])
 
 
 def plot_curves(metrics: Metrics, path: str | Path) -> None:
@@ -72,10 +74,10 @@ def plot_partition(
     sizes.spines[["top", "right"]].set_visible(False)
     # Small counts are what a skewed split is about: the root of the count keeps them visible.
     picture = heat.imshow(
-        np.ma.masked_equal(counts, 0).T,  # type: ignore[no-untyped-call]
+        np.ma.masked_equal(counts, 0).T,
         aspect="auto",
         interpolation="nearest",
-        cmap="viridis_r",
+        cmap=COUNTS,
         norm=PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max(initial=0)))),
     )
     heat.set_xlabel("client")
@@ -107,7 +109,7 @@ def _draw_losses(panel: Axes, metrics: Metrics) -> None:
 def _draw_scores(panel: Axes, metrics: Metrics) -> None:
     panel.set_title("accuracy on the test images, %")
     untrained = [record for record in metrics if record["round"] == 0]
-    trained = [record for record in metrics if record["round"] > 0]
+    trained = _trained(metrics)
     for key, name, colour in (("knn", "kNN", KNN), ("linear", "linear probe", LINEAR)):
         for backbone, alpha in (("target", 1.0), ("online", 0.4)):
             points = _points(trained, "scores", backbone, key, factor=100)
@@ -117,14 +119,20 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
 
 
 def _draw_traffic(panel: Axes, metrics: Metrics) -> None:
-    panel.set_title("bytes a round, MB")
-    _line(panel, _points(metrics, "bytes_up", factor=1e-6), "up", COLOURS[0])
-    _line(panel, _points(metrics, "bytes_down", factor=1e-6), "down", COLOURS[1])
+    panel.set_title("traffic of a training round, MB")
+    trained = _trained(metrics)
+    _line(panel, _points(trained, "bytes_up", factor=1e-6), "up", COLOURS[0])
+    _line(panel, _points(trained, "bytes_down", factor=1e-6), "down", COLOURS[1])
 
 
 def _draw_seconds(panel: Axes, metrics: Metrics) -> None:
-    panel.set_title("time a round, s")
-    _line(panel, _points(metrics, "seconds"), "", COLOURS[2])
+    panel.set_title("time of a training round, s")
+    trained = _trained(metrics)
+    _line(panel, _points(trained, "seconds"), "", COLOURS[2])
+
+
+def _trained(metrics: Metrics) -> Metrics:
+    return [record for record in metrics if record["round"] > 0]
 
 
 def _points(metrics: Metrics, *keys: str, factor: float = 1) -> list[tuple[int, float]]:
@@ -158,7 +166,7 @@ def _tidy(panel: Axes, metrics: Metrics, from_zero: bool) -> None:
     panel.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     panel.set_axisbelow(True)
     panel.set_xlabel("round", color=INK)
-    panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    panel.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
     last = max((record["round"] for record in metrics), default=1)
     panel.set_xlim(-0.02 * last - 0.1, 1.02 * last + 0.1)
     if not panel.lines:
@@ -166,9 +174,9 @@ def _tidy(panel: Axes, metrics: Metrics, from_zero: bool) -> None:
         panel.set_yticks([])
         return
     if from_zero:
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
     if panel.get_legend_handles_labels()[1]:
-        panel.legend(frameon=False, fontsize=8, labelcolor=INK)
+        panel.legend(fontsize=8, labelcolor=INK, framealpha=0.85, edgecolor="none")
 
 
 def _name_classes(heat: Axes, names: Sequence[str]) -> None:
@@ -181,7 +189,7 @@ def _name_classes(heat: Axes, names: Sequence[str]) -> None:
 
 
 def _write_counts(heat: Axes, counts: NDArray[np.integer[Any]]) -> None:
-    bright = counts.max(initial=1) / 4  # half of the colour scale, which is a root
+    bright = counts.max(initial=1) / 6  # .4 of the colour scale, which is a root
     for client, label in np.argwhere(counts):
         count = counts[client, label]
         colour = "white" if count > bright else INK

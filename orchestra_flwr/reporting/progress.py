@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self, TextIO
+from typing import IO, Literal, Self, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -124,7 +124,7 @@ class Progress:
 class PlainProgress(Progress):
     """A line a round, and within long rounds one every half minute; for files and CI logs."""
 
-    def __init__(self, rounds: int, first_round: int, file: TextIO | None = None) -> None:
+    def __init__(self, rounds: int, first_round: int, file: IO[str] | None = None) -> None:
         super().__init__(rounds, first_round)
         self._file = file
         self._round_began = self._last_line = time.monotonic()
@@ -259,10 +259,8 @@ def _losses(losses: Mapping[str, float]) -> str:
 
 
 def _scores(scores: Mapping[str, float] | None) -> str:
-    shown = (("kNN", "knn"), ("linear", "linear"))
-    return _join(
-        *(f"{name} {percent(scores[key])}" for name, key in shown if key in (scores or {}))
-    )
+    names = {"knn": "kNN", "linear": "linear"}
+    return _join(*(f"{names[k]} {percent(v)}" for k, v in (scores or {}).items() if k in names))
 
 
 def _stream_handlers() -> list[logging.StreamHandler[TextIO]]:

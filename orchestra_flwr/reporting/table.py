@@ -61,7 +61,7 @@ def print_summary(
 def _cost(summary: Mapping[str, Any]) -> str:
     facts = []
     if summary.get("rounds") is not None:
-        facts.append(f"{summary['rounds']} rounds")
+        facts.append(f"{summary['rounds']} round" + "s" * (summary["rounds"] != 1))
     if summary.get("seconds") is not None:
         facts.append(duration(summary["seconds"]))
     for direction in ("up", "down"):

@@ -24,18 +24,18 @@ class TensorboardLog:
                 "logging.tensorboard=true: tensorboard is not installed; "
                 "pip install 'orchestra-flwr[tensorboard]'"
             ) from None
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
 
     def add(self, round: int, record: Mapping[str, Any]) -> None:
         """Writes a record's numbers at step `round`, tagged by their path, e.g. `loss/total`."""
         for tag, value in _numbers(record):
             if tag != "round":
-                self._writer.add_scalar(tag, value, round)  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(tag, value, round)
+        self._writer.flush()
 
     def close(self) -> None:
         """Ends the event file."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 def _numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
