@@ -46,7 +46,7 @@ def test_agrees_with_scikit_learn(case):
     )
     loss, predict = oracle(train, labels)
     probe = fit_linear_probe(train, labels)
-    assert probe.loss == pytest.approx(loss, abs=1e-4)
+    assert probe.loss == pytest.approx(loss, abs=1e-5)
     disagreement = float((probe.predict(test).numpy() != predict(test)).mean())
     assert disagreement <= 0.005
     expected = float((predict(test) == answers.numpy()).mean())

@@ -131,6 +131,7 @@ def live_run(first_round=1, act=lambda progress: None):
 
 def test_live_shows_rounds_clients_losses_scores_and_time_left():
     text = live_run(first_round=4)
+    assert " 3/10" in text[: text.index("clients")]  # rounds of before the resume count as done
     last = text[text.rindex("rounds") :]
     assert " 4/10" in last
     assert " 2/3" in last
