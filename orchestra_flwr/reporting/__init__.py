@@ -1,1 +1,20 @@
-"""TODO."""
+"""What a run leaves behind and shows: its folder, progress, tables, plots and event files."""
+
+from orchestra_flwr.reporting.environment import environment
+from orchestra_flwr.reporting.plots import plot_curves, plot_partition
+from orchestra_flwr.reporting.progress import Progress, make_progress
+from orchestra_flwr.reporting.run_folder import RunFolder
+from orchestra_flwr.reporting.table import print_summary, scores_table
+from orchestra_flwr.reporting.tensorboard import TensorboardLog
+
+__all__ = [
+    "Progress",
+    "RunFolder",
+    "TensorboardLog",
+    "environment",
+    "make_progress",
+    "plot_curves",
+    "plot_partition",
+    "print_summary",
+    "scores_table",
+]

@@ -1,0 +1,60 @@
+"""Weighted k-nearest-neighbour accuracy of frozen features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from orchestra_flwr.evaluation.features import check_labelled
+
+SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32; larger blocks are not faster
+
+
+@torch.no_grad()
+def knn_accuracy(
+    bank: Tensor,
+    bank_labels: Tensor,
+    queries: Tensor,
+    query_labels: Tensor,
+    *,
+    k: int = 200,
+    temperature: float = 0.1,
+) -> float:
+    """Fraction of the queries that their neighbours in the bank vote into the right class.
+
+    Each of the k bank features with the largest cosine to the query votes for its class with
+    weight exp(cosine / temperature). With k as large as the bank, the whole bank votes. A feature
+    of norm zero has cosine 0 to everything. Of classes with equal votes, one is chosen.
+
+    Args:
+        bank: (N, dim) features, finite, of any norm.
+        bank_labels: (N,) classes from 0.
+        queries: (M, dim) features on the bank's device.
+        query_labels: (M,) classes from 0.
+        k: neighbours that vote.
+        temperature: the smaller, the more the nearest neighbours count.
+
+    Raises:
+        ValueError: shapes do not fit, or a feature is not finite.
+
+    Source:
+        Wu et al., Unsupervised feature learning via non-parametric instance discrimination, 2018.
+    """
+    check_labelled("kNN bank", bank, bank_labels)
+    check_labelled("kNN queries", queries, query_labels)
+    bank_labels, query_labels = bank_labels.to(bank.device), query_labels.to(bank.device)
+    bank, queries = normalize(bank.float(), dim=1), normalize(queries.float(), dim=1)
+    classes = int(bank_labels.max()) + 1
+    rows = max(1, SIMILARITIES_AT_ONCE // len(bank))
+    hits = torch.zeros((), dtype=torch.int64, device=bank.device)
+    for block, labels in zip(
+        torch.split(queries, rows), torch.split(query_labels, rows), strict=True
+    ):
+        cosines, neighbours = (block @ bank.T).topk(min(k, len(bank)), dim=1)
+        # Relative to the nearest neighbour: the same vote, and no overflow at low temperatures.
+        weights = ((cosines - cosines[:, :1]) / temperature).exp()
+        votes = weights.new_zeros(len(block), classes)
+        votes.scatter_add_(1, bank_labels[neighbours], weights)
+        hits += (votes.argmax(1) == labels).sum()
+    return int(hits) / len(queries)

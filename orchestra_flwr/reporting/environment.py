@@ -1,0 +1,71 @@
+"""What a run ran on: versions and commit, for its summary."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import orchestra_flwr
+
+
+def environment() -> dict[str, str | int | None]:
+    """Versions of this package, of what it stands on and of the machine; never raises.
+
+    Returns:
+        `orchestra_flwr`, `python`, `torch`, `flwr`, `numpy`, `platform`, `cpu`, `cores` and
+        `commit`, each None where it is not known. `commit` ends in "-dirty" when tracked files
+        were changed, and is None when the package is not part of a git checkout.
+    """
+    return {
+        "orchestra_flwr": orchestra_flwr.__version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "flwr", "numpy")},
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "commit": git_commit(Path(orchestra_flwr.__file__)),
+    }
+
+
+def git_commit(file: Path) -> str | None:
+    """The commit of the checkout that tracks `file`, with "-dirty" if it was changed; else None."""
+    # An environment inside somebody else's checkout is not tracked there: not our commit.
+    if _git(file, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    commit = _git(file, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return commit + ("-dirty" if _git(file, "status", "--porcelain", "-uno") else "")
+
+
+def _git(file: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(file.parent), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except (OSError, UnicodeError):
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None) or platform.processor() or platform.machine() or None

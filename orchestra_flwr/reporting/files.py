@@ -1,0 +1,70 @@
+"""Writing files that a crash, a kill or a full disk cannot leave half-written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replaces `path` in one step: it holds the old bytes or the new ones, never a part.
+
+    Raises:
+        OSError: names `path`; what was there before is still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with _naming(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+def append_durably(path: Path, data: bytes) -> None:
+    """Appends all of `data` and waits until it is on the disk.
+
+    Raises:
+        OSError: names `path`; what was there before is still there, and nothing else.
+    """
+    with _naming(path), path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            written = 0
+            while written < len(data):
+                written += file.write(data[written:])
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(size)
+            raise
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    # Errors of write and fsync (a full disk) do not say which file they struck.
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(error.errno, f"cannot be written ({reason})", str(path)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    # Only then does a rename survive a power cut. Not every file system can do it.
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

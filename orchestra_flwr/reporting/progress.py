@@ -1,0 +1,269 @@
+"""What a person sees of a run: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import IO, Literal, Self, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as RichProgress
+
+from orchestra_flwr.reporting.text import duration, percent
+
+PLAIN_INTERVAL = 30  # seconds between lines within a round
+
+
+def make_progress(
+    mode: Literal["auto", "live", "plain", "off"],
+    rounds: int,
+    first_round: int,
+    console: Console | None = None,
+) -> Progress:
+    """The display for `logging.progress`.
+
+    Args:
+        mode: auto is live where stdout is a terminal and plain elsewhere.
+        rounds: the number of the last round.
+        first_round: the number of the first round that this process runs; above 1 after a resume.
+        console: where to write; stdout if None.
+    """
+    if mode == "auto":
+        terminal = sys.stdout.isatty() if console is None else console.is_terminal
+        mode = "live" if terminal and os.environ.get("TERM") != "dumb" else "plain"
+    if mode == "live":
+        return LiveProgress(rounds, first_round, console or Console(force_terminal=True))
+    if mode == "plain":
+        return PlainProgress(rounds, first_round, console.file if console else None)
+    return Progress(rounds, first_round)
+
+
+class Progress:
+    """Follows a run and shows nothing; the displays derive from it. A context manager."""
+
+    def __init__(self, rounds: int, first_round: int) -> None:
+        self.rounds = rounds
+        self.first_round = first_round
+        self.round = first_round
+        self.label = ""
+        self.cohort = self.done = self.failed = 0
+        self.knn: float | None = None
+        self._began: float | None = None  # when the first round that counts for time left began
+        self._finished = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def round_started(self, round: int, cohort: int, label: str) -> None:
+        """A round begins; `label` says in a word or two what it does."""
+        self.round, self.cohort, self.label = round, cohort, label
+        self.done = self.failed = 0
+        if self._began is None and round > 0:  # round 0 only clusters: no measure for the rest
+            self._began = time.monotonic()
+
+    def client_done(self, partition: int, ok: bool) -> None:
+        """A client of the cohort has replied, usably or not."""
+        self.done += 1
+        self.failed += not ok
+
+    def round_finished(
+        self,
+        round: int,
+        losses: Mapping[str, float],
+        scores: Mapping[str, float] | None,
+        seconds: float,
+        dropped: Sequence[str],
+    ) -> None:
+        """A round has ended.
+
+        Args:
+            round: its number.
+            losses: the parts of the loss by name, and their `total`.
+            scores: `knn` and `linear` as fractions; None where the round was not evaluated.
+            seconds: how long it took.
+            dropped: a line for each client that was dropped: who and why.
+        """
+        self._finished += round > 0
+        if scores and "knn" in scores:
+            self.knn = scores["knn"]
+
+    def message(self, text: str) -> None:
+        """Something else that a person should know."""
+
+    def _position(self) -> str:
+        return f"round {self.round}/{self.rounds}" + (f" {self.label}" if self.label else "")
+
+    def _clients(self) -> str:
+        return f"{self.done}/{self.cohort} clients" + (
+            f" ({self.failed} failed)" if self.failed else ""
+        )
+
+    def _time_left(self) -> str:
+        if self._began is None or not self._finished:
+            return ""
+        # Wall-clock, so that evaluation between the rounds counts.
+        mean = (time.monotonic() - self._began) / self._finished
+        left = mean * (self.rounds - self.round)
+        return f"{duration(left)} left" if left > 0 else ""
+
+
+class PlainProgress(Progress):
+    """A line a round, and within long rounds one every half minute; for files and CI logs."""
+
+    def __init__(self, rounds: int, first_round: int, file: IO[str] | None = None) -> None:
+        super().__init__(rounds, first_round)
+        self._file = file
+        self._round_began = self._last_line = time.monotonic()
+
+    def round_started(self, round: int, cohort: int, label: str) -> None:
+        """As :meth:`Progress.round_started`."""
+        super().round_started(round, cohort, label)
+        self._round_began = self._last_line = time.monotonic()
+
+    def client_done(self, partition: int, ok: bool) -> None:
+        """As :meth:`Progress.client_done`."""
+        super().client_done(partition, ok)
+        now = time.monotonic()
+        if now - self._last_line >= PLAIN_INTERVAL and self.done < self.cohort:
+            self._last_line = now
+            self.message(
+                _join(self._position(), self._clients(), duration(now - self._round_began))
+            )
+
+    def round_finished(
+        self,
+        round: int,
+        losses: Mapping[str, float],
+        scores: Mapping[str, float] | None,
+        seconds: float,
+        dropped: Sequence[str],
+    ) -> None:
+        """As :meth:`Progress.round_finished`."""
+        super().round_finished(round, losses, scores, seconds, dropped)
+        self.message(
+            _join(
+                self._position(),
+                self._clients(),
+                _losses(losses),
+                _scores(scores),
+                duration(seconds),
+                self._time_left(),
+            )
+        )
+        for line in dropped:
+            self.message(f"  dropped: {line}")
+
+    def message(self, text: str) -> None:
+        """One line, flushed."""
+        print(text, file=self._file, flush=True)
+
+
+class LiveProgress(Progress):
+    """Bars for rounds and clients with the latest figures; evaluated rounds stay above as lines."""
+
+    def __init__(self, rounds: int, first_round: int, console: Console) -> None:
+        super().__init__(rounds, first_round)
+        self._console = console
+        self._bars = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            console=console,
+        )
+        done = max(0, first_round - 1)
+        self._rounds_bar = self._bars.add_task("rounds", total=rounds, completed=done, facts="")
+        self._clients_bar = self._bars.add_task("clients", total=None, facts="")
+        self._streams: list[tuple[logging.StreamHandler[TextIO], TextIO]] = []
+
+    def __enter__(self) -> Self:
+        streams = {sys.stdout: "stdout", sys.stderr: "stderr"}
+        self._bars.start()  # from here on sys.stdout and sys.stderr write above the bars ...
+        for handler in _stream_handlers():
+            if handler.stream in streams:  # ... and the handlers that hold the old ones follow
+                self._streams.append((handler, handler.stream))
+                handler.setStream(getattr(sys, streams[handler.stream]))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for handler, stream in self._streams:
+            handler.setStream(stream)
+        self._streams.clear()
+        self._bars.stop()
+
+    def round_started(self, round: int, cohort: int, label: str) -> None:
+        """As :meth:`Progress.round_started`."""
+        super().round_started(round, cohort, label)
+        self._bars.reset(self._clients_bar, total=cohort)
+        self._bars.update(self._clients_bar, description=escape(label) or "clients", facts="")
+
+    def client_done(self, partition: int, ok: bool) -> None:
+        """As :meth:`Progress.client_done`."""
+        super().client_done(partition, ok)
+        failed = f"[red]{self.failed} failed[/]" if self.failed else ""
+        self._bars.update(self._clients_bar, completed=self.done, facts=failed)
+
+    def round_finished(
+        self,
+        round: int,
+        losses: Mapping[str, float],
+        scores: Mapping[str, float] | None,
+        seconds: float,
+        dropped: Sequence[str],
+    ) -> None:
+        """As :meth:`Progress.round_finished`."""
+        super().round_finished(round, losses, scores, seconds, dropped)
+        knn = "" if self.knn is None else f"kNN {percent(self.knn)}"
+        facts = _join(_losses(losses), knn, self._time_left())
+        self._bars.update(self._rounds_bar, completed=round, facts=escape(facts))
+        if scores:
+            self.message(
+                _join(self._position(), _losses(losses), _scores(scores), duration(seconds))
+            )
+        for line in dropped:
+            self.message(f"{self._position()}  dropped: {line}")
+
+    def message(self, text: str) -> None:
+        """A line above the bars."""
+        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _join(*facts: str) -> str:
+    return "  ".join(fact for fact in facts if fact)
+
+
+def _losses(losses: Mapping[str, float]) -> str:
+    parts = ", ".join(f"{k} {v:.3f}" for k, v in losses.items() if k != "total")
+    if "total" not in losses:
+        return parts
+    return f"loss {losses['total']:.3f}" + (f" ({parts})" if parts else "")
+
+
+def _scores(scores: Mapping[str, float] | None) -> str:
+    names = {"knn": "kNN", "linear": "linear"}
+    return _join(*(f"{names[k]} {percent(v)}" for k, v in (scores or {}).items() if k in names))
+
+
+def _stream_handlers() -> list[logging.StreamHandler[TextIO]]:
+    known = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict)]
+    handlers = (handler for logger in [logging.root, *known] for handler in logger.handlers)
+    return [h for h in dict.fromkeys(handlers) if isinstance(h, logging.StreamHandler)]

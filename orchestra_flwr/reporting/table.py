@@ -1,0 +1,86 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestra_flwr.reporting.text import duration, lookup, percent, size
+
+ROWS = (
+    ("kNN, target", ("knn",)),
+    ("kNN, online", ("online", "knn")),
+    ("linear probe, target", ("linear",)),
+    ("linear probe, online", ("online", "linear")),
+)
+
+
+def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Table:
+    """What training brought, in percent; figures that are missing are shown as "-".
+
+    The table is ASCII and valid Markdown, to be pasted into an issue or a README.
+
+    Args:
+        untrained: scores before training, in the shape of `summary.json`: `knn` and `linear` of
+            the target backbone, and under `online` those of the online one, all as fractions.
+        trained: scores after training, in the same shape.
+    """
+    table = Table(box=box.MARKDOWN)
+    table.add_column("accuracy")
+    for column in ("untrained", "trained", "gain"):
+        table.add_column(column, justify="right")
+    for name, keys in ROWS:
+        before, after = lookup(untrained, *keys), lookup(trained, *keys)
+        table.add_row(name, _cell(before), _cell(after), _gain(before, after))
+    return table
+
+
+def print_summary(
+    summary: Mapping[str, Any], folder: str | Path, console: Console | None = None
+) -> None:
+    """Prints the table, what the run cost, and on the last line its folder.
+
+    Args:
+        summary: what `summary.json` holds; everything in it may be missing.
+        folder: the run folder.
+        console: where to print; stdout if None.
+    """
+    console = console or Console()
+    console.print(scores_table(summary.get("untrained") or {}, summary))
+    for line in (_cost(summary), _privacy(summary), f"run folder: {folder}"):
+        if line:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cost(summary: Mapping[str, Any]) -> str:
+    facts = []
+    if summary.get("rounds") is not None:
+        facts.append(f"{summary['rounds']} round" + "s" * (summary["rounds"] != 1))
+    if summary.get("seconds") is not None:
+        facts.append(duration(summary["seconds"]))
+    for direction in ("up", "down"):
+        if summary.get(f"bytes_{direction}") is not None:
+            facts.append(f"{size(summary[f'bytes_{direction}'])} {direction}")
+    return ", ".join(facts)
+
+
+def _privacy(summary: Mapping[str, Any]) -> str:
+    k = summary.get("k_anonymity")
+    return "" if k is None else f"every centroid that left a client stands for {k} images or more"
+
+
+def _cell(score: float | None) -> str:
+    return "-" if score is None else percent(score)
+
+
+def _gain(before: float | None, after: float | None) -> Text:
+    if before is None or after is None:
+        return Text("-")
+    gain = 100 * (after - before)
+    return Text(f"{gain:+.1f}", style="green" if gain > 0 else "red" if gain < 0 else "")

@@ -1,0 +1,38 @@
+"""Figures of records, and how a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def lookup(record: Mapping[str, Any], *keys: str) -> float | None:
+    """The figure at a path of keys, e.g. "scores", "target", "knn"; None where there is none."""
+    value: Any = record
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return None if value is None else float(value)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as text: "4.2 s", "42 s", "7 min", "2 h 05 min"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(count: float) -> str:
+    """Bytes as text, in decimal units: "123 B", "4.5 MB", "12.3 GB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as text: "45.1 %"."""
+    return f"{100 * fraction:.1f} %"

@@ -1,0 +1,115 @@
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from orchestra_flwr.reporting import plot_curves, plot_partition
+
+
+def record(round, scores=None):
+    return {
+        "round": round,
+        "seconds": 4.0 + round % 2,
+        "loss": {"cluster": 2 / round, "rotation": 1 / round, "total": 3 / round},
+        "bytes_up": 45_000_000,
+        "bytes_down": 46_000_000,
+    } | ({"scores": scores} if scores else {})
+
+
+def scores(value):
+    return {
+        b: {"knn": value, "linear": value + 0.1, "feature_std": 0.9} for b in ("target", "online")
+    }
+
+
+UNTRAINED = {"round": 0, "scores": scores(0.3)}
+CLUSTERING = {"round": 0, "seconds": 1.0, "bytes_up": 1000, "bytes_down": 45_000_000}
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that were saved, to look into them."""
+    saved, savefig = [], Figure.savefig
+
+    def keep(self, *arguments, **options):
+        saved.append(self)
+        return savefig(self, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return saved
+
+
+def lines(panel):
+    return {
+        line.get_label(): (list(line.get_xdata()), [float(y) for y in line.get_ydata()])
+        for line in panel.lines
+    }
+
+
+def test_curves_show_the_records(tmp_path, figures):
+    rounds = [record(r, scores(0.3 + 0.1 * r) if r % 2 == 0 else None) for r in range(1, 6)]
+    plot_curves([UNTRAINED, CLUSTERING, *rounds], tmp_path / "curves.png")
+    image = matplotlib.image.imread(tmp_path / "curves.png")
+    assert min(image.shape[:2]) > 600
+    loss, accuracy, traffic, seconds = figures[0].axes
+    assert lines(loss)["rotation"] == ([1, 2, 3, 4, 5], [1 / r for r in range(1, 6)])
+    assert list(lines(loss)) == ["cluster", "rotation", "total"]
+    assert lines(accuracy)["kNN, target"] == ([2, 4], pytest.approx([50, 70]))
+    assert lines(accuracy)["linear probe, online"] == ([2, 4], pytest.approx([60, 80]))
+    assert lines(accuracy)["kNN, untrained"][1] == pytest.approx([30, 30])
+    assert lines(accuracy)["linear probe, untrained"][1] == pytest.approx([40, 40])
+    assert lines(traffic)["down"] == ([1, 2, 3, 4, 5], pytest.approx([46] * 5))
+    assert [y for _, y in lines(seconds).values()] == [[5, 4, 5, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        [],
+        [UNTRAINED],
+        [CLUSTERING],
+        [record(1)],
+        [UNTRAINED, record(1, scores(0.4))],
+        [record(1) | {"loss": {"total": None}}, record(2) | {"loss": None}],
+        [record(1) | {"loss": {f"part {i}": 1.0 for i in range(9)}}],
+    ],
+    ids=["nothing", "untrained", "clustering", "no scores", "one", "null", "many parts"],
+)
+def test_curves_cope_with_what_is_missing(metrics, tmp_path, recwarn):
+    plot_curves(metrics, tmp_path / "curves.png")
+    assert matplotlib.image.imread(tmp_path / "curves.png").std() > 0
+    assert not recwarn.list
+
+
+def test_a_panel_without_data_says_so(tmp_path, figures):
+    plot_curves([record(1)], tmp_path / "curves.png")
+    texts = [[t.get_text() for t in panel.texts] for panel in figures[0].axes]
+    assert texts == [[], ["not measured"], [], []]
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (10, 10), (400, 100)])
+def test_partition_shows_every_count(clients, classes, tmp_path, figures):
+    counts = np.random.default_rng(0).poisson(2, (clients, classes))
+    plot_partition(counts, [f"class {i}" for i in range(classes)], tmp_path / "split.png")
+    height, width = matplotlib.image.imread(tmp_path / "split.png").shape[:2]
+    assert height < 1300
+    assert width < 2200
+    sizes, heat = figures[0].axes[:2]
+    assert [bar.get_height() for bar in sizes.patches] == counts.sum(1).tolist()
+    shown = heat.images[0].get_array()
+    assert shown.filled(0).tolist() == counts.T.tolist()
+    assert shown.mask.sum() == (counts == 0).sum()
+    if clients == 10:
+        assert len(heat.texts) == (counts > 0).sum()
+        assert [t.get_text() for t in heat.get_yticklabels()] == [f"class {i}" for i in range(10)]
+
+
+def test_an_empty_partition_and_long_names(tmp_path, recwarn):
+    plot_partition(np.zeros((3, 2), dtype=int), ["x" * 200, "y"], tmp_path / "split.png")
+    assert not recwarn.list
+
+
+def test_counts_must_fit_the_names(tmp_path):
+    with pytest.raises(ValueError, match="do not fit 2 class names"):
+        plot_partition(np.ones((3, 4), dtype=int), ["a", "b"], tmp_path / "split.png")
+    assert not (tmp_path / "split.png").exists()

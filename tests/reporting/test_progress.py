@@ -1,0 +1,182 @@
+import logging
+import sys
+import time
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from orchestra_flwr.reporting import make_progress
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+def a_round(progress, clock, number, scores=None, *, dropped=(), seconds=60.0):
+    progress.round_started(number, 3, "training")
+    for partition in range(3):
+        clock.now += seconds / 3
+        progress.client_done(partition, ok=partition >= len(dropped))
+    losses = {"cluster": 1.25, "rotation": 0.75, "total": 2.0}
+    progress.round_finished(number, losses, scores, seconds, dropped)
+
+
+def test_plain_is_one_line_a_round_with_all_facts(clock, capsys):
+    with make_progress("plain", rounds=10, first_round=1) as progress:
+        progress.round_started(0, 3, "clustering")
+        progress.round_finished(0, {}, None, 5.0, [])
+        a_round(progress, clock, 1, {"knn": 0.451, "linear": 0.6, "feature_std": 0.9}, seconds=6)
+        a_round(progress, clock, 2, dropped=["client 4: not finite"], seconds=6)
+        progress.message("done")
+    clustering, first, second, dropped, done = capsys.readouterr().out.splitlines()
+    assert clustering == "round 0/10 clustering  0/3 clients  5.0 s"
+    assert first == (
+        "round 1/10 training  3/3 clients  loss 2.000 (cluster 1.250, rotation 0.750)  "
+        "kNN 45.1 %  linear 60.0 %  6.0 s  54 s left"
+    )
+    assert "3/3 clients (1 failed)" in second
+    assert second.endswith("6.0 s  48 s left")
+    assert dropped == "  dropped: client 4: not finite"
+    assert done == "done"
+
+
+def test_plain_lines_are_flushed_and_without_control_characters(clock):
+    class File(StringIO):
+        unflushed = 0
+
+        def write(self, text):
+            self.unflushed += 1
+            return super().write(text)
+
+        def flush(self):
+            self.unflushed = 0
+
+    file = File()
+    with make_progress("plain", 2, 1, Console(file=file)) as progress:
+        a_round(progress, clock, 1, seconds=6)
+        assert file.unflushed == 0
+    assert file.getvalue().count("\n") == 1
+    assert file.getvalue().strip().isascii()
+    assert file.getvalue().strip().isprintable()
+
+
+def test_long_rounds_give_a_line_every_half_minute_at_most(clock, capsys):
+    with make_progress("plain", 1, 1) as progress:
+        progress.round_started(1, 400, "training")
+        for partition in range(400):
+            clock.now += 0.3
+            progress.client_done(partition, ok=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("round 1/1 training  10")
+    assert lines[0].endswith("clients  30 s")
+
+
+def test_time_left_counts_what_lies_between_rounds_and_only_rounds_run_here(clock, capsys):
+    with make_progress("plain", rounds=100, first_round=91) as progress:
+        a_round(progress, clock, 91, seconds=60)
+        clock.now += 60  # an evaluation
+        a_round(progress, clock, 92, seconds=60)
+    first, second = capsys.readouterr().out.splitlines()[1::2]
+    assert first.endswith("9 min left")
+    assert second.endswith("12 min left")  # (60 + 60 + 60) / 2 seconds for each of 8
+
+
+def test_off_shows_nothing(clock, capsys):
+    with make_progress("off", 1, 1) as progress:
+        a_round(progress, clock, 1)
+        progress.message("hello")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_auto_is_plain_where_stdout_is_no_terminal(clock, capsys):
+    with make_progress("auto", 1, 1) as progress:
+        a_round(progress, clock, 1, seconds=1)
+    assert capsys.readouterr().out.startswith("round 1/1 training  3/3 clients")
+
+
+@pytest.mark.parametrize(("term", "live"), [("xterm", True), ("dumb", False)])
+def test_auto_on_a_terminal_is_live_unless_it_is_dumb(clock, monkeypatch, term, live):
+    monkeypatch.setenv("TERM", term)
+    file = StringIO()
+    with make_progress("auto", 1, 1, Console(file=file, force_terminal=True)) as progress:
+        a_round(progress, clock, 1)
+    assert ("\x1b[" in file.getvalue()) is live
+
+
+def live_run(first_round=1, act=lambda progress: None):
+    file = StringIO()
+    console = Console(file=file, force_terminal=True, width=160, color_system=None)
+    with make_progress("live", 10, first_round, console) as progress:
+        progress.round_started(first_round, 3, "training")
+        progress.client_done(7, ok=True)
+        progress.client_done(8, ok=False)
+        act(progress)
+        losses = {"cluster": 1.25, "total": 2.0}
+        progress.round_finished(first_round, losses, {"knn": 0.451}, 4.2, ["client 8: [late]"])
+    return file.getvalue()
+
+
+def test_live_shows_rounds_clients_losses_scores_and_time_left():
+    text = live_run(first_round=4)
+    assert " 3/10" in text[: text.index("clients")]  # rounds of before the resume count as done
+    last = text[text.rindex("rounds") :]
+    assert " 4/10" in last
+    assert " 2/3" in last
+    assert "1 failed" in last
+    assert "loss 2.000 (cluster 1.250)" in last
+    assert "kNN 45.1 %" in last
+    assert " left" in last
+    assert "round 4/10 training  loss 2.000 (cluster 1.250)  kNN 45.1 %  4.2 s\n" in text
+    assert "dropped: client 8: [late]\n" in text
+
+
+def test_logs_prints_and_messages_stand_on_lines_of_their_own_above_the_bars(capsys):
+    logger = logging.getLogger("test_progress.noise")
+    handler = logging.StreamHandler(sys.stderr)  # holds the stream of before the display
+    before = handler.stream
+    logger.addHandler(handler)
+
+    def noise(progress):
+        logger.warning("a log record")
+        print("a print")
+        progress.message("a message [/bold]")
+
+    try:
+        text = live_run(act=noise)
+        assert handler.stream is before
+        logger.warning("after")
+    finally:
+        logger.removeHandler(handler)
+    for line in ("a log record", "a print", "a message [/bold]"):
+        # The bars are erased before the line and drawn again after it.
+        assert f"\x1b[2K{line}\n" in text
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "after\n"
+
+
+def test_live_gives_the_terminal_back_after_an_error():
+    stdout, file = sys.stdout, StringIO()
+
+    def fail():
+        with make_progress("live", 3, 1, Console(file=file, force_terminal=True)) as progress:
+            progress.round_started(1, 2, "training")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert sys.stdout is stdout
+    assert file.getvalue().endswith("\x1b[?25h")  # the cursor is visible

@@ -1,0 +1,39 @@
+import pytest
+
+from orchestra_flwr.reporting.text import duration, lookup, percent, size
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (4.23, "4.2 s"),
+        (42, "42 s"),
+        (119, "2 min"),
+        (3599, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+    ],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_size():
+    assert [size(n) for n in (12, 4_500, 45_000_000, 2e9, 3e12)] == [
+        "12 B",
+        "4.5 kB",
+        "45.0 MB",
+        "2.0 GB",
+        "3.0 TB",
+    ]
+
+
+def test_percent():
+    assert percent(0.4512) == "45.1 %"
+
+
+def test_lookup():
+    record = {"scores": {"target": {"knn": 0}}, "loss": None}
+    assert lookup(record, "scores", "target", "knn") == 0
+    for keys in (("scores", "online", "knn"), ("loss", "total"), ("nothing",)):
+        assert lookup(record, *keys) is None
