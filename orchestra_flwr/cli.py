@@ -45,13 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _simulate(config: Config) -> int:
     # Heavy imports wait until the configuration is known to be right.
     from orchestra_flwr.federation.population import load_population
-    from orchestra_flwr.federation.simulation import simulate
+    from orchestra_flwr.federation.simulation import check_resources, simulate
     from orchestra_flwr.federation.strategy import FederationError
     from orchestra_flwr.methods import build_method
     from orchestra_flwr.reporting import RunFolder, make_progress, print_summary
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
+    check_resources(config)
     population = load_population(config)
     build_method(config, population.dataset.channels)  # checks the method's own options
     folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)

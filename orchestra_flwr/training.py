@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orchestra_flwr.config import AugmentationConfig, TrainingConfig
+from orchestra_flwr.config import AugmentationConfig, ConfigError, TrainingConfig
 from orchestra_flwr.data import augment, epoch_batches
 from orchestra_flwr.methods import Batch, Contribution, Method
 from orchestra_flwr.models import normalise
@@ -64,10 +64,11 @@ def train_round(
     )
     totals: dict[str, Tensor] = {}
     steps = 0
-    for batch in _batches(method, images, training, augmentation, seed, training.local_epochs):
+    epochs = training.local_epochs
+    for batch in _batches(method, images, training, augmentation, seed, epochs=epochs):
         parts = method.loss(batch)
         optimizer.zero_grad()
-        torch.stack(list(parts.values())).sum().backward()
+        torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         steps += 1
         for name, part in parts.items():
@@ -103,6 +104,7 @@ def _batches(
     training: TrainingConfig,
     augmentation: AugmentationConfig,
     seed: ClientSeed,
+    *,
     epochs: int,
 ) -> Iterator[Batch]:
     recipes = [recipe.limited(augmentation) for recipe in method.recipes()]
@@ -141,10 +143,12 @@ def resolve_device(name: str) -> torch.device:
     """The device that `device=` names; auto takes a GPU where one is visible.
 
     Raises:
-        TrainingError: a GPU is asked for and none is visible.
+        ConfigError: a GPU is asked for that is not there.
     """
+    visible = torch.cuda.device_count()
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise TrainingError(f"device={name}: no GPU is visible here (device=auto, device=cpu)")
-    return torch.device(name)
+        return torch.device("cuda" if visible else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= visible:
+        raise ConfigError(f"device={name}: {visible} GPUs are visible here (device=auto or cpu)")
+    return device

@@ -37,6 +37,12 @@ def _own_folders():
 
 
 @pytest.fixture
+def tiny_overrides():
+    """What makes a run take a second, for the command line."""
+    return TINY
+
+
+@pytest.fixture
 def tiny():
     """Makes the configuration of a run that takes a second."""
     return lambda *overrides: load_config([*TINY, *overrides])

@@ -4,8 +4,6 @@ import pytest
 
 from orchestra_flwr.cli import main
 
-from .conftest import TINY
-
 
 @pytest.fixture
 def sim(tmp_path, monkeypatch, capsys):
@@ -44,8 +42,8 @@ def test_bad_input_is_one_line_and_exit_code_2(sim, tmp_path, arguments, names):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_then_its_table_and_folder(sim, tmp_path):
-    code, out, _ = sim(*TINY)
+def test_a_run_then_its_table_and_folder(sim, tmp_path, tiny_overrides):
+    code, out, _ = sim(*tiny_overrides)
     assert code == 0
     (folder,) = (tmp_path / "outputs" / "orchestra-digits").iterdir()
     assert "untrained" in out and "trained" in out and "gain" in out
@@ -54,24 +52,24 @@ def test_a_run_then_its_table_and_folder(sim, tmp_path):
             "curves.png", "partition.png", "checkpoint"} <= {p.name for p in folder.iterdir()}  # fmt: skip
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(sim, tmp_path):
-    assert sim(*TINY, "run_dir=mine")[0] == 0
+def test_a_folder_that_holds_a_run_is_not_written_over(sim, tmp_path, tiny_overrides):
+    assert sim(*tiny_overrides, "run_dir=mine")[0] == 0
     before = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
-    code, _, err = sim(*TINY, "run_dir=mine")
+    code, _, err = sim(*tiny_overrides, "run_dir=mine")
     assert code == 2 and "run_dir=mine" in err and "resume" in err
     assert {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()} == before
 
 
-def test_resume_with_another_configuration_is_refused(sim, tmp_path):
-    assert sim(*TINY, "run_dir=mine")[0] == 0
+def test_resume_with_another_configuration_is_refused(sim, tmp_path, tiny_overrides):
+    assert sim(*tiny_overrides, "run_dir=mine")[0] == 0
     before = (tmp_path / "mine" / "metrics.jsonl").read_bytes()
     code, _, err = sim("resume=mine", "training.lr=0.5")
     assert code == 2 and "training.lr=0.5" in err
     assert (tmp_path / "mine" / "metrics.jsonl").read_bytes() == before
 
 
-def test_resuming_a_finished_run_changes_nothing(sim, tmp_path):
-    assert sim(*TINY, "run_dir=mine")[0] == 0
+def test_resuming_a_finished_run_changes_nothing(sim, tmp_path, tiny_overrides):
+    assert sim(*tiny_overrides, "run_dir=mine")[0] == 0
     encoder = (tmp_path / "mine" / "encoder.safetensors").read_bytes()
     metrics = (tmp_path / "mine" / "metrics.jsonl").read_bytes()
     code, out, _ = sim("resume=mine")
@@ -80,14 +78,16 @@ def test_resuming_a_finished_run_changes_nothing(sim, tmp_path):
     assert (tmp_path / "mine" / "metrics.jsonl").read_bytes() == metrics
 
 
-def test_a_failed_run_is_exit_code_1_and_can_be_continued(sim, tmp_path):
-    code, _, err = sim(*TINY, "training.lr=1e30", "training.local_epochs=4", "run_dir=mine")
+def test_a_failed_run_is_exit_code_1_and_can_be_continued(sim, tmp_path, tiny_overrides):
+    code, _, err = sim(
+        *tiny_overrides, "training.lr=1e30", "training.local_epochs=4", "run_dir=mine"
+    )
     assert code == 1
     assert "client 0: TrainingError" in err and "resume=mine" in err
 
 
-def test_a_damaged_checkpoint_is_exit_code_1(sim, tmp_path):
-    assert sim(*TINY, "run_dir=mine")[0] == 0
+def test_a_damaged_checkpoint_is_exit_code_1(sim, tmp_path, tiny_overrides):
+    assert sim(*tiny_overrides, "run_dir=mine")[0] == 0
     (tmp_path / "mine" / "checkpoint" / "state.safetensors").write_bytes(b"x")
     code, _, err = sim("resume=mine")
     assert code == 1 and "cannot resume from" in err
@@ -101,6 +101,6 @@ def test_help_and_cfg(sim, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensorboard(sim, tmp_path):
-    assert sim(*TINY, "run_dir=mine", "logging.tensorboard=true")[0] == 0
+def test_tensorboard(sim, tmp_path, tiny_overrides):
+    assert sim(*tiny_overrides, "run_dir=mine", "logging.tensorboard=true")[0] == 0
     assert list((tmp_path / "mine" / "tensorboard").iterdir())

@@ -4,6 +4,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.methods import Role, build_method
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import (
@@ -20,7 +21,10 @@ def images(n, seed=0):
     return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
 
 
-def train(config, given=40, seed=ClientSeed(0, 1, 0), work=train_round):
+SEED = ClientSeed(0, 1, 0)
+
+
+def train(config, given=40, seed=SEED, work=train_round):
     method = build_method(config, 1)
     method.global_centroids.copy_(torch.eye(4, 16))
     given = images(given) if isinstance(given, int) else given
@@ -33,7 +37,7 @@ def shared(method):
 
 
 def test_steps_losses_and_centroids(tiny):
-    method, result = train(tiny("training.local_epochs=3"))
+    _, result = train(tiny("training.local_epochs=3"))
     assert result.steps == 3 * 3  # 40 images in batches of 16: the last of 8 is kept
     assert set(result.losses) == {"cluster", "rotation"}
     assert all(0 < loss < 10 for loss in result.losses.values())
@@ -60,7 +64,10 @@ def test_same_seed_same_bits_whatever_the_global_generator(tiny):
     first, _ = train(tiny())
     torch.manual_seed(2)
     again, _ = train(tiny())
-    assert all(torch.equal(a, b) for a, b in zip(shared(first).values(), shared(again).values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(shared(first).values(), shared(again).values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("seed", [ClientSeed(1, 1, 0), ClientSeed(0, 2, 0), ClientSeed(0, 1, 1)])
@@ -70,7 +77,7 @@ def test_other_seed_round_or_client_other_weights(tiny, seed):
 
 
 def test_the_target_follows_before_the_optimizer_steps(tiny, monkeypatch):
-    """After the second step: target = m T0 + (1 - m) O1, with O1 the online weights after the first."""
+    """After two steps the target is m T0 + (1 - m) O1, O1 being the online weights after one."""
     config = tiny("method.ema=0.9", "training.lr=0.1")
     method = build_method(config, 1)
     start = copy.deepcopy(method.backbone)
@@ -82,7 +89,7 @@ def test_the_target_follows_before_the_optimizer_steps(tiny, monkeypatch):
         online.append(copy.deepcopy(method.backbone))
 
     monkeypatch.setattr(torch.optim.SGD, "step", recording)
-    train_round(method, images(32), config.training, config.data.augmentation, ClientSeed(0, 1, 0))
+    train_round(method, images(32), config.training, config.data.augmentation, SEED)
     assert len(online) == 2
     for t, t0, o1 in zip(
         method.target_backbone.parameters(), start.parameters(), online[0].parameters(), strict=True
@@ -114,5 +121,5 @@ def test_a_gpu_that_is_not_there_is_told():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     assert resolve_device("auto").type == "cpu"
-    with pytest.raises(TrainingError, match="no GPU is visible"):
+    with pytest.raises(ConfigError, match="device=cuda:0: 0 GPUs are visible"):
         resolve_device("cuda:0")

@@ -8,13 +8,15 @@ from __future__ import annotations
 import traceback
 from functools import lru_cache
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.population import Population, load_population
+from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, from_record, to_record
 from orchestra_flwr.training import resolve_device
 
@@ -66,16 +68,15 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
 
 
 def _client(config_json: str, partition_id: int) -> OrchestraClient:
-    population = _population(config_json)
-    images = population.dataset.train.images
-    chosen = torch.from_numpy(population.parts[partition_id]).to(images.device)
+    images, parts = _population(config_json)
+    chosen = torch.from_numpy(parts[partition_id]).to(images.device)
     return OrchestraClient(Config.from_json(config_json), partition_id, images[chosen])
 
 
 @lru_cache(maxsize=1)
-def _population(config_json: str) -> Population:
-    """Loaded and put on the device once a process and run."""
+def _population(config_json: str) -> tuple[Tensor, list[np.ndarray]]:
+    """All training images, put on the device once a process and run, and their split."""
     config = Config.from_json(config_json)
     population = load_population(config)
-    device = resolve_device(config.device)
-    return Population(population.dataset.to(device), population.parts)
+    images = population.dataset.train.images
+    return images.to(resolve_device(config.device)), population.parts

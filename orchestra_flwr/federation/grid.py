@@ -19,7 +19,7 @@ TIMEOUT_CODE = 100
 POLL_SECONDS = 0.05
 
 
-class Cancelled(RuntimeError):
+class EngineStoppedError(RuntimeError):
     """The engine behind the grid has stopped."""
 
 
@@ -29,7 +29,7 @@ class StreamingGrid(Grid):
     Args:
         grid: the grid of a simulation or of a SuperLink.
         window: at most so many messages are under way; None: all at once.
-        cancelled: asked while waiting; true ends the wait with :class:`Cancelled`.
+        cancelled: asked while waiting; true ends the wait with :class:`EngineStoppedError`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StreamingGrid(Grid):
         gets an error reply. Only the reply that is due is pulled; later ones wait in the grid.
 
         Raises:
-            Cancelled: the engine has stopped.
+            EngineStoppedError: the engine has stopped.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = iter(messages)
@@ -104,7 +104,7 @@ class StreamingGrid(Grid):
             for reply in self._grid.pull_messages([message_id]):
                 return reply
             if self._cancelled():
-                raise Cancelled("the engine stopped while clients were at work")
+                raise EngineStoppedError("the engine stopped while clients were at work")
             if deadline is not None and time.monotonic() > deadline:
                 return _failure("no reply within federation.round_timeout", message)
             time.sleep(POLL_SECONDS)

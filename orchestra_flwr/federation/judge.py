@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 from dataclasses import asdict
 
-from torch import nn
-
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
 from orchestra_flwr.evaluation import evaluate
 from orchestra_flwr.methods import Method
-from orchestra_flwr.models import Encoder, EncoderSpec
+from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.training import resolve_device, torch_threads
 
 Scores = dict[str, dict[str, float]]  # backbone -> score -> value
@@ -48,15 +46,21 @@ class Judge:
         with torch_threads():
             return {name: self._score(backbone) for name, backbone in method.backbones().items()}
 
-    def encoder(self, backbone: nn.Module) -> Encoder:
+    def encoder(self, backbone: Backbone) -> Encoder:
         """A frozen copy of a backbone."""
         return Encoder(self.spec, copy.deepcopy(backbone))
 
-    def _score(self, backbone: nn.Module) -> dict[str, float]:
+    def _score(self, backbone: Backbone) -> dict[str, float]:
         train, test = self.dataset.train, self.dataset.test
         assert test is not None and train.labels is not None and test.labels is not None
         encoder = self.encoder(backbone).to(resolve_device(self.config.device))
-        scores = evaluate(
-            encoder, train.images, train.labels, test.images, test.labels, self.config.evaluation
+        return asdict(
+            evaluate(
+                encoder,
+                train.images,
+                train.labels,
+                test.images,
+                test.labels,
+                config=self.config.evaluation,
+            )
         )
-        return asdict(scores)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schemas
 from orchestra_flwr.methods import Role
@@ -14,7 +14,7 @@ from orchestra_flwr.methods import Role
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
 
 
-class BadReply(ValueError):
+class BadReplyError(ValueError):
     """A reply that cannot be used; its text says why."""
 
 
@@ -51,37 +51,41 @@ def check_reply(
         trained: whether shared state is expected.
 
     Raises:
-        BadReply: an error reply, another schema, missing or surplus arrays, wrong shapes or sizes,
+        BadReplyError: an error reply, another schema, missing or surplus arrays, wrong shapes or sizes,
             values that are not finite, or no images.
     """
     if message.has_error():
-        raise BadReply(message.error.reason or f"error code {message.error.code}")
+        raise BadReplyError(message.error.reason or f"error code {message.error.code}")
     content = message.content
     if (
         not {ARRAYS} <= content.array_records.keys()
         or not {METRICS} <= content.metric_records.keys()
     ):
-        raise BadReply("the reply lacks its arrays or metrics")
-    told = content.config_records.get(CONFIG, {}).get("schema", "none")
+        raise BadReplyError("the reply lacks its arrays or metrics")
+    told = str(content.config_records.get(CONFIG, ConfigRecord()).get("schema", "none"))
     if told != schemas.fingerprint:
-        raise BadReply(f"schema {told} instead of {schemas.fingerprint}: another model or version")
+        raise BadReplyError(
+            f"schema {told} instead of {schemas.fingerprint}: another model or version"
+        )
     metrics = _metrics(content.metric_records[METRICS])
     examples = metrics.get("examples", 0)
     if examples < 1 or examples != int(examples):
-        raise BadReply(f"trained on {examples:g} images")
+        raise BadReplyError(f"trained on {examples:g} images")
 
     record = content.array_records[ARRAYS]
     shared = {Role.SHARED.value} if trained else set()
     if record.keys() != shared | limits.keys():
-        raise BadReply(f"arrays {sorted(record)} instead of {sorted(shared | limits.keys())}")
+        raise BadReplyError(f"arrays {sorted(record)} instead of {sorted(shared | limits.keys())}")
     state = _array(record, Role.SHARED.value, schemas.shared.size) if trained else None
     if state is not None and state.shape != (schemas.shared.size,):
-        raise BadReply(f"shared state of shape {state.shape} instead of ({schemas.shared.size},)")
+        raise BadReplyError(
+            f"shared state of shape {state.shape} instead of ({schemas.shared.size},)"
+        )
     contributions = {}
     for name, (rows, width) in limits.items():
         array = _array(record, name, rows * width)
         if array.ndim != 2 or not 1 <= array.shape[0] <= rows or array.shape[1] != width:
-            raise BadReply(f"{name} of shape {array.shape} instead of (1 to {rows}, {width})")
+            raise BadReplyError(f"{name} of shape {array.shape} instead of (1 to {rows}, {width})")
         contributions[name] = array
     return Reply(state, contributions, int(examples), metrics)
 
@@ -90,7 +94,7 @@ def _metrics(record: Mapping[str, object]) -> dict[str, float]:
     metrics = {}
     for name, value in record.items():
         if not isinstance(value, int | float) or not np.isfinite(value):
-            raise BadReply(f"metric {name} is {value}")
+            raise BadReplyError(f"metric {name} is {value}")
         metrics[name] = float(value)
     return metrics
 
@@ -99,13 +103,15 @@ def _array(record: ArrayRecord, name: str, size: int) -> np.ndarray:
     array = record[name]
     # Measured before it is decoded: a reply of a hundred times the size costs nothing more.
     if len(array.data) > 4 * size + HEADER:
-        raise BadReply(f"{name} of {len(array.data)} bytes, at most {4 * size + HEADER} expected")
+        raise BadReplyError(
+            f"{name} of {len(array.data)} bytes, at most {4 * size + HEADER} expected"
+        )
     try:
         values = array.numpy()
     except (ValueError, TypeError, EOFError, OSError) as error:
-        raise BadReply(f"{name} cannot be decoded: {error}") from None
+        raise BadReplyError(f"{name} cannot be decoded: {error}") from None
     if values.dtype != np.float32:
-        raise BadReply(f"{name} is {values.dtype} instead of float32")
+        raise BadReplyError(f"{name} is {values.dtype} instead of float32")
     if not np.isfinite(values).all():
-        raise BadReply(f"{name} holds values that are not finite")
+        raise BadReplyError(f"{name} holds values that are not finite")
     return values

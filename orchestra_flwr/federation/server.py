@@ -114,7 +114,7 @@ class _Run:
         seconds = time.perf_counter() - started
         scores = self.judge.scores(self.method) if self._is_judged(number) else None
         record = _record(number, report, seconds, scores)
-        self.folder.append(record)
+        self.folder.append_metrics(record)
         position = Position(
             round=number,
             seconds=position.seconds + time.perf_counter() - started,
@@ -128,9 +128,10 @@ class _Run:
         save_checkpoint(self.folder.checkpoint, self.method, position)
         if self.log:
             self.log.add(number, record)
-        flat = {f"{b} {s}": v for b, each in (scores or {}).items() for s, v in each.items()}
+        kept = next(iter(self.method.backbones()))
         dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
-        self.progress.round_finished(number, record["loss"], flat or None, seconds, dropped)
+        shown = scores[kept] if scores else None
+        self.progress.round_finished(number, record["loss"], shown, seconds, dropped)
         return position
 
     def _exchange(self, number: int, strategy: OrchestraStrategy) -> RoundReport:

@@ -7,19 +7,21 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.data import class_counts
 from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.grid import StreamingGrid
 from orchestra_flwr.federation.inline import InlineGrid
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.federation.strategy import FederationError
-from orchestra_flwr.reporting import Progress, RunFolder
+from orchestra_flwr.reporting import Progress, RunFolder, plot_partition
 from orchestra_flwr.training import resolve_device, usable_cpus
 
 
@@ -35,6 +37,7 @@ def simulate(
         ConfigError: resources that this machine does not have.
         FederationError: the run could not be completed.
     """
+    _plot_split(population, folder)
     if config.engine == "inline":
         grid = InlineGrid(client_app, config.federation.clients)
         return run_federation(grid, config, population, folder, progress)
@@ -46,6 +49,27 @@ def simulate(
         window,
         lambda grid: run_federation(grid, config, population, folder, progress),
     )
+
+
+def check_resources(config: Config) -> None:
+    """Tells what this machine lacks for a run before anything is written.
+
+    Raises:
+        ConfigError: a GPU that is not there.
+    """
+    resolve_device(config.device)
+    if config.engine == "ray":
+        ray_backend(config)
+
+
+def _plot_split(population: Population, folder: RunFolder) -> None:
+    train = population.dataset.train
+    if train.labels is None:
+        counts, names = np.array([[len(part)] for part in population.parts]), ["images"]
+    else:
+        counts = class_counts(population.parts, train.labels, len(train.classes))
+        names = list(train.classes)
+    plot_partition(counts, names, folder.path / "partition.png")
 
 
 def worker_count(config: Config) -> int:
@@ -60,8 +84,6 @@ def ray_backend(config: Config) -> dict[str, Any]:
         ConfigError: a GPU is asked for and none is there; Flower would wait for it for ever.
     """
     workers = worker_count(config)
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={config.device}: no GPU is visible here (device=auto or cpu)")
     on_gpu = resolve_device(config.device).type == "cuda"
     share = config.ray.gpus_per_client
     if share is None:

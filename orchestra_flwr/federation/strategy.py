@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Strategy
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.aggregation import StreamingMean
-from orchestra_flwr.federation.replies import BadReply, Reply, check_reply
+from orchestra_flwr.federation.replies import BadReplyError, Reply, check_reply
 from orchestra_flwr.federation.wire import (
     ARRAYS,
     CONFIG,
@@ -183,7 +183,7 @@ class OrchestraStrategy(Strategy):
             reply = check_reply(
                 message, self.schemas, self.method.contribution_limits(), trained=trained
             )
-        except BadReply as reason:
+        except BadReplyError as reason:
             self.report.dropped.append(Dropped(client, str(reason)))
             self.on_client(client, False)
             return None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
+from orchestra_flwr.models import Backbone
 
 
 class Role(Enum):
@@ -81,13 +82,13 @@ class Method(nn.Module, ABC):
         """Named scalar parts of the loss; their sum is minimised."""
 
     @abstractmethod
-    def backbones(self) -> dict[str, nn.Module]:
+    def backbones(self) -> dict[str, Backbone]:
         """The backbones worth evaluating, the one to keep first."""
 
-    def start_round(self) -> None:  # noqa: B027 - a hook that most methods leave empty
+    def start_round(self) -> None:
         """Called on the client before its first step of a round."""
 
-    def observe(self, batch: Batch) -> None:  # noqa: B027
+    def observe(self, batch: Batch) -> None:
         """Takes in a batch of the first round, in which nothing is trained."""
 
     def end_round(self, generator: torch.Generator) -> Contribution:
@@ -98,7 +99,7 @@ class Method(nn.Module, ABC):
         """For every array that clients contribute: the most rows, and the exact width."""
         return {}
 
-    def update_server_state(  # noqa: B027
+    def update_server_state(
         self, contributions: Mapping[str, Tensor], generator: torch.Generator
     ) -> None:
         """Makes the server's state from the contributions of all clients, stacked by rows."""

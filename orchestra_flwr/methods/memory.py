@@ -34,7 +34,7 @@ class FeatureMemory(nn.Module):
     def latest(self) -> Tensor:
         """(n, dim) the newest feature of every image that is still remembered, newest first."""
         newest_first = self.images.flip(0)
-        unique, inverse = newest_first.unique(return_inverse=True)
+        unique, inverse = torch.unique(newest_first, return_inverse=True)
         positions = torch.arange(len(newest_first), device=inverse.device)
         first = positions.new_full((len(unique),), len(newest_first))
         first = first.scatter_reduce(0, inverse, positions, "amin").sort().values

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from orchestra_flwr.config import Config, Section, parse
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Contribution, Method, Role
 from orchestra_flwr.methods.memory import FeatureMemory
-from orchestra_flwr.models import build_backbone, projector
+from orchestra_flwr.models import Backbone, build_backbone, projector
 
 # The published recipe: SimCLR's augmentations, with less blur and some solarisation for the view
 # that predicts, and a rotation for the third.
@@ -62,7 +63,7 @@ class Orchestra(Method):
     """Online encoder, target encoder, rotation head, global centroids and feature memory."""
 
     Settings = OrchestraSettings
-    roles = {
+    roles: ClassVar[Mapping[str, Role]] = {
         "backbone": Role.SHARED,
         "projector": Role.SHARED,
         "rotation_head": Role.SHARED,
@@ -94,7 +95,7 @@ class Orchestra(Method):
         """Views for target, online encoder and rotation head."""
         return RECIPES
 
-    def backbones(self) -> dict[str, nn.Module]:
+    def backbones(self) -> dict[str, Backbone]:
         """The target first: Algorithm 2 returns it."""
         return {"target": self.target_backbone, "online": self.backbone}
 

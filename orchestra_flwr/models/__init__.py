@@ -1,6 +1,6 @@
 """Encoders and their heads."""
 
-from orchestra_flwr.models.backbones import build_backbone
+from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.encoder import (
     Encoder,
     EncoderSpec,
@@ -11,6 +11,7 @@ from orchestra_flwr.models.encoder import (
 from orchestra_flwr.models.heads import projector
 
 __all__ = [
+    "Backbone",
     "Encoder",
     "EncoderSpec",
     "build_backbone",

@@ -21,6 +21,12 @@ def _norm(name: str) -> Norm:
     )
 
 
+class Backbone(nn.Module):
+    """Images (B, channels, H, W), normalised, to features (B, dim)."""
+
+    dim: int
+
+
 class BasicBlock(nn.Module):
     """Residual block of two 3x3 convolutions (He et al., 2016)."""
 
@@ -40,10 +46,11 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
         y = self.relu(self.norm1(self.conv1(x)))
-        return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        z: Tensor = self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        return z
 
 
-class ResNet18(nn.Module):
+class ResNet18(Backbone):
     """ResNet-18 for small images: 3x3 stem with stride 1, no max-pool, 8 * width features.
 
     With 3 channels, width 64 and BatchNorm its state has 11,178,452 elements, batch counters
@@ -67,15 +74,20 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W) normalised images to (B, dim) features."""
-        return self.blocks(self.stem(x)).mean((2, 3))
+        features: Tensor = self.blocks(self.stem(x))
+        return features.mean((2, 3))
 
 
-class ConvNet(nn.Module):
-    """Four convolutions for digits and CPU runs, halved twice, 4 * width features."""
+class ConvNet(Backbone):
+    """Four convolutions for digits and CPU runs, halved twice: 16 * width features.
+
+    The last maps are averaged in quarters, not as a whole: in small pictures of signs it matters
+    where a stroke is.
+    """
 
     def __init__(self, channels: int, width: int, norm: Norm) -> None:
         super().__init__()
-        self.dim = 4 * width
+        self.dim = 16 * width
         layers: list[nn.Module] = []
         inputs = channels
         for outputs, stride in ((width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2)):
@@ -85,16 +97,17 @@ class ConvNet(nn.Module):
                 nn.ReLU(inplace=True),
             ]
             inputs = outputs
-        self.layers = nn.Sequential(*layers)
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W) normalised images to (B, dim) features."""
-        return self.layers(x).mean((2, 3))
+        features: Tensor = self.layers(x)
+        return features
 
 
-BACKBONES: dict[str, Callable[..., nn.Module]] = {"resnet18": ResNet18, "convnet": ConvNet}
+BACKBONES: dict[str, Callable[..., Backbone]] = {"resnet18": ResNet18, "convnet": ConvNet}
 
 
-def build_backbone(model: ModelConfig, channels: int) -> nn.Module:
+def build_backbone(model: ModelConfig, channels: int) -> Backbone:
     """The backbone named by the configuration, freshly initialised, for images of `channels`."""
     return partial(BACKBONES[model.name], norm=_norm(model.norm))(channels, model.width)

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig
-from orchestra_flwr.models.backbones import build_backbone
+from orchestra_flwr.models.backbones import Backbone, build_backbone
 
 
 def normalise(images: Tensor) -> Tensor:
-    """Images in [0, 1] to the networks' input range [-1, 1] (mean .5, deviation .5 as published)."""
+    """Images in [0, 1] to the networks' range [-1, 1] (mean .5, deviation .5 as published)."""
     return images * 2 - 1
 
 
@@ -38,11 +38,11 @@ class Encoder(nn.Module):
         dim: width of the features.
     """
 
-    def __init__(self, spec: EncoderSpec, backbone: nn.Module | None = None) -> None:
+    def __init__(self, spec: EncoderSpec, backbone: Backbone | None = None) -> None:
         super().__init__()
         self.spec = spec
         self.backbone = backbone or build_backbone(spec.model, spec.channels)
-        self.dim = int(self.backbone.dim)
+        self.dim: int = self.backbone.dim
         self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Encoder(nn.Module):
 
 
 def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
-    """Writes `path` (safetensors) and, beside it, the same name with `.json`: the spec and `about`."""
+    """Writes `path` (safetensors) and, beside it with `.json`, the spec and `about`."""
     path = Path(path)
     weights = {k: v.detach().cpu().contiguous() for k, v in encoder.backbone.state_dict().items()}
     save_file(weights, path)

@@ -23,7 +23,6 @@ PLAIN_INTERVAL = 30  # seconds between lines within a round
 def make_progress(
     mode: Literal["auto", "live", "plain", "off"],
     rounds: int,
-    first_round: int,
     console: Console | None = None,
 ) -> Progress:
     """The display for `logging.progress`.
@@ -31,26 +30,24 @@ def make_progress(
     Args:
         mode: auto is live where stdout is a terminal and plain elsewhere.
         rounds: the number of the last round.
-        first_round: the number of the first round that this process runs; above 1 after a resume.
         console: where to write; stdout if None.
     """
     if mode == "auto":
         terminal = sys.stdout.isatty() if console is None else console.is_terminal
         mode = "live" if terminal and os.environ.get("TERM") != "dumb" else "plain"
     if mode == "live":
-        return LiveProgress(rounds, first_round, console or Console(force_terminal=True))
+        return LiveProgress(rounds, console or Console(force_terminal=True))
     if mode == "plain":
-        return PlainProgress(rounds, first_round, console.file if console else None)
-    return Progress(rounds, first_round)
+        return PlainProgress(rounds, console.file if console else None)
+    return Progress(rounds)
 
 
 class Progress:
     """Follows a run and shows nothing; the displays derive from it. A context manager."""
 
-    def __init__(self, rounds: int, first_round: int) -> None:
+    def __init__(self, rounds: int) -> None:
         self.rounds = rounds
-        self.first_round = first_round
-        self.round = first_round
+        self.round = 0
         self.label = ""
         self.cohort = self.done = self.failed = 0
         self.knn: float | None = None
@@ -124,8 +121,8 @@ class Progress:
 class PlainProgress(Progress):
     """A line a round, and within long rounds one every half minute; for files and CI logs."""
 
-    def __init__(self, rounds: int, first_round: int, file: IO[str] | None = None) -> None:
-        super().__init__(rounds, first_round)
+    def __init__(self, rounds: int, file: IO[str] | None = None) -> None:
+        super().__init__(rounds)
         self._file = file
         self._round_began = self._last_line = time.monotonic()
 
@@ -175,8 +172,8 @@ class PlainProgress(Progress):
 class LiveProgress(Progress):
     """Bars for rounds and clients with the latest figures; evaluated rounds stay above as lines."""
 
-    def __init__(self, rounds: int, first_round: int, console: Console) -> None:
-        super().__init__(rounds, first_round)
+    def __init__(self, rounds: int, console: Console) -> None:
+        super().__init__(rounds)
         self._console = console
         self._bars = RichProgress(
             TextColumn("{task.description}"),
@@ -185,8 +182,7 @@ class LiveProgress(Progress):
             TextColumn("{task.fields[facts]}"),
             console=console,
         )
-        done = max(0, first_round - 1)
-        self._rounds_bar = self._bars.add_task("rounds", total=rounds, completed=done, facts="")
+        self._rounds_bar = self._bars.add_task("rounds", total=rounds, facts="")
         self._clients_bar = self._bars.add_task("clients", total=None, facts="")
         self._streams: list[tuple[logging.StreamHandler[TextIO], TextIO]] = []
 
@@ -213,6 +209,8 @@ class LiveProgress(Progress):
     def round_started(self, round: int, cohort: int, label: str) -> None:
         """As :meth:`Progress.round_started`."""
         super().round_started(round, cohort, label)
+        # After a resume the first round to start is not the run's first.
+        self._bars.update(self._rounds_bar, completed=max(0, round - 1))
         self._bars.reset(self._clients_bar, total=cohort)
         self._bars.update(self._clients_bar, description=escape(label) or "clients", facts="")
 

@@ -6,7 +6,7 @@ from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.wire import Schemas, from_record, pack_state
 from orchestra_flwr.methods import Role, build_method
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import train_round
+from orchestra_flwr.training import torch_threads, train_round
 
 
 def images(n=20):
@@ -28,7 +28,8 @@ def test_fit_is_local_training_of_the_received_state(tiny):
         parameters, {"round": 2, "train": True}
     )
     seed = ClientSeed(config.seed, 2, 3)
-    expected = train_round(method, images(), config.training, config.data.augmentation, seed)
+    with torch_threads(config.training.threads):
+        expected = train_round(method, images(), config.training, config.data.augmentation, seed)
     np.testing.assert_array_equal(
         arrays[0], Schemas.of(method).shared.pack(method.state(Role.SHARED))
     )

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from orchestra_flwr.federation.grid import Cancelled, StreamingGrid
+from orchestra_flwr.federation.grid import EngineStoppedError, StreamingGrid
 from orchestra_flwr.federation.inline import identify_process
 
 identify_process()
@@ -88,5 +88,5 @@ def test_a_vanished_node_gets_an_error_reply():
 
 def test_a_dead_engine_ends_the_wait():
     grid = StreamingGrid(ScriptedGrid(silent={1}), None, cancelled=lambda: True)
-    with pytest.raises(Cancelled):
+    with pytest.raises(EngineStoppedError):
         list(grid.send_and_receive(messages(1)))

@@ -3,7 +3,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.replies import BadReply, check_reply
+from orchestra_flwr.federation.replies import BadReplyError, check_reply
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schema, Schemas, to_record
 
 identify_process()
@@ -39,9 +39,9 @@ def test_the_first_round_brings_no_shared_state():
     message = reply()
     message.content[ARRAYS] = arrays
     assert check(message, trained=False).shared is None
-    with pytest.raises(BadReply, match="arrays"):
+    with pytest.raises(BadReplyError, match="arrays"):
         check(message, trained=True)
-    with pytest.raises(BadReply, match="arrays"):
+    with pytest.raises(BadReplyError, match="arrays"):
         check(reply(), trained=False)
 
 
@@ -78,7 +78,7 @@ def bad(value, shape=5):
     ],
 )
 def test_a_bad_reply_is_dropped_with_its_reason(message, says):
-    with pytest.raises(BadReply, match=says):
+    with pytest.raises(BadReplyError, match=says):
         check(message)
 
 
@@ -87,5 +87,5 @@ def test_garbage_bytes_are_a_bad_reply():
     record = message.content[ARRAYS]
     assert isinstance(record, ArrayRecord)
     record["shared"].data = b"\x80\x04garbage"
-    with pytest.raises(BadReply, match="shared cannot be decoded"):
+    with pytest.raises(BadReplyError, match="shared cannot be decoded"):
         check(message)

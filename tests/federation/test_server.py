@@ -67,7 +67,9 @@ def test_a_run_leaves_a_complete_folder(config):
     assert records[0]["loss"] == {} and set(records[1]["loss"]) == {"cluster", "rotation", "total"}
     assert all(set(r["scores"]) == {"target", "online"} for r in records)
     assert json.loads((folder.path / "summary.json").read_text()) == summary
-    assert {"knn", "linear", "untrained", "rounds", "seconds", "bytes_up", "bytes_down"} <= set(summary)
+    assert {"knn", "linear", "untrained", "rounds", "seconds", "bytes_up", "bytes_down"} <= set(
+        summary
+    )
     assert summary["knn"] == records[-1]["scores"]["target"]["knn"]
     assert summary["untrained"]["knn"] == records[0]["scores"]["target"]["knn"]
     assert summary["bytes_up"] == sum(r["bytes_up"] for r in records)
@@ -171,7 +173,7 @@ def test_a_dropped_client_leaves_no_trace_in_the_result(config, tmp_path):
     def encoder_with(name, spoil):
         def change(client, round_, reply):
             if client == 1 and round_ == 1:
-                return spoil(reply)
+                spoil(reply)
 
         _, folder = run(config(f"run_dir={tmp_path / name}"), meddling(change))
         return load_encoder(folder.path).backbone.state_dict()

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ..conftest import TINY
-
 REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def sim(tmp_path):
+def sim(tmp_path, tiny_overrides):
     """Starts `run_sim.py` as a process of its own; returns the process and its run folder."""
     processes = []
 
@@ -25,7 +23,7 @@ def sim(tmp_path):
         folder = tmp_path / name
         command = [sys.executable, str(REPOSITORY / "run_sim.py"), *overrides]
         if not any(o.startswith("resume=") for o in overrides):
-            command += [*TINY, *overrides, f"run_dir={folder}"]
+            command += [*tiny_overrides, *overrides, f"run_dir={folder}"]
         log = (tmp_path / f"{name}.log").open("w")
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path, start_new_session=True
@@ -107,7 +105,9 @@ def test_same_bits_inline_with_one_worker_with_two_and_after_sigkill(sim):
     resumed, _ = sim("resumed", f"resume={folder}")
     finish(resumed, folder.parent / "resumed")
     assert_same_bits(inline[1], folder)
-    told = [[(r["round"], r["loss"], r.get("scores")) for r in metrics(f)] for f in (inline[1], folder)]
+    told = [
+        [(r["round"], r["loss"], r.get("scores")) for r in metrics(f)] for f in (inline[1], folder)
+    ]
     assert told[0] == told[1]
 
 

@@ -70,7 +70,9 @@ def test_only_online_encoder_and_rotation_head_learn(tiny):
     method = build_method(tiny(), 1).train()
     method.global_centroids.copy_(unit(4, 16, seed=0))
     sum(method.loss(batch(tiny())).values()).backward()
-    learning = {name.partition(".")[0] for name, p in method.named_parameters() if p.grad is not None}
+    learning = {
+        name.partition(".")[0] for name, p in method.named_parameters() if p.grad is not None
+    }
     assert learning == {"backbone", "projector", "rotation_head"}
     assert all(p.grad.abs().sum() > 0 for p in method.backbone.parameters())
 
@@ -89,7 +91,11 @@ def test_each_view_goes_where_it_belongs(tiny):
         return losses["cluster"].item(), losses["rotation"].item(), method.memory.features.clone()
 
     cluster, rotation, memory = parts(None)
-    for change, changed in ((0, (True, False, True)), (1, (True, False, False)), (2, (False, True, False))):
+    for change, changed in (
+        (0, (True, False, True)),
+        (1, (True, False, False)),
+        (2, (False, True, False)),
+    ):
         new_cluster, new_rotation, new_memory = parts(change)
         assert (new_cluster != cluster) == changed[0]
         assert (new_rotation != rotation) == changed[1]
@@ -104,7 +110,9 @@ def test_every_tensor_has_a_role_and_the_memory_is_private(tiny):
     assert set.union(*names.values()) == floats
     assert names[Role.SERVER] == {"global_centroids"}
     assert names[Role.PRIVATE] == {"memory.features"}
-    assert all("running" not in n or "backbone" in n or "projector" in n for n in names[Role.SHARED])
+    assert all(
+        "running" not in n or "backbone" in n or "projector" in n for n in names[Role.SHARED]
+    )
 
 
 def test_observing_leaves_all_that_is_shared_bit_identical(tiny):
@@ -140,7 +148,9 @@ def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):
     method.update_server_state({"local_centroids": points}, generator)
     centroids = method.state(Role.SERVER)["global_centroids"]
     torch.testing.assert_close(centroids.norm(dim=1), torch.ones(4))
-    assert (points @ centroids.T).max(1).values.mean() > (points @ unit(16, 4, seed=5)).max(1).values.mean()
+    assert (points @ centroids.T).max(1).values.mean() > (points @ unit(16, 4, seed=5)).max(
+        1
+    ).values.mean()
 
 
 def test_methods_are_found_by_their_files():

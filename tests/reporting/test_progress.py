@@ -34,7 +34,7 @@ def a_round(progress, clock, number, scores=None, *, dropped=(), seconds=60.0):
 
 
 def test_plain_is_one_line_a_round_with_all_facts(clock, capsys):
-    with make_progress("plain", rounds=10, first_round=1) as progress:
+    with make_progress("plain", rounds=10) as progress:
         progress.round_started(0, 3, "clustering")
         progress.round_finished(0, {}, None, 5.0, [])
         a_round(progress, clock, 1, {"knn": 0.451, "linear": 0.6, "feature_std": 0.9}, seconds=6)
@@ -64,7 +64,7 @@ def test_plain_lines_are_flushed_and_without_control_characters(clock):
             self.unflushed = 0
 
     file = File()
-    with make_progress("plain", 2, 1, Console(file=file)) as progress:
+    with make_progress("plain", 2, Console(file=file)) as progress:
         a_round(progress, clock, 1, seconds=6)
         assert file.unflushed == 0
     assert file.getvalue().count("\n") == 1
@@ -73,7 +73,7 @@ def test_plain_lines_are_flushed_and_without_control_characters(clock):
 
 
 def test_long_rounds_give_a_line_every_half_minute_at_most(clock, capsys):
-    with make_progress("plain", 1, 1) as progress:
+    with make_progress("plain", 1) as progress:
         progress.round_started(1, 400, "training")
         for partition in range(400):
             clock.now += 0.3
@@ -85,7 +85,7 @@ def test_long_rounds_give_a_line_every_half_minute_at_most(clock, capsys):
 
 
 def test_time_left_counts_what_lies_between_rounds_and_only_rounds_run_here(clock, capsys):
-    with make_progress("plain", rounds=100, first_round=91) as progress:
+    with make_progress("plain", rounds=100) as progress:
         a_round(progress, clock, 91, seconds=60)
         clock.now += 60  # an evaluation
         a_round(progress, clock, 92, seconds=60)
@@ -95,14 +95,14 @@ def test_time_left_counts_what_lies_between_rounds_and_only_rounds_run_here(cloc
 
 
 def test_off_shows_nothing(clock, capsys):
-    with make_progress("off", 1, 1) as progress:
+    with make_progress("off", 1) as progress:
         a_round(progress, clock, 1)
         progress.message("hello")
     assert capsys.readouterr() == ("", "")
 
 
 def test_auto_is_plain_where_stdout_is_no_terminal(clock, capsys):
-    with make_progress("auto", 1, 1) as progress:
+    with make_progress("auto", 1) as progress:
         a_round(progress, clock, 1, seconds=1)
     assert capsys.readouterr().out.startswith("round 1/1 training  3/3 clients")
 
@@ -111,7 +111,7 @@ def test_auto_is_plain_where_stdout_is_no_terminal(clock, capsys):
 def test_auto_on_a_terminal_is_live_unless_it_is_dumb(clock, monkeypatch, term, live):
     monkeypatch.setenv("TERM", term)
     file = StringIO()
-    with make_progress("auto", 1, 1, Console(file=file, force_terminal=True)) as progress:
+    with make_progress("auto", 1, Console(file=file, force_terminal=True)) as progress:
         a_round(progress, clock, 1)
     assert ("\x1b[" in file.getvalue()) is live
 
@@ -119,7 +119,7 @@ def test_auto_on_a_terminal_is_live_unless_it_is_dumb(clock, monkeypatch, term, 
 def live_run(first_round=1, act=lambda progress: None):
     file = StringIO()
     console = Console(file=file, force_terminal=True, width=160, color_system=None)
-    with make_progress("live", 10, first_round, console) as progress:
+    with make_progress("live", 10, console) as progress:
         progress.round_started(first_round, 3, "training")
         progress.client_done(7, ok=True)
         progress.client_done(8, ok=False)
@@ -131,7 +131,7 @@ def live_run(first_round=1, act=lambda progress: None):
 
 def test_live_shows_rounds_clients_losses_scores_and_time_left():
     text = live_run(first_round=4)
-    assert " 3/10" in text[: text.index("clients")]  # rounds of before the resume count as done
+    assert " 3/10" in text  # rounds of before the resume count as done
     last = text[text.rindex("rounds") :]
     assert " 4/10" in last
     assert " 2/3" in last
@@ -172,7 +172,7 @@ def test_live_gives_the_terminal_back_after_an_error():
     stdout, file = sys.stdout, StringIO()
 
     def fail():
-        with make_progress("live", 3, 1, Console(file=file, force_terminal=True)) as progress:
+        with make_progress("live", 3, Console(file=file, force_terminal=True)) as progress:
             progress.round_started(1, 2, "training")
             raise KeyboardInterrupt
 
