@@ -15,6 +15,7 @@ from orchestra_flwr.config import AugmentationConfig, ConfigError, TrainingConfi
 from orchestra_flwr.data import augment, epoch_batches
 from orchestra_flwr.methods import Batch, Contribution, Method
 from orchestra_flwr.models import normalise
+from orchestra_flwr.optimizer import SGD
 from orchestra_flwr.seeding import ClientSeed
 
 
@@ -59,15 +60,12 @@ def train_round(
     method.train()
     method.start_round()
     parameters = [p for p in method.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(
-        parameters, training.lr, training.momentum, weight_decay=training.weight_decay, foreach=True
-    )
+    optimizer = SGD(parameters, training.lr, training.momentum, training.weight_decay)
     totals: dict[str, Tensor] = {}
     steps = 0
     epochs = training.local_epochs
     for batch in _batches(method, images, training, augmentation, seed, epochs=epochs):
         parts = method.loss(batch)
-        optimizer.zero_grad()
         torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         steps += 1

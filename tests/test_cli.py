@@ -48,8 +48,16 @@ def test_a_run_then_its_table_and_folder(sim, tmp_path, tiny_overrides):
     (folder,) = (tmp_path / "outputs" / "orchestra-digits").iterdir()
     assert "untrained" in out and "trained" in out and "gain" in out
     assert str(folder.name) in out.strip().splitlines()[-1]
-    assert {"config.yaml", "metrics.jsonl", "summary.json", "encoder.safetensors", "encoder.json",
-            "curves.png", "partition.png", "checkpoint"} <= {p.name for p in folder.iterdir()}  # fmt: skip
+    assert {p.name for p in folder.iterdir()} == {
+        "checkpoint",
+        "config.yaml",
+        "curves.png",
+        "encoder.json",
+        "encoder.safetensors",
+        "metrics.jsonl",
+        "partition.png",
+        "summary.json",
+    }
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(sim, tmp_path, tiny_overrides):

@@ -8,7 +8,7 @@ import pytest
 import orchestra_flwr
 
 LAYERS = [
-    ["config", "seeding"],
+    ["config", "seeding", "optimizer"],
     ["data"],
     ["models"],
     ["clustering"],

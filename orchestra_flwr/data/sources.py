@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from orchestra_flwr.config import DataConfig
-from orchestra_flwr.data.cifar import load_cifar
 from orchestra_flwr.data.fit import resize
 from orchestra_flwr.data.image_folder import load_image_folder
 from orchestra_flwr.data.images import Dataset, ImageSet
@@ -27,15 +25,24 @@ def load_dataset(config: DataConfig) -> Dataset:
     """
     loaders: dict[str, Callable[[DataConfig], Dataset]] = {
         "digits": _load_digits,
-        "cifar10": load_cifar,
-        "cifar100": load_cifar,
+        "cifar10": _load_cifar,
+        "cifar100": _load_cifar,
         "image_folder": load_image_folder,
     }
     return loaders[config.name](config)
 
 
+def _load_cifar(config: DataConfig) -> Dataset:
+    # torchvision takes seconds to import, which workers with other images need not wait for.
+    from orchestra_flwr.data.cifar import load_cifar
+
+    return load_cifar(config)
+
+
 def _load_digits(config: DataConfig) -> Dataset:
     """scikit-learn's 1,797 handwritten digits, 8x8 gray; a class-balanced fifth is held out."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     images = torch.from_numpy(np.round(digits.images * (255 / DIGITS_HIGHEST)).astype(np.uint8))
     labels = torch.from_numpy(digits.target.astype(np.int64))

@@ -51,8 +51,8 @@ def check_reply(
         trained: whether shared state is expected.
 
     Raises:
-        BadReplyError: an error reply, another schema, missing or surplus arrays, wrong shapes or sizes,
-            values that are not finite, or no images.
+        BadReplyError: an error reply, another schema, missing or surplus arrays, wrong shapes or
+            sizes, values that are not finite, or no images.
     """
     if message.has_error():
         raise BadReplyError(message.error.reason or f"error code {message.error.code}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import threading
 from collections.abc import Callable
@@ -11,7 +13,6 @@ import numpy as np
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import class_counts
@@ -91,13 +92,19 @@ def ray_backend(config: Config) -> dict[str, Any]:
     elif share > 0 and not on_gpu:
         raise ConfigError(f"ray.gpus_per_client={share:g}: no GPU is used here, only 0 is allowed")
     return {
-        # A dead actor comes back for the next message instead of failing all of them.
         "client_resources": {
             "num_cpus": config.training.threads,
             "num_gpus": share,
+            # A dead actor is started again, and its client tried once more: without these it would
+            # fail that client and, at once, every further one that the pool gives it.
             "max_restarts": -1,
+            "max_task_retries": 1,
         },
-        "init_args": {"num_cpus": workers * config.training.threads, "include_dashboard": False},
+        "init_args": {
+            "num_cpus": workers * config.training.threads,
+            "include_dashboard": False,
+            "log_to_driver": False,
+        },
     }
 
 
@@ -107,18 +114,27 @@ def _run_ray(
     window: int,
     serve: Callable[[Grid], dict[str, Any]],
 ) -> dict[str, Any]:
+    from flwr.simulation import run_simulation  # takes seconds, which inline runs are spared
+
     stopped = threading.Event()
     outcome: dict[str, Any] = {}
     server = ServerApp()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        outcome.update(serve(StreamingGrid(grid, window, stopped.is_set)))
+        try:
+            outcome.update(serve(StreamingGrid(grid, window, stopped.is_set)))
+        finally:
+            # From here on Ray only tells that it could retry the actors' farewell.
+            farewell.enter_context(contextlib.redirect_stdout(io.StringIO()))
 
     # Flower's log repeats, with tracebacks, what the progress shows and the metrics keep.
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     try:
-        run_simulation(server, client_app, config.federation.clients, "ray", backend_config=backend)
+        with contextlib.ExitStack() as farewell:
+            run_simulation(
+                server, client_app, config.federation.clients, "ray", backend_config=backend
+            )
     except RuntimeError as error:
         if isinstance(error, FederationError):
             raise

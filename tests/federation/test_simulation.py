@@ -57,8 +57,9 @@ def wait_for_round(process, folder, number):
         time.sleep(0.02)
 
 
-def actors(process):
+def actors(process, at_work=False):
     """Ray's client actors under a run, found by the run's own process ids."""
+    name = "ClientAppActor.run" if at_work else "ClientAppActor"
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -77,7 +78,7 @@ def actors(process):
             pid = parents[pid][0]
         return False
 
-    return [p for p, (_, title) in parents.items() if "ClientAppActor" in title and descends(p)]
+    return [p for p, (_, title) in parents.items() if name in title and descends(p)]
 
 
 def assert_same_bits(first, second):
@@ -111,21 +112,40 @@ def test_same_bits_inline_with_one_worker_with_two_and_after_sigkill(sim):
     assert told[0] == told[1]
 
 
-def test_a_killed_actor_costs_its_client_one_round(sim):
-    process, folder = sim(
-        "run", "engine=ray", "federation.rounds=3", "training.local_epochs=60", "ray.workers=2",
-        "federation.min_success=0.25",
-    )  # fmt: skip
+def test_a_killed_actor_costs_nothing_but_time(sim):
+    """Its client is trained again, from the same seed, and the run ends in the same bits."""
+    long = ["engine=ray", "federation.rounds=2", "training.local_epochs=60", "ray.workers=2"]
+    undisturbed = sim("undisturbed", *long)
+    finish(*undisturbed)
+    process, folder = sim("run", *long)
     wait_for_round(process, folder, 1)
     time.sleep(0.5)
     victims = actors(process)
-    assert victims, "no actor is at work"
+    assert len(victims) == 2
     os.kill(victims[0], signal.SIGKILL)
     finish(process, folder)
-    records = metrics(folder)
-    dropped = [d for r in records for d in r["clients"]["dropped"]]
+    assert victims[0] not in actors(process)
+    assert metrics(folder)[-1]["clients"]["ok"] == 4
+    assert_same_bits(undisturbed[1], folder)
+
+
+def test_a_client_that_kills_its_actor_twice_is_dropped_and_the_round_goes_on(sim):
+    process, folder = sim(
+        "run", "engine=ray", "federation.rounds=2", "training.local_epochs=100", "ray.workers=1",
+        "federation.min_success=0.25",
+    )  # fmt: skip
+    wait_for_round(process, folder, 1)
+    killed = set()
+    while len(killed) < 2:
+        time.sleep(0.3)
+        fresh = set(actors(process, at_work=True)) - killed
+        for victim in fresh:
+            os.kill(victim, signal.SIGKILL)
+            killed.add(victim)
+    finish(process, folder)
+    dropped = metrics(folder)[-1]["clients"]["dropped"]
     assert len(dropped) == 1 and "Actor" in dropped[0]["reason"]
-    assert records[-1]["clients"]["ok"] == 4  # the actor came back for the next round
+    assert metrics(folder)[-1]["clients"]["ok"] == 3
     assert (folder / "encoder.safetensors").exists()
 
 
