@@ -9,8 +9,13 @@ from torch import Tensor
 
 
 def sinkhorn(
-    scores: Tensor, *, sharpness: float = 25.0, iterations: int = 100, tolerance: float = 1e-3
-) -> Tensor:
+    scores: Tensor,
+    *,
+    sharpness: float = 25.0,
+    iterations: int = 100,
+    tolerance: float = 1e-3,
+    column: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Entropic optimal transport of n points onto k clusters, each of mass 1/k.
 
     Maximises <P, scores> + H(P) / sharpness over plans P whose rows sum to 1/n and whose columns
@@ -22,14 +27,15 @@ def sinkhorn(
         sharpness: inverse of the entropic regularisation; 25 in the published code.
         iterations: at most so many row-and-column updates.
         tolerance: stops once every column's mass is within this fraction of 1/k.
+        column: (k,) potentials to begin with, those of similar scores; zeros if None.
 
     Returns:
-        (n, k) logarithm of the plan. Rows sum to 1/n exactly, columns to 1/k within the tolerance
-        if the iterations sufficed.
+        (n, k) logarithm of the plan, whose rows sum to 1/n exactly and whose columns sum to 1/k
+        within the tolerance if the iterations sufficed; and the (k,) column potentials.
     """
     n, k = scores.shape
     log_kernel = scores * sharpness
-    column = scores.new_zeros(k)
+    column = scores.new_zeros(k) if column is None else column
     for _ in range(iterations):
         row = -torch.logsumexp(log_kernel + column, dim=1) - math.log(n)
         mass = torch.logsumexp(log_kernel + row[:, None], dim=0)  # of columns, before their scaling
@@ -38,4 +44,4 @@ def sinkhorn(
             break
         column = -mass - math.log(k)
     row = -torch.logsumexp(log_kernel + column, dim=1) - math.log(n)
-    return log_kernel + row[:, None] + column
+    return log_kernel + row[:, None] + column, column

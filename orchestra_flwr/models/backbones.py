@@ -82,7 +82,8 @@ class ConvNet(Backbone):
     """Four convolutions for digits and CPU runs, halved twice: 16 * width features.
 
     The last maps are averaged in quarters, not as a whole: in small pictures of signs it matters
-    where a stroke is.
+    where a stroke is. With BatchNorm the features are centred and scaled, so that cosines between
+    them compare what differs between images.
     """
 
     def __init__(self, channels: int, width: int, norm: Norm) -> None:
@@ -97,7 +98,10 @@ class ConvNet(Backbone):
                 nn.ReLU(inplace=True),
             ]
             inputs = outputs
-        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        layers += [nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+        if norm is nn.BatchNorm2d:
+            layers.append(nn.BatchNorm1d(self.dim, affine=False))
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W) normalised images to (B, dim) features."""

@@ -29,21 +29,21 @@ def scores(n: int, k: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize(("n", "k"), [(6, 3), (3, 6), (1, 4), (5, 1)])
 def test_agrees_with_the_textbook(n, k):
     given = scores(n, k)
-    plan = sinkhorn(given, iterations=800, tolerance=1e-9).exp()
+    plan = sinkhorn(given, iterations=800, tolerance=1e-9)[0].exp()
     expected = slow_sinkhorn(given.numpy(), 25.0, 800)
     np.testing.assert_allclose(plan.numpy(), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize(("n", "k"), [(128, 8), (130, 16), (7, 5), (800, 128)])
 def test_marginals(n, k):
-    plan = sinkhorn(scores(n, k), iterations=5000, tolerance=1e-3).exp()
+    plan = sinkhorn(scores(n, k), iterations=5000, tolerance=1e-3)[0].exp()
     torch.testing.assert_close(plan.sum(1), torch.full((n,), 1 / n), rtol=1e-4, atol=0)
     torch.testing.assert_close(plan.sum(0), torch.full((k,), 1 / k), rtol=2e-3, atol=0)
 
 
 def test_stable_where_the_plain_kernel_overflows():
     # exp(25 * 100) is far beyond float32; logarithms do not care.
-    plan = sinkhorn(scores(16, 4) * 100, iterations=2000)
+    plan, _ = sinkhorn(scores(16, 4) * 100, iterations=2000)
     assert torch.isfinite(plan).all()
     assert math.isclose(plan.exp().sum(), 1.0, rel_tol=1e-4)
 
@@ -51,5 +51,16 @@ def test_stable_where_the_plain_kernel_overflows():
 def test_a_constant_added_to_the_scores_changes_nothing():
     given = scores(12, 4)
     torch.testing.assert_close(
-        sinkhorn(given, tolerance=1e-5), sinkhorn(given + 3, tolerance=1e-5), atol=1e-3, rtol=0
+        sinkhorn(given, tolerance=1e-5)[0],
+        sinkhorn(given + 3, tolerance=1e-5)[0],
+        atol=1e-3,
+        rtol=0,
     )
+
+
+def test_a_good_start_saves_iterations():
+    given = scores(40, 6)
+    plan, column = sinkhorn(given, iterations=1000, tolerance=1e-6)
+    again, _ = sinkhorn(given, iterations=1, column=column)
+    torch.testing.assert_close(again, plan, atol=1e-4, rtol=0)
+    assert (sinkhorn(given, iterations=1)[0] - plan).abs().max() > 0.1

@@ -1,0 +1,28 @@
+"""Flower's ServerApp for `flwr run .`: the same federation as run_sim.py, started by Flower."""
+
+from __future__ import annotations
+
+import shlex
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from orchestra_flwr.config import load_config
+from orchestra_flwr.federation.grid import StreamingGrid
+from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.federation.server import run_federation
+from orchestra_flwr.reporting import RunFolder, make_progress
+
+app = ServerApp()
+WINDOW = 16  # clients under way: Flower's engine decides how many of them run at the same time
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Runs the federation that the run config's `overrides` describe, as on the command line."""
+    config = load_config(shlex.split(str(context.run_config.get("overrides", ""))))
+    population = load_population(config)
+    folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)
+    with make_progress(config.logging.progress, config.federation.rounds) as progress:
+        progress.message(f"run folder: {folder.path.resolve()}")
+        run_federation(StreamingGrid(grid, WINDOW), config, population, folder, progress)
