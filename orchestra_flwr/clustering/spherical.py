@@ -8,6 +8,8 @@ from torch import Tensor
 
 from orchestra_flwr.clustering.sinkhorn import sinkhorn
 
+BETWEEN = 10  # Sinkhorn iterations between two moves of the centroids
+
 
 def unit_rows(points: Tensor) -> Tensor:
     """(n, d) points in float32 on the unit sphere.
@@ -39,7 +41,7 @@ def equal_mass_clustering(
     Returns:
         centroids (k, d), unit vectors, and log plan (n, k) of the points onto them.
     """
-    plan, column = sinkhorn(points @ centroids.T)
+    plan, column = sinkhorn(points @ centroids.T, iterations=BETWEEN)
     for _ in range(iterations):
         moved = F.normalize(plan.exp().T @ points, dim=1)
         # Points that cancel each other out have no mean direction: the centroid stays.
@@ -47,10 +49,10 @@ def equal_mass_clustering(
         shift = (moved - centroids).norm(dim=1).max()
         centroids = moved
         # The last potentials are nearly right for centroids that moved a little.
-        plan, column = sinkhorn(points @ centroids.T, column=column)
+        plan, column = sinkhorn(points @ centroids.T, iterations=BETWEEN, column=column)
         if shift < tolerance:
             break
-    return centroids, plan
+    return centroids, sinkhorn(points @ centroids.T, column=column)[0]
 
 
 def spread_out(points: Tensor, k: int, generator: torch.Generator) -> Tensor:

@@ -25,6 +25,7 @@ from orchestra_flwr.federation.wire import (
 )
 from orchestra_flwr.methods import Method, Role
 from orchestra_flwr.seeding import numpy_generator, torch_generator
+from orchestra_flwr.training import torch_threads
 
 
 class FederationError(RuntimeError):
@@ -208,9 +209,9 @@ class OrchestraStrategy(Strategy):
         stacked = {
             name: torch.from_numpy(np.concatenate(arrays)) for name, arrays in contributions.items()
         }
-        self.method.update_server_state(
-            stacked, torch_generator(self.config.seed, "server", server_round)
-        )
+        generator = torch_generator(self.config.seed, "server", server_round)
+        with torch_threads(self.config.training.threads):
+            self.method.update_server_state(stacked, generator)
         self.report.server_seconds = time.perf_counter() - started
 
     def _summarise(self, told: list[tuple[float, dict[str, float]]]) -> None:
