@@ -55,12 +55,15 @@ def _simulate(config: Config) -> int:
     check_resources(config)
     population = load_population(config)
     build_method(config, population.dataset.channels)  # checks the method's own options
-    folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)
+    try:
+        folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)
+    except OSError as error:
+        raise ConfigError(f"the run folder cannot be made: {error}") from None
     progress = make_progress(config.logging.progress, config.federation.rounds)
     try:
         with progress:
             summary = simulate(config, population, folder, progress)
-    except FederationError as error:
+    except (FederationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         print(f"continue with: resume={folder.path}", file=sys.stderr)
         return 1

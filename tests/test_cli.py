@@ -1,5 +1,7 @@
 """`run_sim.py` as a person calls it: exit codes, one clear line, nothing written over."""
 
+import sys
+
 import pytest
 
 from orchestra_flwr.cli import main
@@ -112,3 +114,18 @@ def test_help_and_cfg(sim, tmp_path):
 def test_tensorboard(sim, tmp_path, tiny_overrides):
     assert sim(*tiny_overrides, "run_dir=mine", "logging.tensorboard=true")[0] == 0
     assert list((tmp_path / "mine" / "tensorboard").iterdir())
+
+
+def test_tensorboard_that_is_not_installed_is_told_before_anything_is_written(
+    sim, tmp_path, tiny_overrides, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    code, _, err = sim(*tiny_overrides, "logging.tensorboard=true")
+    assert code == 2 and "pip install 'orchestra-flwr[tensorboard]'" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_folder_that_cannot_be_made_is_told(sim, tmp_path, tiny_overrides):
+    (tmp_path / "outputs").write_text("a file where the folder should be")
+    code, _, err = sim(*tiny_overrides)
+    assert code == 2 and err.startswith("error: the run folder cannot be made")

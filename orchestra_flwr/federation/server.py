@@ -8,6 +8,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.checkpoint import Position, load_checkpoint, save_checkpoint
@@ -46,7 +47,10 @@ def run_federation(
     Raises:
         FederationError: too few clients answered well, or the run cannot be stored or resumed.
     """
-    return _Run(grid, config, population, folder, progress).run()
+    try:
+        return _Run(grid, config, population, folder, progress).run()
+    except (OSError, SafetensorError) as error:
+        raise FederationError(f"cannot write the run folder {folder.path}: {error}") from error
 
 
 def find_clients(grid: Grid, count: int) -> dict[int, int]:
@@ -87,6 +91,7 @@ class _Run:
         self.progress = progress
         self.method = build_method(config, population.dataset.channels)
         self.judge = Judge(config, population.dataset)
+        self.skipped = len(population.dataset.skipped)
         self.log = (
             TensorboardLog(folder.path / "tensorboard") if config.logging.tensorboard else None
         )
@@ -96,6 +101,8 @@ class _Run:
         self.folder.truncate_after(-1 if position is None else position.round)
         if position is not None:
             self.progress.message(f"resumed after round {position.round}")
+        if self.skipped:
+            self.progress.message(f"{self.skipped} image files could not be read and are left out")
         if self.judge.why_not:
             self.progress.message(f"no evaluation: {self.judge.why_not}")
         position = position or Position(round=-1)

@@ -22,7 +22,7 @@ from orchestra_flwr.federation.inline import InlineGrid
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.federation.strategy import FederationError
-from orchestra_flwr.reporting import Progress, RunFolder, plot_partition
+from orchestra_flwr.reporting import Progress, RunFolder, plot_partition, summary_writer
 from orchestra_flwr.training import resolve_device, usable_cpus
 
 
@@ -56,9 +56,11 @@ def check_resources(config: Config) -> None:
     """Tells what this machine lacks for a run before anything is written.
 
     Raises:
-        ConfigError: a GPU that is not there.
+        ConfigError: a GPU that is not there, or a package that is not installed.
     """
     resolve_device(config.device)
+    if config.logging.tensorboard:
+        summary_writer()
     if config.engine == "ray":
         ray_backend(config)
 

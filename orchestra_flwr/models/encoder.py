@@ -69,13 +69,21 @@ class Encoder(nn.Module):
 
 
 def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
-    """Writes `path` (safetensors) and, beside it with `.json`, the spec and `about`."""
+    """Writes `path` (safetensors) and, beside it with `.json`, the spec and `about`.
+
+    Each file is replaced as a whole: after an error the old one is still there.
+    """
     path = Path(path)
     weights = {k: v.detach().cpu().contiguous() for k, v in encoder.backbone.state_dict().items()}
-    save_file(weights, path)
-    path.with_suffix(".json").write_text(
-        json.dumps({"spec": encoder.spec.model_dump(), "about": about}, indent=2) + "\n"
-    )
+    description = json.dumps({"spec": encoder.spec.model_dump(), "about": about}, indent=2)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file(weights, partial)
+        partial.replace(path)
+        partial.write_text(description + "\n")
+        partial.replace(path.with_suffix(".json"))
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encoder:

@@ -5,7 +5,7 @@ from orchestra_flwr.reporting.plots import plot_curves, plot_partition
 from orchestra_flwr.reporting.progress import Progress, make_progress
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.table import print_summary, scores_table
-from orchestra_flwr.reporting.tensorboard import TensorboardLog
+from orchestra_flwr.reporting.tensorboard import TensorboardLog, summary_writer
 
 __all__ = [
     "Progress",
@@ -17,4 +17,5 @@ __all__ = [
     "plot_partition",
     "print_summary",
     "scores_table",
+    "summary_writer",
 ]

@@ -9,6 +9,22 @@ from typing import Any
 from orchestra_flwr.config import ConfigError
 
 
+def summary_writer() -> type[Any]:
+    """torch's SummaryWriter.
+
+    Raises:
+        ConfigError: tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError(
+            "logging.tensorboard=true: tensorboard is not installed; "
+            "pip install 'orchestra-flwr[tensorboard]'"
+        ) from None
+    return SummaryWriter
+
+
 class TensorboardLog:
     """Writes the numbers of metrics records as event files into a folder.
 
@@ -17,14 +33,7 @@ class TensorboardLog:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ConfigError(
-                "logging.tensorboard=true: tensorboard is not installed; "
-                "pip install 'orchestra-flwr[tensorboard]'"
-            ) from None
-        self._writer = SummaryWriter(str(folder))
+        self._writer = summary_writer()(str(folder))
 
     def add(self, round: int, record: Mapping[str, Any]) -> None:
         """Writes a record's numbers at step `round`, tagged by their path, e.g. `loss/total`."""

@@ -266,3 +266,38 @@ def test_a_client_of_another_version_says_how_to_mend_it(tiny):
     )
     (reply,) = grid.send_and_receive([Message(content, 1, "train")])
     assert "both must run the same version" in reply.error.reason
+
+
+def test_a_full_disk_stops_the_run_so_that_it_can_be_resumed(config, monkeypatch):
+    given = config()
+    folder = RunFolder.create(given)
+    append, calls = RunFolder.append_metrics, []
+
+    def full_at_the_second_record(self, record):
+        calls.append(record["round"])
+        if record["round"] == 1 and len(calls) == 2:
+            raise OSError(28, "No space left on device", str(self.metrics))
+        append(self, record)
+
+    monkeypatch.setattr(RunFolder, "append_metrics", full_at_the_second_record)
+    with pytest.raises(FederationError, match=r"cannot write the run folder .*No space left"):
+        run(given, folder=folder)
+    assert run(given, folder=folder)[0]["rounds"] == 2
+    assert [r["round"] for r in folder.read_metrics()] == [0, 1, 2]
+
+
+def test_broken_files_are_counted_where_a_person_sees_it(config, tmp_path, capsys):
+    from PIL import Image
+
+    (tmp_path / "photos").mkdir()
+    for i in range(8):
+        Image.new("RGB", (20, 20), (i * 30, 0, 0)).save(tmp_path / "photos" / f"{i}.png")
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"no picture")
+    given = config(
+        "data=image_folder", f"data.root={tmp_path / 'photos'}", "data.image_size=8",
+        "partition=iid", "federation.clients=2", "federation.rounds=1",
+    )  # fmt: skip
+    with make_progress("plain", 1) as progress:
+        grid = InlineGrid(client_app, 2)
+        run_federation(grid, given, load_population(given), RunFolder.create(given), progress)
+    assert "1 image files could not be read" in capsys.readouterr().out

@@ -50,3 +50,17 @@ def test_weights_of_another_model_are_refused(tmp_path, encoder):
     (tmp_path / "encoder.json").write_text(json.dumps(description))
     with pytest.raises(ValueError, match="does not fit its description"):
         orchestra_flwr.load_encoder(tmp_path)
+
+
+def test_a_full_disk_leaves_the_old_encoder(encoder, tmp_path, monkeypatch):
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def full(weights, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("orchestra_flwr.models.encoder.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_encoder(tmp_path / "encoder.safetensors", encoder)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
