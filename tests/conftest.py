@@ -18,6 +18,8 @@ TINY = (
     "federation.clients=4",
     "federation.rounds=2",
     "training.local_epochs=1",
+    "training.batch_size=16",
+    "training.lr=0.003",
     "clustering.global_clusters=4",
     "clustering.local_clusters=2",
     "clustering.memory=32",
@@ -28,7 +30,11 @@ TINY = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders():
-    """Flower, Ray and our cache write where the session's end removes it (short: sockets)."""
+    """Flower, Ray and our cache write where the session's end removes it (short: sockets).
+
+    One torch thread: a second one only gets into the way of the processes that tests start.
+    """
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="orch", ignore_cleanup_errors=True) as folder:
         os.environ["FLWR_HOME"] = f"{folder}/flwr"
         os.environ["RAY_TMPDIR"] = f"{folder}/ray"
