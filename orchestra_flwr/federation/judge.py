@@ -8,6 +8,7 @@ from dataclasses import asdict
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
 from orchestra_flwr.evaluation import evaluate
+from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.methods import Method
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.training import resolve_device, torch_threads
@@ -40,7 +41,11 @@ class Judge:
         return None
 
     def scores(self, method: Method) -> Scores | None:
-        """kNN, linear probe and feature spread of every backbone; None without labels."""
+        """kNN, linear probe and feature spread of every backbone; None without labels.
+
+        Raises:
+            FederationError: features that are not finite.
+        """
         if self.why_not is not None:
             return None
         with torch_threads():
@@ -54,13 +59,8 @@ class Judge:
         train, test = self.dataset.train, self.dataset.test
         assert test is not None and train.labels is not None and test.labels is not None
         encoder = self.encoder(backbone).to(resolve_device(self.config.device))
-        return asdict(
-            evaluate(
-                encoder,
-                train.images,
-                train.labels,
-                test.images,
-                test.labels,
-                config=self.config.evaluation,
-            )
-        )
+        judged = (train.images, train.labels, test.images, test.labels)
+        try:
+            return asdict(evaluate(encoder, *judged, config=self.config.evaluation))
+        except ValueError as error:
+            raise FederationError(f"the encoder cannot be evaluated: {error}") from error
