@@ -43,7 +43,7 @@ def simulate(
         grid = InlineGrid(client_app, config.federation.clients)
         return run_federation(grid, config, population, folder, progress)
     backend = ray_backend(config)
-    window = 2 * worker_count(config) + 2
+    window = worker_count(config) + 2  # enough to keep all workers busy, and bounds the memory
     return _run_ray(
         config,
         backend,

@@ -167,21 +167,22 @@ def peak_memory(process):
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_hundred_clients_of_resnet18_in_the_servers_flat_memory(sim):
-    """One round of 50 and one of 5 clients, 90 MB each way: the server's memory is the same.
+    """One round of 50 and one of 15 clients, 90 MB each way: the server's memory is the same.
 
-    Holding the replies of 50 clients would take 4.5 GB more than those of 5.
+    Holding the replies of 50 clients would take 3.1 GB more than those of 15.
     """
     run = ["model=resnet18", "model.width=64", "model.projector_dim=512", "data.train_limit=300"]
     run += ["engine=ray", "federation.rounds=1", "federation.participation=0.5", "partition=iid"]
     peaks = {}
-    for clients in (10, 100):
+    for clients in (30, 100):
         process, folder = sim(str(clients), *run, f"federation.clients={clients}")
         peaks[clients] = peak_memory(process)
         finish(process, folder)
         record = metrics(folder)[-1]
         assert record["clients"]["ok"] == record["clients"]["cohort"] == clients // 2
         assert record["bytes_up"] > clients // 2 * 89e6
-    assert peaks[100] < peaks[10] + 700, peaks
+    print(f"peak memory of the server in MB by clients: {peaks}")
+    assert peaks[100] < peaks[30] + 700, peaks
 
 
 @pytest.mark.slow
