@@ -92,6 +92,7 @@ class _Run:
         self.method = build_method(config, population.dataset.channels)
         self.judge = Judge(config, population.dataset)
         self.skipped = len(population.dataset.skipped)
+        self.versions = environment()  # of the code that runs, whatever is committed meanwhile
         self.log = (
             TensorboardLog(folder.path / "tensorboard") if config.logging.tensorboard else None
         )
@@ -157,7 +158,10 @@ class _Run:
     def _finish(self, position: Position) -> dict[str, Any]:
         metrics = self.folder.read_metrics()
         judged = [record["scores"] for record in metrics if record.get("scores")]
-        summary = _summary(position, judged, list(self.method.backbones()))
+        summary = {
+            **_summary(position, judged, list(self.method.backbones())),
+            "versions": self.versions,
+        }
         kept, backbone = next(iter(self.method.backbones().items()))
         save_encoder(
             self.folder.encoder,
@@ -220,5 +224,4 @@ def _summary(position: Position, judged: list[Scores], backbones: list[str]) -> 
         "bytes_up": position.bytes_up,
         "bytes_down": position.bytes_down,
         "k_anonymity": position.smallest_cluster,
-        "versions": environment(),
     }
