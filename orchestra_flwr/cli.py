@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
-from orchestra_flwr.config import Config, ConfigError, config_to_yaml, load_config
+from orchestra_flwr.config import Composed, Config, ConfigError, config_to_yaml, every_key, load
+from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
 
-USAGE = """\
+COMMON = """\
+  --help    this text and every key with its value
+  --cfg     the composed configuration, nothing is run
+"""
+SIM_USAGE = f"""\
 usage: run_sim.py [key=value ...]      train Orchestra in a simulated federation
 
   run_sim.py                                          digits, 10 clients, about two minutes
@@ -16,27 +24,67 @@ usage: run_sim.py [key=value ...]      train Orchestra in a simulated federation
   run_sim.py data=cifar10                             the paper's cross-device run
   run_sim.py resume=outputs/<name>/<date_time>        go on with an interrupted run
 
-  --help    this text and every key with its value
-  --cfg     the composed configuration, nothing is run
-
+{COMMON}
 Values may be groups (data=cifar10 takes conf/data/cifar10.yaml) or single keys (training.lr=0.01).
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong and nothing was written.
 """
+SERVER_USAGE = f"""\
+usage: run_server.py [key=value ...]      train Orchestra with real clients that connect
+
+  run_server.py                                       clients on this machine
+  run_server.py host=0.0.0.0                          clients on a network, with TLS and keys
+  run_server.py data.root=labelled.zip                judge the encoder with labelled images
+  run_server.py resume=outputs/<name>/<date_time>     go on with an interrupted run
+
+Keys: python -m orchestra_flwr.deployment.keys server --host <name or address of this machine>
+
+{COMMON}
+Exit code 0: done, 1: the run failed, 2: the configuration is wrong and nothing was written.
+"""
+CLIENT_USAGE = f"""\
+usage: run_client.py server=HOST:PORT data.root=IMAGES [key=value ...]      take part
+
+  run_client.py server=127.0.0.1:8443 data.root=photos            a server on this machine
+  run_client.py server=example.org:8443 data.root=photos.zip      with keys in security/
+
+Runs until it is stopped, reconnects by itself, and takes part in every run of its server.
+
+{COMMON}
+Exit code 2: the configuration is wrong.
+"""
+C = TypeVar("C", bound=Composed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`run_sim.py`: simulates a federation; returns the exit code."""
+    return _command(Config, _simulate, SIM_USAGE, arguments)
+
+
+def server_main(arguments: Sequence[str] | None = None) -> int:
+    """`run_server.py`: a federation of real clients; returns the exit code."""
+    return _command(ServerConfig, _serve, SERVER_USAGE, arguments)
+
+
+def client_main(arguments: Sequence[str] | None = None) -> int:
+    """`run_client.py`: one real client; returns the exit code."""
+    return _command(ClientConfig, _take_part, CLIENT_USAGE, arguments)
+
+
+def _command(
+    kind: type[C], run: Callable[[C], int], usage: str, arguments: Sequence[str] | None
+) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if {"-h", "--help"} & set(arguments):
-            print(USAGE + "\nEvery key with its value:\n\n" + config_to_yaml(load_config()))
+            print(usage + "\nEvery key with its value:\n\n" + every_key(kind))
             return 0
-        shown = "--cfg" in arguments
-        config = load_config([a for a in arguments if a != "--cfg"])
-        if shown:
+        config = load(kind, [a for a in arguments if a != "--cfg"])
+        if "--cfg" in arguments:
             print(config_to_yaml(config), end="")
             return 0
-        return _simulate(config)
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+        logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
+        return run(config)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -46,15 +94,36 @@ def _simulate(config: Config) -> int:
     # Heavy imports wait until the configuration is known to be right.
     from orchestra_flwr.federation.population import load_population
     from orchestra_flwr.federation.simulation import check_resources, simulate
-    from orchestra_flwr.federation.strategy import FederationError
     from orchestra_flwr.methods import build_method
-    from orchestra_flwr.reporting import RunFolder, make_progress, print_summary
+    from orchestra_flwr.reporting import Progress, RunFolder
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
     check_resources(config)
     population = load_population(config)
-    build_method(config, population.dataset.channels)  # checks the method's own options
+    build_method(config, config.data.channels)  # checks the method's own options
+
+    def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
+        return simulate(config, population, folder, progress)
+
+    return _run_in_folder(config, run)
+
+
+def _serve(config: ServerConfig) -> int:
+    from orchestra_flwr.deployment.server import check, serve
+    from orchestra_flwr.reporting import Progress, RunFolder
+
+    check(config)
+
+    def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
+        return serve(config, folder, progress)
+
+    _stop_on_sigterm()
+    return _run_in_folder(config, run)
+
+
+def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) -> int:
+    from orchestra_flwr.federation.strategy import FederationError
+    from orchestra_flwr.reporting import RunFolder, make_progress, print_summary
+
     try:
         folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)
     except OSError as error:
@@ -62,7 +131,7 @@ def _simulate(config: Config) -> int:
     progress = make_progress(config.logging.progress, config.federation.rounds)
     try:
         with progress:
-            summary = simulate(config, population, folder, progress)
+            summary = run(folder, progress)
     except (FederationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         print(f"continue with: resume={folder.path}", file=sys.stderr)
@@ -72,3 +141,23 @@ def _simulate(config: Config) -> int:
         return 130
     print_summary(summary, folder.path)
     return 0
+
+
+def _take_part(config: ClientConfig) -> int:
+    from orchestra_flwr.deployment.client import run_client
+
+    _stop_on_sigterm()
+    try:
+        run_client(config)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _stop_on_sigterm() -> None:
+    """SIGTERM ends a command as Ctrl-C does: children are stopped, folders are left in order."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)

@@ -10,17 +10,31 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 # What may differ when a run is resumed: where it runs and what is shown, never what is computed.
-RESUME_MAY_CHANGE = ("engine", "ray", "device", "logging", "data.root", "data.cache")
+RESUME_MAY_CHANGE = (
+    "engine",
+    "ray",
+    "device",
+    "logging",
+    "data.root",
+    "data.cache",
+    "host",
+    "port",
+    "insecure",
+    "security",
+    "federation.min_clients",
+    "federation.round_timeout",
+)
+Precision = Literal["float32", "bfloat16"]
 
 
 class ConfigError(ValueError):
@@ -31,6 +45,12 @@ class Section(BaseModel):
     """A frozen part of the configuration that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Composed(Section):
+    """A whole configuration, composed by Hydra from a file of `conf/`."""
+
+    file: ClassVar[str]
 
 
 class AugmentationConfig(Section):
@@ -51,19 +71,16 @@ class DataConfig(Section):
     cache: str | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
 
-    @model_validator(mode="after")
-    def _root_is_given(self) -> Self:
-        if self.name == "image_folder" and not self.root:
-            raise ValueError(
-                "data.root must name a folder or a zip of images for data=image_folder"
-            )
-        return self
+    @property
+    def channels(self) -> int:
+        """Colour channels of an image."""
+        return 1 if self.name == "digits" else 3
 
 
 class PartitionConfig(Section):
     """How the images are spread over the clients."""
 
-    name: Literal["iid", "dirichlet"]
+    name: Literal["iid", "dirichlet", "by_class"]
     alpha: float = Field(0.1, gt=0)
 
 
@@ -101,12 +118,14 @@ class ClusteringConfig(Section):
 class FederationConfig(Section):
     """Population, cohort and rounds."""
 
+    min_clients: int | None = Field(None, ge=1)  # of a deployment; a simulation has all its clients
     clients: int = Field(ge=1)
     participation: float = Field(gt=0, le=1)
     rounds: int = Field(ge=1)
     min_success: float = Field(0.5, gt=0, le=1)
     weighting: Literal["samples", "uniform"] = "samples"
     round_timeout: float = Field(3600, gt=0)
+    min_images: int = Field(1, ge=1)
 
 
 class TrainingConfig(Section):
@@ -117,6 +136,7 @@ class TrainingConfig(Section):
     lr: float = Field(gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-4, ge=0)
+    precision: Precision = "float32"
     threads: int = Field(1, ge=1)
 
 
@@ -143,8 +163,17 @@ class LoggingConfig(Section):
     progress: Literal["auto", "live", "plain", "off"] = "auto"
 
 
-class Config(Section):
+def known_device(value: str) -> str:
+    """Checks the name of a device."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise ValueError(f"device={value}: must be auto, cpu, cuda or cuda:N")
+    return value
+
+
+class Config(Composed):
     """A whole run."""
+
+    file = "config"
 
     method: MethodConfig
     model: ModelConfig
@@ -163,19 +192,14 @@ class Config(Section):
     run_dir: str | None = None
     resume: str | None = None
 
-    @field_validator("device")
-    @classmethod
-    def _device_is_known(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-            raise ValueError(f"device={value}: must be auto, cpu, cuda or cuda:N")
-        return value
+    _device_is_known = field_validator("device")(known_device)
 
     def to_json(self) -> str:
-        """The configuration as one line of JSON, as it travels to the clients."""
+        """The configuration as one line of JSON."""
         return self.model_dump_json()
 
     @classmethod
-    def from_json(cls, text: str) -> Config:
+    def from_json(cls, text: str) -> Self:
         """Reads :meth:`to_json`'s output.
 
         Raises:
@@ -185,6 +209,7 @@ class Config(Section):
 
 
 S = TypeVar("S", bound=Section)
+C = TypeVar("C", bound=Composed)
 
 
 def parse(section: type[S], values: Any, path: str = "") -> S:
@@ -200,7 +225,16 @@ def parse(section: type[S], values: Any, path: str = "") -> S:
 
 
 def load_config(overrides: Sequence[str] = ()) -> Config:
+    """A simulation's configuration: see :func:`load`."""
+    return load(Config, overrides)
+
+
+def load(section: type[C], overrides: Sequence[str] = ()) -> C:
     """Composes `conf/` with Hydra overrides such as ``data=cifar10 training.lr=0.01``.
+
+    Args:
+        section: the kind of configuration.
+        overrides: as on a command line.
 
     With ``resume=<run folder>`` the configuration is the run's own; overrides may only repeat it
     or change where it runs (`RESUME_MAY_CHANGE`).
@@ -208,15 +242,21 @@ def load_config(overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: an unknown key, a wrong value, or a resume with another configuration.
     """
-    composed = _compose(overrides)
+    overrides = [_at_home(override) for override in overrides]
+    composed = _compose(section, overrides)
     if composed.get("resume"):
-        return _resumed_config(Path(str(composed.resume)), composed, overrides)
-    return parse(Config, OmegaConf.to_container(composed, resolve=True))
+        return parse(section, _resumed(Path(str(composed.resume)), composed, overrides))
+    return parse(section, OmegaConf.to_container(composed, resolve=True))
 
 
-def config_to_yaml(config: Config) -> str:
+def config_to_yaml(config: Section) -> str:
     """The whole configuration as YAML, as it stands in a run folder."""
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump()))
+
+
+def every_key(section: type[Composed]) -> str:
+    """All keys with their defaults as YAML; also where some must be given."""
+    return OmegaConf.to_yaml(_compose(section, ()), resolve=True)
 
 
 def conf_dir() -> Path:
@@ -226,15 +266,21 @@ def conf_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "conf"
 
 
-def _compose(overrides: Sequence[str]) -> DictConfig:
+def _compose(section: type[Composed], overrides: Sequence[str]) -> DictConfig:
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            return compose("config", list(overrides))
+            return compose(section.file, list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_describe_hydra(error, overrides)) from None
+        raise ConfigError(_describe_hydra(error, section, overrides)) from None
 
 
-def _resumed_config(folder: Path, composed: DictConfig, overrides: Sequence[str]) -> Config:
+def _at_home(override: str) -> str:
+    """`key=~/path` as a shell would give it, had it looked behind the equals sign."""
+    key, _, value = override.partition("=")
+    return f"{key}={Path(value).expanduser()}" if value.startswith("~") else override
+
+
+def _resumed(folder: Path, composed: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
@@ -250,7 +296,7 @@ def _resumed_config(folder: Path, composed: DictConfig, overrides: Sequence[str]
         OmegaConf.update(saved, key, new, merge=False)
     values = OmegaConf.to_container(saved, resolve=True)
     assert isinstance(values, dict)
-    return parse(Config, {**values, "resume": str(folder), "run_dir": str(folder)})
+    return {**values, "resume": str(folder), "run_dir": str(folder)}
 
 
 def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
@@ -258,8 +304,8 @@ def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
     return {override.key_or_group: override.value() for override in parsed}
 
 
-def _describe_hydra(error: Exception, overrides: Sequence[str]) -> str:
-    known = list(_known_keys())
+def _describe_hydra(error: Exception, section: type[Section], overrides: Sequence[str]) -> str:
+    known = list(_known_keys(section))
     try:
         given = _parsed(overrides)
     except HydraException as syntax:
@@ -282,7 +328,7 @@ def _suggestion(key: str, known: Sequence[str]) -> str:
     return f" (did you mean {' or '.join(close)}?)" if close else " (see --help)"
 
 
-def _known_keys(section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
+def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
         yield prefix + name
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):

@@ -13,20 +13,20 @@ import numpy as np
 import torch
 
 
-def derive(seed: int, purpose: str, *path: int) -> int:
-    """A 63-bit seed for one purpose, e.g. ``derive(run_seed, "client", round, partition_id)``."""
+def derive(seed: int, purpose: str, *path: int | str) -> int:
+    """A 63-bit seed for one purpose, e.g. ``derive(run_seed, "client", round, client)``."""
     text = "/".join([str(seed), purpose, *map(str, path)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def torch_generator(
-    seed: int, purpose: str, *path: int, device: str | torch.device = "cpu"
+    seed: int, purpose: str, *path: int | str, device: str | torch.device = "cpu"
 ) -> torch.Generator:
     """A torch generator on `device` for one purpose."""
     return torch.Generator(device).manual_seed(derive(seed, purpose, *path))
 
 
-def numpy_generator(seed: int, purpose: str, *path: int) -> np.random.Generator:
+def numpy_generator(seed: int, purpose: str, *path: int | str) -> np.random.Generator:
     """A numpy generator for one purpose."""
     return np.random.default_rng(derive(seed, purpose, *path))
 
@@ -37,7 +37,7 @@ class ClientSeed:
 
     seed: int
     round: int
-    client: int
+    client: str
 
     def generator(self, purpose: str, device: str | torch.device = "cpu") -> torch.Generator:
         """A generator for one purpose, such as "augment" or "shuffle"."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from orchestra_flwr.data import augment, epoch_batches
 from orchestra_flwr.methods import Batch, Contribution, Method
 from orchestra_flwr.models import normalise
 from orchestra_flwr.optimizer import SGD
+from orchestra_flwr.precision import passes_in
 from orchestra_flwr.seeding import ClientSeed
 
 
@@ -50,32 +52,33 @@ def train_round(
     Args:
         method: changed in place; on the images' device.
         images: (n, C, H, W) uint8, n >= 1.
-        training: epochs, batch size and optimizer.
+        training: epochs, batch size, optimizer and precision.
         augmentation: limits that the images set on augmentations.
         seed: the client's randomness.
 
     Raises:
         TrainingError: the loss is not finite at the end of the round.
     """
-    method.train()
-    method.start_round()
-    parameters = [p for p in method.parameters() if p.requires_grad]
-    optimizer = SGD(parameters, training.lr, training.momentum, training.weight_decay)
-    totals: dict[str, Tensor] = {}
-    steps = 0
-    epochs = training.local_epochs
-    for batch in _batches(method, images, training, augmentation, seed, epochs=epochs):
-        parts = method.loss(batch)
-        torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        steps += 1
-        for name, part in parts.items():
-            totals[name] = totals.get(name, 0.0) + part.detach()
-    losses = {name: float(total) / steps for name, total in totals.items()}
-    for name, value in losses.items():
-        if not math.isfinite(value):
-            raise TrainingError(f"the {name} loss is {value}; a lower training.lr may help")
-    return LocalResult(losses, steps, method.end_round(seed.generator("cluster")))
+    with passes_in(training.precision, method, images.device.type):
+        method.train()
+        method.start_round()
+        parameters = [p for p in method.parameters() if p.requires_grad]
+        optimizer = SGD(parameters, training.lr, training.momentum, training.weight_decay)
+        totals: dict[str, Tensor] = {}
+        steps = 0
+        epochs = training.local_epochs
+        for batch in _batches(method, images, training, augmentation, seed, epochs=epochs):
+            parts = method.loss(batch)
+            torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            steps += 1
+            for name, part in parts.items():
+                totals[name] = totals.get(name, 0.0) + part.detach()
+        losses = {name: float(total) / steps for name, total in totals.items()}
+        for name, value in losses.items():
+            if not math.isfinite(value):
+                raise TrainingError(f"the {name} loss is {value}; a lower training.lr may help")
+        return LocalResult(losses, steps, method.end_round(seed.generator("cluster")))
 
 
 def observe_round(
@@ -89,11 +92,12 @@ def observe_round(
 
     Arguments as in :func:`train_round`; the method's shared state is left bit-identical.
     """
-    method.train()
-    method.start_round()
-    for batch in _batches(method, images, training, augmentation, seed, epochs=1):
-        method.observe(batch)
-    return LocalResult({}, 0, method.end_round(seed.generator("cluster")))
+    with passes_in(training.precision, method, images.device.type):
+        method.train()
+        method.start_round()
+        for batch in _batches(method, images, training, augmentation, seed, epochs=1):
+            method.observe(batch)
+        return LocalResult({}, 0, method.end_round(seed.generator("cluster")))
 
 
 def _batches(
@@ -128,6 +132,16 @@ def torch_threads(count: int | None = None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def return_freed_memory() -> None:
+    """Gives freed memory back to the system, where the C library would keep it (glibc).
+
+    It keeps about as much as a step's activations, and cannot use it for large arrays.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def usable_cpus() -> int:

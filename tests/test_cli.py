@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from orchestra_flwr.cli import main
+from orchestra_flwr.cli import client_main, main, server_main
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ def sim(tmp_path, monkeypatch, capsys):
         (["clustering.global_clusters=1"], "clustering.global_clusters=1"),
         (["clustering.local_clusters=0"], "clustering.local_clusters=0"),
         (["method.ema=2"], "method.ema=2"),
+        (["data=image_folder"], "data.root must name a folder or a zip"),
         (["data=image_folder", "data.root=missing"], "data.root=missing"),
         (["data=image_folder", "data.root=."], "data.root=."),
         (["federation.clients=100000"], "federation.clients=100000"),
@@ -129,3 +130,35 @@ def test_a_run_folder_that_cannot_be_made_is_told(sim, tmp_path, tiny_overrides)
     (tmp_path / "outputs").write_text("a file where the folder should be")
     code, _, err = sim(*tiny_overrides)
     assert code == 2 and err.startswith("error: the run folder cannot be made")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "names"),
+    [
+        (server_main, ["prt=1"], "prt: unknown key"),
+        (server_main, ["method.ema=2"], "method.ema=2"),
+        (server_main, ["host=0.0.0.0"], "orchestra_flwr.deployment.keys server"),
+        (server_main, ["data.root=missing"], "data.root=missing"),
+        (server_main, ["host=203.0.113.1", "insecure=true"], "host=203.0.113.1"),
+        (client_main, [], "server=None"),
+        (client_main, ["server=example.org:1", "data.root=x"], "ca.crt"),
+        (client_main, ["server=127.0.0.1:1", "data.root=missing"], "data.root=missing"),
+        (client_main, ["server=127.0.0.1:1", "data.root=x", "lr=1"], "lr: unknown key"),
+    ],
+)
+def test_bad_servers_and_clients_are_one_line_and_exit_code_2(
+    command, arguments, names, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert command(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and names in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [main, server_main, client_main])
+def test_help_names_the_program_and_every_key(command, capsys):
+    assert command(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: run_") and "Every key with its value" in out and "device:" in out

@@ -48,10 +48,13 @@ def test_the_command_line_wins_over_the_data_set():
         ("clustering.local_clusters=1", "clustering.local_clusters=1: input should be greater"),
         ("training.lr=nan", "training.lr=nan: input should be a finite number"),
         ("training.lr=fast", "training.lr=fast: input should be a valid number"),
+        (
+            "training.precision=float16",
+            "training.precision=float16: input should be 'float32' or 'bfloat16'",
+        ),
         ("engine=dask", "engine=dask: input should be 'ray' or 'inline'"),
         ("device=tpu", "device=tpu: must be auto, cpu, cuda or cuda:N"),
         ("data=imagenet", "data=imagenet: must be one of cifar10, cifar100, digits, image_folder"),
-        ("data=image_folder", "data.root must name a folder"),
         ("resume=nowhere", "resume=nowhere: no run folder"),
         ("seed", "overrides are written key=value"),
     ],
@@ -61,6 +64,11 @@ def test_wrong_input_is_told_in_one_line_that_names_key_and_value(override, says
         load_config([override])
     assert str(error.value).startswith(says)
     assert "\n" not in str(error.value)
+
+
+def test_a_path_may_start_at_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert load_config(["data.root=~/photos/a"]).data.root == "/home/ada/photos/a"
 
 
 def test_frozen():

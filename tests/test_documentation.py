@@ -5,26 +5,41 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_flwr.config import load_config
+from orchestra_flwr.config import Config, load, load_config
+from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
 from orchestra_flwr.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
+GUIDES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
+PROGRAMS = {"run_sim.py": Config, "run_server.py": ServerConfig, "run_client.py": ClientConfig}
+
+
 def commands():
-    return [
-        line.split("run_sim.py", 1)[1].split()
-        for line in README.splitlines()
-        if "run_sim.py " in line
-    ]
+    for line in "\n".join(GUIDES).replace("\\\n", " ").splitlines():
+        for program in PROGRAMS:
+            if f"{program} " in line:
+                words = line.split(program, 1)[1].split(" #")[0].strip("` ").split()
+                arguments = [w for w in words if re.fullmatch(r"[\w.]+=[^<>`]+", w)]
+                if arguments and words[0] == arguments[0] and "resume=" not in line:
+                    yield program, arguments
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c and "=" in c[0]], ids=" ".join)
-def test_every_command_in_the_readme_composes(command):
-    arguments = [a for a in command if re.fullmatch(r"[\w.]+=[^<>`]+", a)]
-    if not any(a.startswith("resume=") for a in arguments):
-        load_config(arguments)
+def test_there_are_commands_of_every_program():
+    assert {program for program, _ in commands()} == set(PROGRAMS)
+
+
+@pytest.mark.parametrize(("program", "arguments"), [*commands()])
+def test_every_command_in_the_guides_composes(program, arguments):
+    load(PROGRAMS[program], arguments)
+
+
+def test_links_between_the_guides_lead_somewhere():
+    for guide, folder in ((README, ROOT), *((text, ROOT / "docs") for text in GUIDES[1:])):
+        for target in re.findall(r"\]\((?!http)([^)#]+)", guide):
+            assert (folder / target).exists(), target
 
 
 def test_every_key_in_the_configuration_table_exists():

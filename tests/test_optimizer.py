@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from orchestra_flwr.config import load_config
 from orchestra_flwr.optimizer import SGD
 
 
@@ -36,19 +37,24 @@ def test_a_parameter_without_gradient_is_told():
         SGD(nn.Linear(2, 2).parameters(), 0.1, 0.9, 0.0).step()
 
 
-def test_clients_do_not_pay_for_the_compiler():
-    """A client's imports and one round of training leave torch's compiler alone."""
+def test_clients_do_not_pay_for_what_they_do_not_use():
+    """A process a message: its imports leave out scipy and, like a round, the compiler."""
     script = """if True:
         import sys, torch
+        def refuse(*heavy):
+            imported = set(heavy) & set(sys.modules)
+            if imported:
+                sys.exit(f"imported {imported}")
         import orchestra_flwr.federation.client_app
-        from orchestra_flwr.config import load_config
+        from orchestra_flwr.config import Config
         from orchestra_flwr.federation.client import OrchestraClient
         from orchestra_flwr.federation.wire import Schemas, from_record, pack_state
-        config = load_config(["model.width=8", "training.local_epochs=1"])
-        client = OrchestraClient(config, 0, torch.zeros(8, 1, 8, 8, dtype=torch.uint8))
+        config = Config.from_json(sys.argv[1])
+        client = OrchestraClient(config, "0", torch.zeros(8, 1, 8, 8, dtype=torch.uint8))
+        refuse("scipy")
         down = list(from_record(pack_state(client.method, client.schemas)).values())
         client.fit(down, {"round": 1, "train": True})
-        heavy = {"torch._dynamo", "torchvision", "sklearn", "matplotlib", "ray"} & set(sys.modules)
-        sys.exit(f"imported {heavy}" if heavy else 0)
+        refuse("torch._dynamo", "torchvision", "sklearn", "matplotlib", "pandas", "ray")
     """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    config = load_config(["model.width=8", "training.local_epochs=1"]).to_json()
+    subprocess.run([sys.executable, "-c", script, config], check=True)

@@ -1,4 +1,7 @@
 import copy
+import os
+import platform
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,12 +9,14 @@ from sklearn.datasets import load_digits
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.methods.memory import FeatureMemory
 from orchestra_flwr.optimizer import SGD
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import (
     TrainingError,
     observe_round,
     resolve_device,
+    return_freed_memory,
     torch_threads,
     train_round,
 )
@@ -106,6 +111,57 @@ def test_the_first_round_changes_nothing_shared(tiny):
     assert result.contribution.arrays["local_centroids"].shape == (2, 16)
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("work", [train_round, observe_round])
+def test_a_round_in_bfloat16_ends_near_the_one_in_float32(tiny, norm, work):
+    """Two steps on digits; near: the change of all weights together by less than a quarter of it,
+    losses and centroids within a hundredth, statistics within two or .005."""
+    digits = torch.from_numpy(load_digits().images[:128, None] * 15).to(torch.uint8)
+    chosen = ("training.batch_size=64", f"model.norm={norm}")
+    start = shared(build_method(tiny(*chosen), 1))
+    exact, told = train(tiny(*chosen), digits, work=work)
+    method, result = train(tiny(*chosen, "training.precision=bfloat16"), digits, work=work)
+    for name, tensor in shared(method).items():
+        assert tensor.dtype == torch.float32 and torch.isfinite(tensor).all()
+        if "running" in name:
+            torch.testing.assert_close(tensor, shared(exact)[name], rtol=0.02, atol=5e-3)
+    changes = [
+        torch.cat([(t - start[n]).flatten() for n, t in shared(m).items() if "running" not in n])
+        for m in (exact, method)
+    ]
+    assert (changes[1] - changes[0]).norm() <= 0.25 * changes[0].norm()
+    assert result.losses == pytest.approx(told.losses, rel=0.01)
+    ours, theirs = (r.contribution.arrays["local_centroids"] for r in (result, told))
+    assert ours.dtype == torch.float32
+    assert (ours * theirs).sum(1).min() > 0.99
+    assert method.state(Role.PRIVATE)["memory.features"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("work", [train_round, observe_round])
+def test_bfloat16_reaches_every_encoder_and_no_loss(tiny, work, monkeypatch):
+    config = tiny("training.precision=bfloat16")
+    method = build_method(config, 1)
+    seen = {}
+    for name, module in method.named_modules():
+        if isinstance(module, torch.nn.Conv2d):
+            hook = lambda *call, name=name: seen.update({name: call[-1].dtype})  # noqa: E731
+            module.register_forward_hook(hook)
+    features = []
+    push = FeatureMemory.push
+    monkeypatch.setattr(
+        FeatureMemory, "push", lambda *call: (features.append(call[-1].dtype), push(*call))
+    )
+    work(method, images(16), config.training, config.data.augmentation, SEED)
+    encoders = {"target_backbone"} | ({"backbone"} if work is train_round else set())
+    assert {name.partition(".")[0] for name in seen} == encoders
+    assert set(seen.values()) == {torch.bfloat16} and set(features) == {torch.float32}
+
+
+def test_the_same_bits_again_in_bfloat16(tiny):
+    first, again = (train(tiny("training.precision=bfloat16"))[0] for _ in range(2))
+    assert all(torch.equal(t, shared(again)[name]) for name, t in shared(first).items())
+
+
 def test_a_loss_that_explodes_is_told(tiny):
     with pytest.raises(TrainingError, match="a lower training.lr may help"):
         train(tiny("training.lr=1e30", "training.local_epochs=5"))
@@ -116,6 +172,19 @@ def test_threads_are_given_back():
     with torch_threads(1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to")
+def test_freed_memory_goes_back_to_the_system():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    blocks = [torch.ones(25_000) for _ in range(400)]  # 40 MB in pieces that glibc keeps
+    last = blocks.pop()  # memory above it in the heap would be returned anyway
+    del blocks
+    before = resident()
+    return_freed_memory()
+    assert resident() < before - 20e6 and last.all()
 
 
 def test_a_gpu_that_is_not_there_is_told():

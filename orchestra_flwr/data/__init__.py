@@ -2,6 +2,7 @@
 
 from orchestra_flwr.data.augment import SIMCLR, Recipe, Views, augment
 from orchestra_flwr.data.batches import epoch_batches
+from orchestra_flwr.data.image_folder import survey
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.partition import class_counts, partition
 from orchestra_flwr.data.sources import load_dataset
@@ -17,4 +18,5 @@ __all__ = [
     "epoch_batches",
     "load_dataset",
     "partition",
+    "survey",
 ]

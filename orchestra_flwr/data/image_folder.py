@@ -106,15 +106,30 @@ class Listing:
         return Listing([self.entries[index] for index in chosen], kept)
 
 
+def survey(root: str) -> tuple[int, bool]:
+    """How many training images there are below `root`, and whether they lie in class folders.
+
+    Raises:
+        ConfigError: the root is missing, empty or laid out otherwise.
+    """
+    path = Path(root).expanduser()
+    with Archive(path) as archive:
+        train, _, _ = _arrange(path, archive.entries())
+    return len(train.entries), train.labels is not None
+
+
 def load_image_folder(config: DataConfig) -> Dataset:
     """The images below `data.root`, whatever their sizes, colour modes and formats.
 
     The limits choose from the file names, before anything is decoded.
 
     Raises:
-        ConfigError: the root is missing, empty or laid out otherwise, or no image can be read.
+        ConfigError: the root is not given, missing, empty or laid out otherwise, or no image can
+            be read.
     """
-    root = Path(config.root or "").expanduser()
+    if not config.root:
+        raise ConfigError("data.root must name a folder or a zip of images for data=image_folder")
+    root = Path(config.root).expanduser()
     with Archive(root) as archive:
         train, test, classes = _arrange(root, archive.entries())
         train, test = train.limited(config.train_limit), test.limited(config.test_limit)

@@ -35,7 +35,8 @@ def partition(
         For each client its images' indices, int64, sorted.
 
     Raises:
-        ConfigError: more clients than images, or a Dirichlet partition of images without labels.
+        ConfigError: more clients than images, images without labels for a partition by labels, or
+            another number of clients than of classes for `by_class`.
     """
     if clients > count:
         raise ConfigError(
@@ -45,8 +46,10 @@ def partition(
         return _iid(count, clients, seed)
     if labels is None:
         raise ConfigError(
-            "partition=dirichlet: needs labels, and these images have none; use partition=iid"
+            f"partition={config.name}: needs labels, and these images have none; use partition=iid"
         )
+    if config.name == "by_class":
+        return _by_class(labels.cpu().numpy(), clients)
     return _dirichlet(labels.cpu().numpy(), clients, config.alpha, seed)
 
 
@@ -59,6 +62,16 @@ def class_counts(parts: Sequence[Indices], labels: Tensor, classes: int) -> Indi
 def _iid(count: int, clients: int, seed: int) -> list[Indices]:
     order = numpy_generator(seed, "partition").permutation(count)
     return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+def _by_class(labels: Indices, clients: int) -> list[Indices]:
+    names = np.unique(labels)
+    if len(names) != clients:
+        raise ConfigError(
+            f"federation.clients={clients}: partition=by_class has one client for each of the "
+            f"{len(names)} classes"
+        )
+    return [np.flatnonzero(labels == name) for name in names]
 
 
 def _dirichlet(labels: Indices, clients: int, alpha: float, seed: int) -> list[Indices]:

@@ -10,7 +10,7 @@ class StreamingMean:
     """Weighted mean of flat arrays, one at a time: memory of one array, however many are added.
 
     Sums are in float64, so their rounding is far below float32's. To the last bit the result
-    depends on the order of addition; the strategy always adds in the order of partition ids.
+    depends on the order of addition; the strategy always adds in the order of the clients' names.
     """
 
     def __init__(self, size: int) -> None:

@@ -13,7 +13,7 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.federation.wire import SMALLEST_CLUSTER, Schemas, unpack_state
 from orchestra_flwr.methods import Role, build_method
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import observe_round, torch_threads, train_round
+from orchestra_flwr.training import observe_round, return_freed_memory, torch_threads, train_round
 
 
 class OrchestraClient(NumPyClient):
@@ -21,18 +21,21 @@ class OrchestraClient(NumPyClient):
 
     Args:
         config: the run's configuration.
-        partition: which client this is; its randomness follows from it.
+        name: which client this is; its randomness follows from it.
         images: (n, C, H, W) uint8 on the device to train on.
 
     Raises:
-        ValueError: there are no images.
+        ValueError: there are fewer images than `federation.min_images`.
     """
 
-    def __init__(self, config: Config, partition: int, images: Tensor) -> None:
-        if len(images) == 0:
-            raise ValueError(f"client {partition} has no images")
+    def __init__(self, config: Config, name: str, images: Tensor) -> None:
+        least = config.federation.min_images
+        if len(images) < least:
+            raise ValueError(
+                f"client {name} has {len(images)} images, federation.min_images={least}"
+            )
         self.config = config
-        self.partition = partition
+        self.name = name
         self.images = images
         self.method = build_method(config, images.shape[1]).to(images.device)
         self.schemas = Schemas.of(self.method)
@@ -63,10 +66,12 @@ class OrchestraClient(NumPyClient):
             unpack_state(
                 dict(zip(self.receives, parameters, strict=True)), self.method, self.schemas
             )
-            seed = ClientSeed(self.config.seed, int(config["round"]), self.partition)
+            del parameters  # frees them where the caller has not kept them
+            seed = ClientSeed(self.config.seed, int(config["round"]), self.name)
             work = train_round if config["train"] else observe_round
             augmentation = self.config.data.augmentation
             result = work(self.method, self.images, self.config.training, augmentation, seed)
+        return_freed_memory()  # before the reply is packed, which takes two models' memory
         arrays = [
             result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes
         ]

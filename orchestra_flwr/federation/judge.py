@@ -21,19 +21,22 @@ class Judge:
 
     Args:
         config: the run's configuration.
-        dataset: its training images are the bank of the kNN and train the linear probe.
+        dataset: its training images are the bank of the kNN and train the linear probe; None:
+            there is nothing to judge with.
     """
 
-    def __init__(self, config: Config, dataset: Dataset) -> None:
+    def __init__(self, config: Config, dataset: Dataset | None) -> None:
         self.config = config
         self.dataset = dataset
         self.spec = EncoderSpec(
-            model=config.model, channels=dataset.channels, image_size=dataset.image_size
+            model=config.model, channels=config.data.channels, image_size=config.data.image_size
         )
 
     @property
     def why_not(self) -> str | None:
         """What is missing for a judgement; None if nothing is."""
+        if self.dataset is None:
+            return "the server has no images of its own (data.root)"
         if self.dataset.train.labels is None:
             return "the training images have no labels"
         if self.dataset.test is None or self.dataset.test.labels is None:
@@ -56,6 +59,7 @@ class Judge:
         return Encoder(self.spec, copy.deepcopy(backbone))
 
     def _score(self, backbone: Backbone) -> dict[str, float]:
+        assert self.dataset is not None
         train, test = self.dataset.train, self.dataset.test
         assert test is not None and train.labels is not None and test.labels is not None
         encoder = self.encoder(backbone).to(resolve_device(self.config.device))

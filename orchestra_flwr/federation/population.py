@@ -16,11 +16,11 @@ class Population:
 
     Attributes:
         dataset: training and test images.
-        parts: for each client the indices of its training images, ascending.
+        parts: for each client, by its name, the indices of its training images, ascending.
     """
 
     dataset: Dataset
-    parts: list[np.ndarray]
+    parts: dict[str, np.ndarray]
 
 
 def load_population(config: Config) -> Population:
@@ -33,4 +33,7 @@ def load_population(config: Config) -> Population:
     train = dataset.train
     clients = config.federation.clients
     parts = partition(config.partition, train.labels, len(train), clients, config.seed)
-    return Population(dataset, parts)
+    names = [str(client) for client in range(clients)]
+    if config.partition.name == "by_class" and train.labels is not None:
+        names = [train.classes[label] for label in np.unique(train.labels)]
+    return Population(dataset, dict(zip(names, parts, strict=True)))

@@ -6,16 +6,17 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.data import Dataset
 from orchestra_flwr.federation.checkpoint import Position, load_checkpoint, save_checkpoint
 from orchestra_flwr.federation.judge import Judge, Scores
-from orchestra_flwr.federation.population import Population
+from orchestra_flwr.federation.members import Members
 from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, RoundReport
-from orchestra_flwr.federation.wire import CONFIG, pack_state
+from orchestra_flwr.federation.wire import pack_state
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.models import save_encoder
 from orchestra_flwr.reporting import (
@@ -26,18 +27,23 @@ from orchestra_flwr.reporting import (
     plot_curves,
 )
 
-NODE_WAIT_SECONDS = 60.0
-
 
 def run_federation(
-    grid: Grid, config: Config, population: Population, folder: RunFolder, progress: Progress
+    grid: Grid,
+    config: Config,
+    members: Members,
+    *,
+    dataset: Dataset | None,
+    folder: RunFolder,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Runs or resumes a whole federation and leaves a complete run folder.
 
     Args:
         grid: yields replies in the order of the messages.
         config: the run's configuration.
-        population: images to judge the encoders with.
+        members: the clients; gathered before every round.
+        dataset: the server's own images, to judge the encoders with; None if it has none.
         folder: where everything is written; a checkpoint in it is continued.
         progress: what a person sees.
 
@@ -48,32 +54,10 @@ def run_federation(
         FederationError: too few clients answered well, or the run cannot be stored or resumed.
     """
     try:
-        return _Run(grid, config, population, folder, progress).run()
+        run = _Run(grid, config, members, dataset=dataset, folder=folder, progress=progress)
+        return run.run()
     except (OSError, SafetensorError) as error:
         raise FederationError(f"cannot write the run folder {folder.path}: {error}") from error
-
-
-def find_clients(grid: Grid, count: int) -> dict[int, int]:
-    """Node id of each client by partition id: node ids themselves are random and unordered.
-
-    Raises:
-        FederationError: the nodes do not come, or do not hold the partitions 0 to count - 1.
-    """
-    deadline = time.monotonic() + NODE_WAIT_SECONDS
-    while len(ids := sorted(grid.get_node_ids())) < count:
-        if time.monotonic() > deadline:
-            raise FederationError(f"{len(ids)} nodes are there, federation.clients={count}")
-        time.sleep(0.1)
-    messages = [Message(RecordDict(), node, MessageType.QUERY) for node in ids]
-    nodes: dict[int, int] = {}
-    replies = grid.send_and_receive(messages, timeout=NODE_WAIT_SECONDS)
-    for node, reply in zip(ids, replies, strict=True):
-        if reply.has_content():
-            nodes[int(reply.content.config_records[CONFIG]["partition-id"])] = node  # type: ignore[arg-type]
-    missing = sorted(set(range(count)) - nodes.keys())
-    if missing:
-        raise FederationError(f"no node holds partition {missing[0]} ({len(missing)} are missing)")
-    return {client: nodes[client] for client in range(count)}
 
 
 class _Run:
@@ -81,17 +65,20 @@ class _Run:
         self,
         grid: Grid,
         config: Config,
-        population: Population,
+        members: Members,
+        *,
+        dataset: Dataset | None,
         folder: RunFolder,
         progress: Progress,
     ) -> None:
         self.grid = grid
         self.config = config
+        self.members = members
         self.folder = folder
         self.progress = progress
-        self.method = build_method(config, population.dataset.channels)
-        self.judge = Judge(config, population.dataset)
-        self.skipped = len(population.dataset.skipped)
+        self.method = build_method(config, config.data.channels)
+        self.judge = Judge(config, dataset)
+        self.skipped = len(dataset.skipped) if dataset else 0
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
         self.log = (
             TensorboardLog(folder.path / "tensorboard") if config.logging.tensorboard else None
@@ -107,18 +94,18 @@ class _Run:
         if self.judge.why_not:
             self.progress.message(f"no evaluation: {self.judge.why_not}")
         position = position or Position(round=-1)
-        nodes = find_clients(self.grid, self.config.federation.clients)
-        strategy = OrchestraStrategy(self.config, self.method, nodes, self.progress.client_done)
+        strategy = OrchestraStrategy(self.config, self.method, self.progress.client_done)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
             position = self._round(number, strategy, position)
         return self._finish(position)
 
     def _round(self, number: int, strategy: OrchestraStrategy, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
-        started = time.perf_counter()
-        report = RoundReport(())
-        if number > 0 or self.method.needs_first_round:
-            report = self._exchange(number, strategy)
+        exchanged = number > 0 or self.method.needs_first_round
+        if exchanged:
+            strategy.nodes = self.members.gather()
+        started = time.perf_counter()  # waiting for clients to come is no part of a round
+        report = self._exchange(number, strategy) if exchanged else RoundReport(())
         seconds = time.perf_counter() - started
         scores = self.judge.scores(self.method) if self._is_judged(number) else None
         record = _record(number, report, seconds, scores)
@@ -149,6 +136,7 @@ class _Run:
         self.progress.round_started(number, len(strategy.report.cohort), label)
         timeout = self.config.federation.round_timeout
         strategy.aggregate_train(number, self.grid.send_and_receive(messages, timeout=timeout))
+        self.members.lost([each.client for each in strategy.report.dropped if each.silent])
         return strategy.report
 
     def _is_judged(self, number: int) -> bool:

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.grid import StreamingGrid
+from orchestra_flwr.federation.members import SimulatedMembers
 from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.reporting import RunFolder, make_progress
@@ -25,4 +26,8 @@ def main(grid: Grid, context: Context) -> None:
     folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)
     with make_progress(config.logging.progress, config.federation.rounds) as progress:
         progress.message(f"run folder: {folder.path.resolve()}")
-        run_federation(StreamingGrid(grid, WINDOW), config, population, folder, progress)
+        streaming = StreamingGrid(grid, WINDOW)
+        members = SimulatedMembers(streaming, list(population.parts))
+        run_federation(
+            streaming, config, members, dataset=population.dataset, folder=folder, progress=progress
+        )

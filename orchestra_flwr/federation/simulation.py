@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import logging
 import threading
@@ -19,6 +20,7 @@ from orchestra_flwr.data import class_counts
 from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.grid import StreamingGrid
 from orchestra_flwr.federation.inline import InlineGrid
+from orchestra_flwr.federation.members import SimulatedMembers
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.federation.strategy import FederationError
@@ -39,17 +41,19 @@ def simulate(
         FederationError: the run could not be completed.
     """
     _plot_split(population, folder)
+
+    def serve(grid: Grid) -> dict[str, Any]:
+        members = SimulatedMembers(grid, list(population.parts))
+        return run_federation(
+            grid, config, members, dataset=population.dataset, folder=folder, progress=progress
+        )
+
+    clients = len(population.parts)
     if config.engine == "inline":
-        grid = InlineGrid(client_app, config.federation.clients)
-        return run_federation(grid, config, population, folder, progress)
+        return serve(InlineGrid(client_app, clients))
     backend = ray_backend(config)
     window = worker_count(config) + 2  # enough to keep all workers busy, and bounds the memory
-    return _run_ray(
-        config,
-        backend,
-        window,
-        lambda grid: run_federation(grid, config, population, folder, progress),
-    )
+    return _run_ray(clients, backend, window, serve)
 
 
 def check_resources(config: Config) -> None:
@@ -62,15 +66,20 @@ def check_resources(config: Config) -> None:
     if config.logging.tensorboard:
         summary_writer()
     if config.engine == "ray":
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError(
+                "engine=ray: Ray is not installed; pip install 'orchestra-flwr[simulation]', "
+                "or use engine=inline"
+            )
         ray_backend(config)
 
 
 def _plot_split(population: Population, folder: RunFolder) -> None:
     train = population.dataset.train
     if train.labels is None:
-        counts, names = np.array([[len(part)] for part in population.parts]), ["images"]
+        counts, names = np.array([[len(part)] for part in population.parts.values()]), ["images"]
     else:
-        counts = class_counts(population.parts, train.labels, len(train.classes))
+        counts = class_counts(list(population.parts.values()), train.labels, len(train.classes))
         names = list(train.classes)
     plot_partition(counts, names, folder.path / "partition.png")
 
@@ -111,7 +120,7 @@ def ray_backend(config: Config) -> dict[str, Any]:
 
 
 def _run_ray(
-    config: Config,
+    clients: int,
     backend: dict[str, Any],
     window: int,
     serve: Callable[[Grid], dict[str, Any]],
@@ -134,9 +143,7 @@ def _run_ray(
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     try:
         with contextlib.ExitStack() as farewell:
-            run_simulation(
-                server, client_app, config.federation.clients, "ray", backend_config=backend
-            )
+            run_simulation(server, client_app, clients, "ray", backend_config=backend)
     except RuntimeError as error:
         if isinstance(error, FederationError):
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from orchestra_flwr.federation.aggregation import StreamingMean
 from orchestra_flwr.federation.replies import BadReplyError, Reply, check_reply
 from orchestra_flwr.federation.wire import (
     ARRAYS,
+    CLIENT_FAILED,
     CONFIG,
     SMALLEST_CLUSTER,
     Schemas,
@@ -36,8 +37,9 @@ class FederationError(RuntimeError):
 class Dropped:
     """A client whose reply was not used, and why."""
 
-    client: int
+    client: str
     reason: str
+    silent: bool = False  # it did not answer itself: too late, or its node is gone
 
 
 @dataclass
@@ -45,7 +47,7 @@ class RoundReport:
     """What happened in a round, for the metrics.
 
     Attributes:
-        cohort: partition ids of the clients that were asked.
+        cohort: names of the clients that were asked, in the order of `client_order`.
         dropped: those whose replies were not used.
         examples: images of the others.
         metrics: means of the clients' figures, weighted as the average is.
@@ -55,7 +57,7 @@ class RoundReport:
         server_seconds: spent on the server's state.
     """
 
-    cohort: tuple[int, ...]
+    cohort: tuple[str, ...]
     dropped: list[Dropped] = field(default_factory=list)
     examples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -65,14 +67,24 @@ class RoundReport:
     server_seconds: float = 0.0
 
 
-def draw_cohort(clients: Sequence[int], participation: float, seed: int, round_: int) -> list[int]:
-    """The round's clients in ascending order: round(participation * clients), at least one.
+def client_order(name: str) -> tuple[int, str]:
+    """Sorting key of clients: "2" comes before "10", and any names have one order."""
+    return len(name), name
+
+
+def draw_cohort(
+    clients: Collection[str], participation: float, seed: int, round_: int
+) -> list[str]:
+    """The round's clients in the order of :func:`client_order`.
+
+    They are round(participation * clients), at least one.
 
     Depends on the seed and the round alone, so that a resumed run asks the same clients.
     """
     size = max(1, round(participation * len(clients)))
     chosen = numpy_generator(seed, "cohort", round_).choice(len(clients), size, replace=False)
-    return sorted(sorted(clients)[i] for i in chosen)
+    ordered = sorted(clients, key=client_order)
+    return [ordered[i] for i in sorted(chosen)]
 
 
 class OrchestraStrategy(Strategy):
@@ -85,7 +97,6 @@ class OrchestraStrategy(Strategy):
     Args:
         config: the run's configuration.
         method: the server's copy; its state is replaced by every round's result.
-        nodes: node id of each client by partition id; :func:`find_clients` makes it.
         on_client: told each client and whether its reply was used, as replies are taken.
     """
 
@@ -93,24 +104,22 @@ class OrchestraStrategy(Strategy):
         self,
         config: Config,
         method: Method,
-        nodes: dict[int, int],
-        on_client: Callable[[int, bool], None] = lambda client, ok: None,
+        on_client: Callable[[str, bool], None] = lambda client, ok: None,
     ) -> None:
         self.config = config
         self.method = method
         self.schemas = Schemas.of(method)
-        self.nodes = nodes
+        self.nodes: Mapping[str, int] = {}  # node id of each client that can be asked
         self.on_client = on_client
         self.report = RoundReport(())
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message for every client of the cohort, in the order of partition ids."""
+        """One message for every client of the cohort, in the cohort's order."""
         federation = self.config.federation
-        cohort = draw_cohort(
-            list(self.nodes), federation.participation, self.config.seed, server_round
-        )
+        seed = self.config.seed
+        cohort = draw_cohort(self.nodes, federation.participation, seed, server_round)
         self.report = RoundReport(tuple(cohort))
         task = ConfigRecord(
             {
@@ -121,11 +130,11 @@ class OrchestraStrategy(Strategy):
                 "train": server_round > 0,
             }
         )
-        content = RecordDict({ARRAYS: arrays, CONFIG: task})  # one copy for the whole cohort
-        self.report.bytes_down = payload_bytes(content) * len(cohort)
+        self.report.bytes_down = payload_bytes(RecordDict({ARRAYS: arrays})) * len(cohort)
         return [
             Message(
-                content,
+                # One copy of the arrays for the whole cohort; a client takes its message apart.
+                RecordDict({ARRAYS: arrays, CONFIG: task}),
                 dst_node_id=self.nodes[client],
                 message_type=MessageType.TRAIN,
                 group_id=str(server_round),
@@ -177,7 +186,7 @@ class OrchestraStrategy(Strategy):
     def summary(self) -> None:
         """Nothing: the run's progress says it all."""
 
-    def _checked(self, client: int, message: Message, trained: bool) -> Reply | None:
+    def _checked(self, client: str, message: Message, trained: bool) -> Reply | None:
         if message.has_content():
             self.report.bytes_up += payload_bytes(message.content)
         try:
@@ -185,7 +194,8 @@ class OrchestraStrategy(Strategy):
                 message, self.schemas, self.method.contribution_limits(), trained=trained
             )
         except BadReplyError as reason:
-            self.report.dropped.append(Dropped(client, str(reason)))
+            silent = message.has_error() and message.error.code != CLIENT_FAILED
+            self.report.dropped.append(Dropped(client, str(reason), silent))
             self.on_client(client, False)
             return None
         self.on_client(client, True)

@@ -8,6 +8,7 @@ the tensors are chosen by role, and private ones have no schema.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ ARRAYS = "arrays"  # the ArrayRecord of a message, both ways
 CONFIG = "config"  # the ConfigRecord of a message, both ways
 METRICS = "metrics"  # the MetricRecord of a reply
 SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its smallest centroid
+CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
 FORMAT = 1  # raised whenever messages change their meaning
 
 
@@ -119,7 +121,15 @@ def unpack_state(arrays: Mapping[str, np.ndarray], method: Method, schemas: Sche
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Named numpy arrays as Flower's record."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(a)) for name, a in arrays.items()})
+    return ArrayRecord({name: _encoded(np.ascontiguousarray(a)) for name, a in arrays.items()})
+
+
+def _encoded(array: np.ndarray) -> Array:
+    """`Array(array)` with a single copy; Flower's grows a buffer to twice the array's size."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    data = b"".join((header.getvalue(), array.data))
+    return Array(str(array.dtype), array.shape, "numpy.ndarray", data)
 
 
 def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
@@ -129,4 +139,6 @@ def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
 
 def payload_bytes(content: RecordDict) -> int:
     """Bytes of all arrays in a message; its few scalars are not counted."""
-    return sum(len(a.data) for record in content.array_records.values() for a in record.values())
+    # Not by `array_records`: that view is a reference cycle, which keeps arrays that are let go of.
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return sum(len(array.data) for record in records for array in record.values())

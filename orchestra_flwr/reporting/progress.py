@@ -72,7 +72,7 @@ class Progress:
         if self._began is None and round > 0:  # round 0 only clusters: no measure for the rest
             self._began = time.monotonic()
 
-    def client_done(self, partition: int, ok: bool) -> None:
+    def client_done(self, client: str, ok: bool) -> None:
         """A client of the cohort has replied, usably or not."""
         self.done += 1
         self.failed += not ok
@@ -131,9 +131,9 @@ class PlainProgress(Progress):
         super().round_started(round, cohort, label)
         self._round_began = self._last_line = time.monotonic()
 
-    def client_done(self, partition: int, ok: bool) -> None:
+    def client_done(self, client: str, ok: bool) -> None:
         """As :meth:`Progress.client_done`."""
-        super().client_done(partition, ok)
+        super().client_done(client, ok)
         now = time.monotonic()
         if now - self._last_line >= PLAIN_INTERVAL and self.done < self.cohort:
             self._last_line = now
@@ -214,9 +214,9 @@ class LiveProgress(Progress):
         self._bars.reset(self._clients_bar, total=cohort)
         self._bars.update(self._clients_bar, description=escape(label) or "clients", facts="")
 
-    def client_done(self, partition: int, ok: bool) -> None:
+    def client_done(self, client: str, ok: bool) -> None:
         """As :meth:`Progress.client_done`."""
-        super().client_done(partition, ok)
+        super().client_done(client, ok)
         failed = f"[red]{self.failed} failed[/]" if self.failed else ""
         self._bars.update(self._clients_bar, completed=self.done, facts=failed)
 

@@ -24,7 +24,7 @@ def down(config):
 def test_fit_is_local_training_of_the_received_state(tiny):
     config = tiny()
     method, parameters = down(config)
-    arrays, examples, metrics = OrchestraClient(config, 3, images()).fit(
+    arrays, examples, metrics = OrchestraClient(config, "3", images()).fit(
         parameters, {"round": 2, "train": True}
     )
     seed = ClientSeed(config.seed, 2, 3)
@@ -41,7 +41,7 @@ def test_fit_is_local_training_of_the_received_state(tiny):
 
 def test_the_first_round_returns_centroids_only(tiny):
     config = tiny()
-    arrays, _, metrics = OrchestraClient(config, 0, images()).fit(
+    arrays, _, metrics = OrchestraClient(config, "0", images()).fit(
         down(config)[1], {"round": 0, "train": False}
     )
     assert [a.shape for a in arrays] == [(2, 16)]
@@ -51,21 +51,31 @@ def test_the_first_round_returns_centroids_only(tiny):
 def test_a_client_remembers_nothing_between_rounds(tiny):
     config = tiny()
     _, parameters = down(config)
-    client = OrchestraClient(config, 0, images())
+    client = OrchestraClient(config, "0", images())
     client.fit(parameters, {"round": 1, "train": True})
     again, _, _ = client.fit(parameters, {"round": 2, "train": True})
-    fresh, _, _ = OrchestraClient(config, 0, images()).fit(parameters, {"round": 2, "train": True})
+    fresh, _, _ = OrchestraClient(config, "0", images()).fit(
+        parameters, {"round": 2, "train": True}
+    )
     for a, b in zip(again, fresh, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
+def test_what_is_sent_is_float32_in_either_precision(tiny):
+    config = tiny("training.precision=bfloat16")
+    client = OrchestraClient(config, "0", images())
+    for train in (False, True):
+        arrays, _, _ = client.fit(down(config)[1], {"round": 1, "train": train})
+        assert {a.dtype for a in arrays} == {np.dtype(np.float32)}
+
+
 def test_refuses_to_exist_without_images(tiny):
-    with pytest.raises(ValueError, match="client 5 has no images"):
-        OrchestraClient(tiny(), 5, images(0))
+    with pytest.raises(ValueError, match="client 5 has 0 images, federation.min_images=1"):
+        OrchestraClient(tiny(), "5", images(0))
 
 
 def test_refuses_arrays_that_do_not_fit(tiny):
     with pytest.raises(ValueError, match="expected"):
-        OrchestraClient(tiny(), 0, images()).fit(
+        OrchestraClient(tiny(), "0", images()).fit(
             [np.zeros(3, np.float32), np.zeros(3, np.float32)], {"round": 1, "train": True}
         )

@@ -12,8 +12,9 @@ from orchestra_flwr import load_encoder
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.inline import InlineGrid
+from orchestra_flwr.federation.members import SimulatedMembers
 from orchestra_flwr.federation.population import load_population
-from orchestra_flwr.federation.server import find_clients, run_federation
+from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.federation.wire import (
     ARRAYS,
@@ -31,10 +32,17 @@ from orchestra_flwr.seeding import torch_generator
 
 def run(config, app=client_app, folder=None):
     folder = folder or RunFolder.create(config)
-    grid = InlineGrid(app, config.federation.clients)
     with make_progress("off", config.federation.rounds) as progress:
-        summary = run_federation(grid, config, load_population(config), folder, progress)
-    return summary, folder
+        return federate(config, folder, progress, app), folder
+
+
+def federate(config, folder, progress, app=client_app):
+    population = load_population(config)
+    grid = InlineGrid(app, len(population.parts))
+    members = SimulatedMembers(grid, list(population.parts))
+    return run_federation(
+        grid, config, members, dataset=population.dataset, folder=folder, progress=progress
+    )
 
 
 def meddling(change):
@@ -88,13 +96,13 @@ def test_two_rounds_are_clients_training_averaging_and_global_clustering(config)
     schemas = Schemas.of(server)
     clients = [
         OrchestraClient(given, k, population.dataset.train.images[torch.from_numpy(part)])
-        for k, part in enumerate(population.parts)
+        for k, part in population.parts.items()
     ]
     for round_ in range(3):
         down = list(from_record(pack_state(server, schemas)).values())
         replies = [c.fit(down, {"round": round_, "train": round_ > 0})[0] for c in clients]
         if round_:
-            sizes = [len(part) for part in population.parts]
+            sizes = [len(part) for part in population.parts.values()]
             shared = np.array([r[0] for r in replies], np.float64)
             mean = np.average(shared, axis=0, weights=sizes).astype(np.float32)
             schemas.shared.unpack(mean, server.state(Role.SHARED))
@@ -160,10 +168,10 @@ def test_bad_clients_are_dropped_named_and_counted(config):
     dropped = folder.read_metrics()[1]["clients"]
     assert (dropped["cohort"], dropped["ok"]) == (8, 4)
     reasons = {d["client"]: d["reason"] for d in dropped["dropped"]}
-    assert "not finite" in reasons[0]
-    assert "shape" in reasons[1]
-    assert "from-last-year" in reasons[2]
-    assert "0 images" in reasons[3]
+    assert "not finite" in reasons["0"]
+    assert "shape" in reasons["1"]
+    assert "from-last-year" in reasons["2"]
+    assert "0 images" in reasons["3"]
     assert folder.read_metrics()[2]["clients"]["ok"] == 8
 
 
@@ -244,16 +252,6 @@ def test_images_without_labels_train_without_evaluation(config, tmp_path):
     assert load_encoder(folder.path).spec.channels == 3
 
 
-def test_missing_clients_are_told(monkeypatch):
-    monkeypatch.setattr("orchestra_flwr.federation.server.NODE_WAIT_SECONDS", 0.1)
-    with pytest.raises(FederationError, match=r"2 nodes are there, federation\.clients=3"):
-        find_clients(InlineGrid(client_app, 2), 3)
-
-
-def test_clients_are_found_by_their_partition():
-    assert find_clients(InlineGrid(client_app, 3), 3) == {0: 1, 1: 2, 2: 3}
-
-
 def test_a_client_of_another_version_says_how_to_mend_it(tiny):
     config = tiny()
     method = build_method(config, 1)
@@ -298,6 +296,5 @@ def test_broken_files_are_counted_where_a_person_sees_it(config, tmp_path, capsy
         "partition=iid", "federation.clients=2", "federation.rounds=1",
     )  # fmt: skip
     with make_progress("plain", 1) as progress:
-        grid = InlineGrid(client_app, 2)
-        run_federation(grid, given, load_population(given), RunFolder.create(given), progress)
+        federate(given, RunFolder.create(given), progress)
     assert "1 image files could not be read" in capsys.readouterr().out

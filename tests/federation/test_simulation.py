@@ -41,7 +41,7 @@ def sim(tmp_path, tiny_overrides):
 
 def finish(process, folder, code=0):
     log = folder.parent / f"{folder.name}.log"
-    assert process.wait(timeout=240) == code, log.read_text()
+    assert process.wait(timeout=400) == code, log.read_text()
     return log.read_text()
 
 
@@ -51,7 +51,7 @@ def metrics(folder):
 
 
 def wait_for_round(process, folder, number):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not any(record["round"] >= number for record in metrics(folder)):
         assert process.poll() is None, "the run ended early"
         assert time.monotonic() < deadline, "the run does not get on"
@@ -89,6 +89,7 @@ def assert_same_bits(first, second):
         assert (tensor == b[name]).all(), name
 
 
+@pytest.mark.timeout(900)
 def test_same_bits_inline_and_on_ray_whatever_is_killed(sim):
     """The whole determinism contract at once, since starting Ray costs half a minute.
 
@@ -125,6 +126,7 @@ def test_same_bits_inline_and_on_ray_whatever_is_killed(sim):
         assert told[0] == told[1]
 
 
+@pytest.mark.timeout(900)
 def test_a_client_that_kills_its_actor_twice_is_dropped_and_the_round_goes_on(sim):
     process, folder = sim(
         "run", "engine=ray", "federation.rounds=2", "training.local_epochs=100", "ray.workers=1",

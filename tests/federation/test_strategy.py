@@ -54,7 +54,9 @@ class Toy(Method):
 def strategy(tiny):
     def make(*overrides, on_client=lambda client, ok: None):
         config = tiny("federation.clients=3", "federation.participation=1", *overrides)
-        return OrchestraStrategy(config, Toy(), {0: 70, 1: 71, 2: 72}, on_client)
+        strategy = OrchestraStrategy(config, Toy(), on_client)
+        strategy.nodes = {"a": 70, "b": 71, "c": 72}
+        return strategy
 
     return make
 
@@ -117,6 +119,12 @@ def test_messages_carry_both_states_the_round_and_the_configuration(strategy):
     assert ask(strategy, 0)[0].content[CONFIG]["train"] is False
 
 
+def test_a_client_may_take_its_message_apart(strategy):
+    first, second, _ = ask(strategy())
+    arrays = first.content.pop(ARRAYS)
+    assert second.content[ARRAYS] is arrays
+
+
 def test_bytes_are_those_of_the_real_messages(strategy):
     strategy = strategy()
     questions = ask(strategy)
@@ -137,11 +145,11 @@ def test_bad_replies_are_dropped_named_and_counted_out_of_the_mean(strategy):
     arrays, _ = strategy.aggregate_train(1, answers)
     np.testing.assert_array_equal(from_record(arrays)["shared"], [3, 0])
     np.testing.assert_array_equal(from_record(arrays)["server"], [0, 0, 5])
-    assert [(d.client, d.reason) for d in strategy.report.dropped] == [
-        (0, "shared holds values that are not finite"),
-        (2, "killed"),
+    assert [(d.client, d.reason, d.silent) for d in strategy.report.dropped] == [
+        ("a", "shared holds values that are not finite", False),
+        ("c", "killed", True),
     ]
-    assert seen == [(0, False), (1, True), (2, False)]
+    assert seen == [("a", False), ("b", True), ("c", False)]
 
 
 def test_too_few_good_replies_stop_the_run_with_the_first_error(strategy):
@@ -151,7 +159,7 @@ def test_too_few_good_replies_stop_the_run_with_the_first_error(strategy):
     answers[0] = Message(Error(1, "no disk"), reply_to=questions[0])
     answers[1] = answer(questions[1], strategy, [0, 0], [[0, 0, 0]], schema="x")
     before = strategy.method.weights.clone()
-    with pytest.raises(FederationError, match=r"1 of 3 .* asks for 2; client 0: no disk"):
+    with pytest.raises(FederationError, match=r"1 of 3 .* asks for 2; client a: no disk"):
         strategy.aggregate_train(1, answers)
     assert torch.equal(strategy.method.weights, before)
 
@@ -161,18 +169,19 @@ def test_no_evaluation_messages(strategy):
 
 
 def test_cohorts_are_drawn_from_seed_and_round():
-    clients = list(range(100))
+    clients = [str(client) for client in range(100)]
     first = draw_cohort(clients, 0.5, 0, 1)
     assert first == draw_cohort(list(reversed(clients)), 0.5, 0, 1)
-    assert len(first) == len(set(first)) == 50 and first == sorted(first)
+    assert len(first) == len(set(first)) == 50
+    assert first == sorted(first, key=int)
     assert first != draw_cohort(clients, 0.5, 0, 2)
     assert first != draw_cohort(clients, 0.5, 1, 1)
-    assert len(draw_cohort([3, 5], 0.01, 0, 1)) == 1
+    assert len(draw_cohort(["3", "5"], 0.01, 0, 1)) == 1
 
 
 def test_cohorts_are_fair():
     counts = np.zeros(10)
     for round_ in range(1000):
-        counts[draw_cohort(list(range(10)), 0.3, 0, round_)] += 1
+        counts[[int(c) for c in draw_cohort([*"0123456789"], 0.3, 0, round_)]] += 1
     # Each count is binomial(1000, .3): standard deviation 14.5.
     assert abs(counts - 300).max() < 60

@@ -1,0 +1,67 @@
+"""How a client answers a message of the server, whoever carries it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from orchestra_flwr.federation.client import OrchestraClient
+from orchestra_flwr.federation.wire import (
+    ARRAYS,
+    CLIENT_FAILED,
+    CONFIG,
+    METRICS,
+    from_record,
+    to_record,
+)
+
+
+def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Message:
+    """The reply with what `work` makes of the content; an exception becomes an error reply."""
+    try:
+        return Message(work(message.content), reply_to=message)
+    except Exception as error:
+        return Message(Error(code=CLIENT_FAILED, reason=describe(error)), reply_to=message)
+
+
+def describe(error: Exception) -> str:
+    """An exception in a line: its type, text and place."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
+    return f"{type(error).__name__}: {error} ({place})"
+
+
+def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
+    """One round of one client: the content of a message down to that of its reply.
+
+    Args:
+        client: made for the task's configuration.
+        content: arrays and task, as :class:`OrchestraStrategy` sends them. It loses its arrays,
+            which are as large as the model: no copy shall wait until the training is over.
+
+    Raises:
+        ValueError: the server's model is another one than this client's.
+        TrainingError: a loss that is not finite.
+    """
+    task = content.config_records[CONFIG]
+    told = str(task["schema"])
+    if told != client.schemas.fingerprint:
+        raise ValueError(
+            f"the server's model has schema {told}, this client's {client.schemas.fingerprint}: "
+            "both must run the same version of orchestra_flwr"
+        )
+    received = from_record(content.array_records.pop(ARRAYS))
+    arrays, examples, metrics = client.fit(
+        [received.pop(name) for name in client.receives],
+        {"round": task["round"], "train": task["train"]},
+    )
+    names = (["shared"] if task["train"] else []) + client.contributes
+    return RecordDict(
+        {
+            ARRAYS: to_record(dict(zip(names, arrays, strict=True))),
+            METRICS: MetricRecord({**metrics, "examples": examples}),
+            CONFIG: ConfigRecord({"schema": client.schemas.fingerprint}),
+        }
+    )

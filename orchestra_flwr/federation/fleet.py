@@ -1,0 +1,24 @@
+"""The messages of Flower's Fleet API that the gate has to understand."""
+
+from __future__ import annotations
+
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+
+def withdrawal(push_messages: bytes) -> bytes:
+    """The body of `confirm-message-received` that takes back the reply of a `push-messages`.
+
+    SuperLink then deletes the reply's objects, and the server, which waits for those still
+    missing, gets an error reply at once. Without it that comes when 180 s have passed since the
+    last object.
+
+    Args:
+        push_messages: the body of the client's request, which SuperLink has accepted.
+    """
+    request = PushMessagesRequest.FromString(push_messages)
+    reply = request.messages_list[0].metadata
+    withdrawn = ConfirmMessageReceivedRequest(
+        node=request.node, run_id=reply.run_id, message_object_id=reply.message_id
+    )
+    return bytes(withdrawn.SerializeToString())

@@ -1,0 +1,71 @@
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, RecordDict
+
+from orchestra_flwr.federation import answers
+from orchestra_flwr.federation import client as client_module
+from orchestra_flwr.federation.client import OrchestraClient
+from orchestra_flwr.federation.inline import identify_process
+from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, from_record, pack_state
+
+
+@pytest.fixture
+def client(tiny):
+    identify_process()
+    images = torch.randint(
+        0, 256, (20, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    client = OrchestraClient(tiny(), "0", images)
+    client.method.global_centroids.copy_(torch.eye(4, 16))
+    return client
+
+
+def message(client, train=True):
+    told = {"round": 1, "train": train, "schema": client.schemas.fingerprint}
+    return RecordDict(
+        {ARRAYS: pack_state(client.method, client.schemas), CONFIG: ConfigRecord(told)}
+    )
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_answer_is_what_fit_returns(client, train):
+    content = message(client, train)
+    received = from_record(content[ARRAYS])
+    expected, examples, _ = client.fit(
+        [received[name] for name in client.receives], {"round": 1, "train": train}
+    )
+    answer = answers.train_reply(client, content)
+    arrays = from_record(answer[ARRAYS])
+    assert list(arrays) == (["shared"] if train else []) + ["local_centroids"]
+    for array, wanted in zip(arrays.values(), expected, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+    assert answer[METRICS]["examples"] == examples == 20
+
+
+def test_nothing_received_is_kept_while_training(client, monkeypatch):
+    """On a board these are two more copies of the model."""
+    received = []
+
+    def decode(record):
+        decoded = from_record(record)
+        received.extend(weakref.ref(thing) for thing in (*record.values(), *decoded.values()))
+        return decoded
+
+    def train_round(*arguments):
+        assert len(received) == 4 and not any(thing() is not None for thing in received)
+        return real(*arguments)
+
+    real = client_module.train_round
+    monkeypatch.setattr(answers, "from_record", decode)
+    monkeypatch.setattr(client_module, "train_round", train_round)
+    assert answers.train_reply(client, message(client))[METRICS]["steps"] == 2
+
+
+def test_another_model_is_refused(client):
+    content = message(client)
+    content[CONFIG]["schema"] = "other"
+    with pytest.raises(ValueError, match="both must run the same version"):
+        answers.train_reply(client, content)
