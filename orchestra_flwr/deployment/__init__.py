@@ -1,0 +1,1 @@
+"""Real federations: server and clients as processes on separate machines."""

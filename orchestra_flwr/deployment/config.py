@@ -1,0 +1,113 @@
+"""The configurations of real servers and clients."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+
+from orchestra_flwr.config import Composed, Config, Precision, Section, known_device
+from orchestra_flwr.deployment.client_keys import NAME_PATTERN
+
+
+class ServerConfig(Config):
+    """A run with real clients, and where its server listens."""
+
+    file = "server"
+
+    host: str = Field(min_length=1)
+    port: int = Field(ge=0, le=65535)  # 0: any free one
+    insecure: bool
+    security: str
+
+    @model_validator(mode="after")
+    def _clients_are_not_counted_ahead(self) -> ServerConfig:
+        clients, least = self.federation.clients, self.federation.min_clients
+        if least is None or clients != least:
+            raise ValueError(
+                f"federation.clients={clients}: real clients come and go; "
+                "set federation.min_clients, the number that a round waits for"
+            )
+        return self
+
+    @property
+    def tls(self) -> bool:
+        """Whether the server speaks TLS: always, but for `insecure` and keyless loopback."""
+        return _wants_tls(self.host, self.insecure, Path(self.security) / "server.crt")
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the server has images of its own, to judge encoders with."""
+        return self.data.name != "image_folder" or self.data.root is not None
+
+    def for_clients(self) -> Config:
+        """What clients are told: nothing of the server's own paths and addresses."""
+        values = self.model_dump(include=set(Config.model_fields))
+        values |= {"run_dir": None, "resume": None}
+        values["data"] |= {"root": None, "cache": None}
+        return Config.model_validate(values)
+
+
+class ClientDataConfig(Section):
+    """A client's own images."""
+
+    root: str | None
+    image_size: int | None = Field(ge=8, le=512)  # None: as the server says
+    limit: int | None = Field(ge=1)
+    cache: str | None
+
+
+class ClientTrainingConfig(Section):
+    """How a client uses its machine."""
+
+    threads: int | None = Field(ge=1)  # None: all cores
+    precision: Precision | None  # None: as the server says
+
+
+class ClientConfig(Composed):
+    """One client of a real federation."""
+
+    file = "client"
+
+    server: str | None
+    name: str | None = Field(pattern=f"^{NAME_PATTERN}$")
+    data: ClientDataConfig
+    training: ClientTrainingConfig
+    device: str
+    insecure: bool
+    security: str
+    state: str
+
+    _device_is_known = field_validator("device")(known_device)
+
+    @model_validator(mode="after")
+    def _server_and_images_are_given(self) -> ClientConfig:
+        host, _, port = (self.server or "").rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"server={self.server}: must be HOST:PORT, the server's address")
+        if not self.data.root:
+            raise ValueError("data.root must name a folder or a zip of this client's images")
+        return self
+
+    @property
+    def host(self) -> str:
+        """The server's host."""
+        return str(self.server).rpartition(":")[0].strip("[]")
+
+    @property
+    def tls(self) -> bool:
+        """Whether the client speaks TLS: always, but for `insecure` and keyless loopback."""
+        return _wants_tls(self.host, self.insecure, Path(self.security) / "ca.crt")
+
+
+def _wants_tls(host: str, insecure: bool, file: Path) -> bool:
+    return not insecure and (not is_loopback(host) or file.is_file())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

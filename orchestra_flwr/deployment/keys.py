@@ -1,0 +1,160 @@
+"""Certificates and keys of a federation on separate machines: the command and its functions.
+
+``python -m orchestra_flwr.deployment.keys --help``. The server and the clients that are started
+read what it made by :func:`server_files`, :func:`client_files` and :func:`registered`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.deployment import commands
+from orchestra_flwr.deployment.certificates import ServerFiles, server_files
+from orchestra_flwr.deployment.client_keys import (
+    NAME_PATTERN,
+    NAME_RULE,
+    ClientFiles,
+    client_files,
+    fingerprint,
+    public_key_bytes,
+)
+from orchestra_flwr.deployment.files import COMMAND
+from orchestra_flwr.deployment.registry import registered
+
+__all__ = [
+    "NAME_PATTERN",
+    "ClientFiles",
+    "ServerFiles",
+    "client_files",
+    "fingerprint",
+    "main",
+    "public_key_bytes",
+    "registered",
+    "server_files",
+]
+
+DESCRIPTION = """\
+Makes and keeps the certificates and keys of a federation on separate machines.
+
+  at the server     server    --folder security --host fl.example.org
+  at each client    client    --folder security       (its private key never leaves it)
+  at the server     register  client.pub --folder security
+"""
+EPILOG = "Exit code 0: done; 2: an error, and nothing was written; 130: stopped, nothing written."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    try:
+        given = _parser().parse_args(arguments)
+        given.command(given)
+    except ConfigError as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _fail(reason: str) -> int:
+    print(f"error: {' '.join(reason.split())}", file=sys.stderr)
+    return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=COMMAND,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    choices = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")
+
+    server = choices.add_parser(
+        "server",
+        help="make the certificate authority and the server's certificate, or renew it",
+        description="Makes the certificate authority (ca.crt, ca.key) and the server's "
+        "certificate and key (server.crt, server.key). An authority that is there is kept, and "
+        "so is the server's key: then the certificate alone is made anew. For a new server key, "
+        "delete server.key first.",
+    )
+    server.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        help="host name or IP address that clients dial; may be given several times; localhost "
+        "is always added; without it the hosts of the present certificate are kept",
+    )
+    server.add_argument(
+        "--client",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also make bundles/NAME with all that this client needs, and register it; may be "
+        "given several times (safer: `client` on its own machine)",
+    )
+    server.add_argument(
+        "--days",
+        type=int,
+        default=825,
+        help="how long the server's certificate is valid (default: %(default)s)",
+    )
+    server.set_defaults(command=commands.make_server)
+
+    client = choices.add_parser(
+        "client",
+        help="make a client's key pair on its own machine",
+        description="Makes client.key and client.pub. The private key never leaves this machine; "
+        "the public one is registered at the server.",
+    )
+    client.add_argument("--name", help=f"{NAME_RULE} (default: host name and 6 digits of the key)")
+    client.set_defaults(command=commands.make_client)
+
+    register = choices.add_parser(
+        "register",
+        help="let a client take part",
+        description="Puts a client's public key on the list, as clients/NAME.pub. A running "
+        "server takes it up by itself.",
+    )
+    register.add_argument(
+        "public_key", metavar="PUBLIC_KEY_FILE", help="client.pub, or - for stdin"
+    )
+    register.add_argument("--name", help=f"{NAME_RULE} (default: the comment of the key)")
+    register.set_defaults(command=commands.register_client)
+
+    revoked = choices.add_parser(
+        "revoke",
+        help="take a client off the list",
+        description="Removes clients/NAME.pub. A running server takes it up by itself.",
+    )
+    revoked.add_argument("name", metavar="NAME")
+    revoked.set_defaults(command=commands.revoke_client)
+
+    listed = choices.add_parser(
+        "list",
+        help="show who is registered",
+        description="Prints name, fingerprint and time of registration of every client.",
+    )
+    listed.set_defaults(command=commands.show)
+
+    for command in (server, client, register, revoked, listed):
+        command.add_argument(
+            "--folder", type=Path, required=True, help="folder of certificates and keys"
+        )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""A client's own process: holds its images and trains on them when the server asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor
+
+from orchestra_flwr import __version__
+from orchestra_flwr.config import Config, ConfigError, DataConfig
+from orchestra_flwr.data import load_dataset
+from orchestra_flwr.deployment.config import ClientConfig
+from orchestra_flwr.deployment.records import Encoded, decode, encode
+from orchestra_flwr.federation.answers import describe, train_reply
+from orchestra_flwr.federation.client import OrchestraClient
+from orchestra_flwr.federation.wire import CLIENT_FAILED, CONFIG, METRICS, Schemas
+from orchestra_flwr.methods import build_method
+from orchestra_flwr.training import resolve_device, usable_cpus
+
+
+class RefusalError(ValueError):
+    """What keeps this client out of a run, and how to mend it."""
+
+
+class Trainer:
+    """Answers the server's messages.
+
+    Args:
+        config: the client's configuration.
+        name: the client's name.
+        tell: told, in a line, what happens.
+    """
+
+    def __init__(self, config: ClientConfig, name: str, tell: Callable[[str], None]) -> None:
+        self._config = config
+        self._name = name
+        self._tell = tell
+        self._device = resolve_device(config.device)
+        self._images: Tensor | None = None
+        self._image_size: int | None = None
+        self._latest: tuple[str, OrchestraClient] | None = None
+
+    def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
+        """The answer to a request of the relay app; an exception becomes an error."""
+        work = {"greet": self.greet, "train": self.train}[request["kind"]]
+        content = decode(request["content"], blobs)
+        blobs.clear()  # large: the content's arrays alone are to hold them
+        try:
+            header, arrays = encode(work(content))
+        except Exception as error:
+            reason = describe(error)
+            self._tell(f"failed: {reason}")
+            return {"error": reason, "code": CLIENT_FAILED}, []
+        return {"content": header}, arrays
+
+    def greet(self, content: RecordDict) -> RecordDict:
+        """Tells who this is and what it has, or what keeps it from taking part in the run."""
+        task = content.config_records[CONFIG]
+        told: dict[str, Any] = {"client": self._name, "version": __version__}
+        try:
+            config = self._accept(task)
+            count, size = len(self._load(config)), config.data.image_size
+            told["images"] = count
+            self._tell(
+                f"takes part with {count} images of {size} x {size} pixels: "
+                f"{config.method.name}, {config.model.name}, {config.federation.rounds} rounds"
+            )
+        except (RefusalError, ConfigError) as refusal:
+            told["refusal"] = str(refusal)
+            self._tell(f"cannot take part: {refusal}")
+        return RecordDict({CONFIG: ConfigRecord(told)})
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """A round on this client's images."""
+        task = content.config_records[CONFIG]
+        round_ = int(task["round"])  # type: ignore[arg-type]
+        self._tell(f"round {round_}: {'training' if task['train'] else 'first clustering'}")
+        reply = train_reply(self._client(str(task["config"])), content)
+        metrics = reply.metric_records[METRICS]
+        loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
+        trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
+        facts = [*trained, f"{metrics['seconds']:.1f} s"]
+        self._tell(f"round {round_}: {', '.join(facts)}")
+        return reply
+
+    def _client(self, config_json: str) -> OrchestraClient:
+        if self._latest is None or self._latest[0] != config_json:
+            config = self._localised(Config.from_json(config_json))
+            self._latest = config_json, OrchestraClient(config, self._name, self._load(config))
+        return self._latest[1]
+
+    def _accept(self, task: ConfigRecord) -> Config:
+        server = str(task["version"])
+        if server != __version__:
+            raise RefusalError(
+                f"the server runs orchestra_flwr {server}, this client {__version__}: "
+                "install the same version on both"
+            )
+        config = self._localised(Config.from_json(str(task["config"])))
+        size, wanted = config.data.image_size, self._config.data.image_size
+        if wanted is not None and wanted != size:
+            raise RefusalError(
+                f"the server trains on images of {size} x {size} pixels, this client has "
+                f"data.image_size={wanted}: start it with data.image_size={size}, or without it"
+            )
+        schema = Schemas.of(build_method(config, config.data.channels)).fingerprint
+        told = str(task["schema"])
+        if schema != told:
+            raise RefusalError(
+                f"the server's model has schema {told}, this client's {schema}: "
+                "install the same version of orchestra_flwr on both"
+            )
+        images, least = self._load(config), config.federation.min_images
+        if len(images) < least:
+            raise RefusalError(
+                f"{len(images)} images, the server asks for at least {least}: add images to "
+                f"{self._config.data.root}, or lower federation.min_images at the server"
+            )
+        return config
+
+    def _localised(self, config: Config) -> Config:
+        """The server's configuration on this machine."""
+        own = self._config.training
+        machine = {
+            "threads": own.threads or usable_cpus(),
+            "precision": own.precision or config.training.precision,
+        }
+        training = config.training.model_copy(update=machine)
+        return config.model_copy(update={"training": training, "device": self._config.device})
+
+    def _load(self, config: Config) -> Tensor:
+        if self._images is None or self._image_size != config.data.image_size:
+            own = self._config.data
+            data = DataConfig(
+                name="image_folder",
+                root=own.root,
+                image_size=config.data.image_size,
+                train_limit=own.limit,
+                cache=own.cache,
+            )
+            dataset = load_dataset(data)
+            if dataset.skipped:
+                self._tell(f"{len(dataset.skipped)} image files cannot be read and are left out")
+            self._images = dataset.train.images.to(self._device)
+            self._image_size = config.data.image_size
+        return self._images

@@ -1,0 +1,42 @@
+"""A client that misbehaves as the environment variable ROGUE says: {"<round>": "<behaviour>"}.
+
+It is the real client but for its training: what an attacker or a broken board would run.
+"""
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+from flwr.app import Array, ConfigRecord
+
+from orchestra_flwr import cli
+from orchestra_flwr.deployment import client, trainer
+from orchestra_flwr.federation.wire import ARRAYS, CONFIG
+
+BEHAVIOUR = json.loads(os.environ["ROGUE"])
+
+
+class Rogue(trainer.Trainer):
+    def train(self, content):
+        what = BEHAVIOUR.get(str(content.config_records[CONFIG]["round"]), "good")
+        print(f"rogue: {what}", flush=True)
+        if what == "hang":
+            time.sleep(1000)
+        if what == "slow":
+            time.sleep(8)
+        reply = super().train(content)
+        arrays = reply.array_records[ARRAYS]
+        shared = arrays["shared"].numpy() if "shared" in arrays else None
+        if what == "nan":
+            arrays["shared"] = Array(np.full_like(shared, np.nan))
+        if what == "huge":
+            arrays["shared"] = Array(np.tile(shared, 100))
+        if what == "schema":
+            reply.config_records[CONFIG] = ConfigRecord({"schema": "another"})
+        return reply
+
+
+client.Trainer = Rogue
+sys.exit(cli.client_main())

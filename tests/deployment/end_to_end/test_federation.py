@@ -1,0 +1,194 @@
+"""Whole federations of real processes over TLS; the heavier ones are slow."""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from orchestra_flwr import load_encoder
+from orchestra_flwr.cli import main
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def simulate(machines, names, rounds):
+    """The run of these clients in this process; its folder."""
+    folder = machines.folder / "simulated"
+    chosen = machines.folder / "chosen"
+    chosen.mkdir()
+    for name in names:
+        (chosen / name).symlink_to(machines.photos / name)
+    code = main(
+        [*machines.small, "data=image_folder", f"data.root={chosen}", "partition=by_class",
+         f"federation.clients={len(names)}", f"federation.rounds={rounds}", "engine=inline",
+         f"run_dir={folder}"]
+    )  # fmt: skip
+    assert code == 0
+    return folder
+
+
+def assert_same_bits(one, other):
+    for file in ("encoder.safetensors", "checkpoint/state.safetensors"):
+        ours, theirs = load_file(one / file), load_file(other / file)
+        assert ours.keys() == theirs.keys()
+        assert all(ours[name].equal(theirs[name]) for name in ours), file
+
+
+def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
+    """And a third, whose key nobody registered, gets nowhere."""
+    machines.make_photos(a=24, b=17, mallory=20)
+    machines.keys(
+        "server", "--folder", machines.security, "--host", "localhost", "--client", "a",
+        "--client", "b", "--client", "mallory",
+    )  # fmt: skip
+    machines.keys("revoke", "mallory", "--folder", machines.security)
+    server = machines.server("federation.min_clients=2", "federation.rounds=1")
+    server.wait_for("listening on 127.0.0.1")
+    clients = [machines.client(name) for name in ("a", "b", "mallory")]
+    assert server.wait() == 0, server.text
+    clients[2].wait_for("does not take this client's key")
+    assert "mallory" not in "".join(line for line in server.lines if "joined" in line)
+    assert "is not registered here" in server.text
+    for each in clients:
+        each.end()
+        assert each.wait() == 0, each.text
+    assert_same_bits(machines.run, simulate(machines, ["a", "b"], rounds=1))
+    assert all(r["bytes_up"] > 0 and r["seconds"] > 0 for r in machines.metrics())
+
+
+@pytest.mark.slow
+def test_strangers_are_refused_and_a_run_has_the_bits_of_its_simulation(machines):
+    """Three registered clients over TLS, while four strangers try to get in."""
+    machines.make_photos(a=64, b=37, c=20)
+    machines.keys(
+        "server", "--folder", machines.security, "--host", "localhost",
+        "--client", "a", "--client", "b", "--client", "c",
+    )  # fmt: skip
+    server = machines.server("federation.min_clients=3")
+    server.wait_for("listening on 127.0.0.1")
+
+    # Each stranger tries while nobody else is there, so that what is said is about it.
+    stranger = machines.folder / "stranger"
+    machines.keys("client", "--folder", stranger, "--name", "mallory")
+    (stranger / "ca.crt").write_bytes((machines.security / "ca.crt").read_bytes())
+    unknown = machines.client("a", f"security={stranger}")
+    other = machines.folder / "other"
+    machines.keys("server", "--folder", other, "--host", "localhost", "--client", "b")
+    forged = machines.client("b", f"security={other / 'bundles' / 'b'}")
+    plain = machines.client("c", "security=none", "insecure=true")
+    with socket.create_connection(("127.0.0.1", machines.port)) as garbage:
+        garbage.sendall(os.urandom(500))
+    unknown.wait_for("does not take this client's key")
+    forged.wait_for("does not vouch for")
+    plain.wait_for("does not speak plain text")
+    server.wait_for("refused: 127.0.0.1")
+    for each in (unknown, forged, plain):
+        each.end()
+    assert "mallory" not in "".join(line for line in server.lines if "joined" in line)
+
+    clients = [machines.client(name) for name in "abc"]
+    assert server.wait() == 0, server.text
+    for count, name in ((64, "a"), (37, "b"), (20, "c")):
+        assert f"client {name} joined with {count} images" in server.text
+    for each in clients:
+        each.wait_for("round 3: ", 5)
+        each.end()
+        assert each.wait() == 0
+
+    assert_same_bits(machines.run, simulate(machines, "abc", rounds=3))
+    assert load_encoder(machines.run).spec.image_size == 16
+    records = machines.metrics()
+    assert [record["round"] for record in records] == [0, 1, 2, 3]
+    assert all(r["bytes_up"] > 0 and r["bytes_down"] > 0 and r["seconds"] > 0 for r in records)
+    assert machines.dropped() == []
+
+
+@pytest.mark.slow
+def test_bad_replies_are_dropped_by_name_and_the_run_goes_on(machines):
+    machines.make_photos(good=32, rogue=32)
+    server = machines.server("federation.min_clients=2", "federation.rounds=4")
+    server.wait_for("listening on")
+    machines.client("good")
+    machines.rogue("rogue", {"1": "nan", "2": "schema", "3": "huge"})
+    assert server.wait() == 0, server.text
+    (nan, schema, huge) = machines.dropped()
+    assert nan == (1, "rogue", "shared holds values that are not finite")
+    assert schema[:2] == (2, "rogue") and "schema another" in schema[2]
+    assert huge[:2] == (3, "rogue")
+    assert machines.metrics()[-1]["clients"]["ok"] == 2  # and it is welcome again
+
+
+@pytest.mark.slow
+def test_hanging_killed_late_and_returning_clients(machines):
+    machines.make_photos(good=32, hanging=32, killed=32, late=32)
+    server = machines.server(
+        "federation.min_clients=3", "federation.rounds=8", "federation.round_timeout=60",
+        "federation.min_success=0.3",
+    )  # fmt: skip
+    server.wait_for("listening on")
+    machines.client("good")
+    machines.rogue("hanging", {"2": "hang"})
+    killed = machines.rogue("killed", {"2": "hang"})
+    killed.wait_for("rogue: hang")
+    killed.send(signal.SIGKILL)
+    late = machines.client("late")
+    server.wait_for("round 2/8")
+    server.wait_for("waiting for clients")  # two of four are gone, three are wanted
+    back = machines.client("killed")
+    late.wait_for("round ")
+    back.wait_for("round ")
+    assert server.wait() == 0, server.text
+    told = machines.dropped()
+    assert {(round_, client) for round_, client, _ in told} == {(2, "hanging"), (2, "killed")}
+    reasons = {client: reason for _, client, reason in told}
+    assert "no reply within federation.round_timeout" in reasons["hanging"]
+    assert machines.metrics()[-1]["clients"]["cohort"] == 3
+
+
+def living():
+    """The parent of every process that is not a zombie."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            parents[int(stat.parent.name)] = int(fields[1])
+    return parents
+
+
+def descendants(pid):
+    """Process ids of all that it started, and that those started."""
+    parents = living()
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+@pytest.mark.slow
+def test_a_killed_server_is_resumed_and_ends_in_the_same_bits(machines):
+    machines.make_photos(a=32, b=32)
+    clients = [machines.client("a"), machines.client("b")]
+    server = machines.server("federation.min_clients=2", "federation.rounds=4")
+    server.wait_for("round 2/4")
+    children = descendants(server.pid)
+    assert len(children) >= 3  # SuperLink, SuperExec, the server's app
+    server.send(signal.SIGKILL)
+    server.wait()
+    deadline = time.monotonic() + 90
+    while set(children) & set(living()):
+        assert time.monotonic() < deadline, "children outlive a killed server"
+        time.sleep(0.2)
+    again = machines.server(f"resume={machines.run}")
+    assert again.wait() == 0, again.text
+    assert "resumed after round 2" in again.text
+    assert [record["round"] for record in machines.metrics()] == [0, 1, 2, 3, 4]
+    assert_same_bits(machines.run, simulate(machines, "ab", rounds=4))
+    for each in clients:
+        assert "round 4: " in each.text  # they found the servers by themselves
