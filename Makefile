@@ -23,7 +23,7 @@ demo: setup
 	$(BIN)/python run_sim.py
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -1,6 +1,11 @@
 """Orchestra as a Flower application: unsupervised federated learning by consistent clustering."""
 
+import os
 from typing import TYPE_CHECKING
+
+# Threads of torch that wait spin, unless told before torch is loaded. Where other processes want
+# the same cores, that makes an evaluation five times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from orchestra_flwr.models import load_encoder

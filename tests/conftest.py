@@ -4,9 +4,9 @@ import os
 import tempfile
 
 import pytest
-import torch
 
-from orchestra_flwr.config import load_config
+from orchestra_flwr.config import load_config  # isort: skip  (before torch, whose threads it tames)
+import torch
 
 TINY = (
     "engine=inline",

@@ -1,6 +1,8 @@
 import copy
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ def images(n, seed=0):
     return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
 
 
-SEED = ClientSeed(0, 1, 0)
+SEED = ClientSeed(0, 1, "0")
 
 
 def train(config, given=40, seed=SEED, work=train_round):
@@ -193,3 +195,17 @@ def test_a_gpu_that_is_not_there_is_told():
     assert resolve_device("auto").type == "cpu"
     with pytest.raises(ConfigError, match="device=cuda:0: 0 GPUs are visible"):
         resolve_device("cuda:0")
+
+
+def test_waiting_threads_sleep():
+    """Spinning ones made everything several times as long on a busy machine."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import orchestra_flwr.training"],
+        env={**os.environ, "OMP_DISPLAY_ENV": "true"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if "OMP_WAIT_POLICY" not in done.stderr:
+        pytest.skip("this torch has no OpenMP that tells its settings")
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr

@@ -30,9 +30,9 @@ def run_client(config: ClientConfig) -> None:
         KeyboardInterrupt: a person or a supervisor stopped the client.
     """
     keys = client_files(Path(config.security)) if config.tls else None
-    name = _name(config, keys)
     root = str(config.data.root)
     count, labelled = survey(root)
+    name = _name(config, keys)
     with _own_folder(config, name) as folder, tempfile.TemporaryDirectory(prefix="orch") as short:
         tell = _teller(name)
         kind = "in class folders; labels are not used" if labelled else "without labels"

@@ -89,7 +89,7 @@ class Gate:
         """
         listener = Listener(_server_context(self._tls), self._refusals, _most_connections())
         verify = _client_context(self._tls)
-        server_socket = _listen(self._host, self.port)
+        server_socket = listen(self._host, self.port)
         self.port = server_socket.getsockname()[1]
         upstream = Upstream(self._upstream, verify)
         forwarder = Forwarder(
@@ -163,7 +163,12 @@ def _most_connections() -> int:
     return MOST_CONNECTIONS if soft < 0 else min(MOST_CONNECTIONS, max(soft - kept, soft // 2) // 2)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on an address; port 0: any free one.
+
+    Raises:
+        ConfigError: not an address of this machine, or the port is taken.
+    """
     six = ":" in host
     try:
         listening = socket.create_server(

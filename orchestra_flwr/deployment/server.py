@@ -17,7 +17,7 @@ from orchestra_flwr.deployment.channel import Channel, ChannelClosedError, Liste
 from orchestra_flwr.deployment.config import ServerConfig, is_loopback
 from orchestra_flwr.deployment.events import show
 from orchestra_flwr.deployment.flower import Flower, FlowerError
-from orchestra_flwr.deployment.gate import Gate, GateTls
+from orchestra_flwr.deployment.gate import Gate, GateTls, listen
 from orchestra_flwr.deployment.keys import ServerFiles, public_key_bytes, registered, server_files
 from orchestra_flwr.deployment.processes import Child, free_port, is_listening
 from orchestra_flwr.federation.strategy import FederationError
@@ -85,8 +85,9 @@ def check(config: ServerConfig) -> None:
     """Tells what would keep the run from starting, before anything is written.
 
     Raises:
-        ConfigError: wrong options of the method, keys or the server's own images.
+        ConfigError: wrong options of the method, keys, address or the server's own images.
     """
+    listen(config.host, config.port).close()
     build_method(config, config.data.channels)
     if config.tls:
         server_files(Path(config.security))

@@ -846,6 +846,7 @@ def test_the_methods_are_those_of_flower():
     assert set(forward.METHODS) == {route.path for route in router.routes}
 
 
+@pytest.mark.slow
 def test_a_supernode_connects_and_nobody_controls(open_gate, lines, tmp_path):
     programs = Path(sys.executable).parent
     environment = os.environ | {
