@@ -59,7 +59,7 @@ class ConnectedMembers:
 
     Args:
         grid: the SuperLink's grid.
-        greeting: what a new node is told, see :func:`orchestra_flwr.federation.client_app.greet`.
+        greeting: what a new node is told: `version`, `config` (JSON) and `schema`.
         least: :meth:`gather` waits until so many clients can be asked.
         tell: told, in a line, who came, left or was refused, and why.
         pause: waits for a number of seconds; may raise to end the waiting.

@@ -171,6 +171,7 @@ class TestUnits:
         commands = set(re.findall(r"/opt/orchestra/bin/([\w-]+)", text))
         assert commands == {unit.stem}
         assert commands <= PROJECT["scripts"].keys()
+        assert set(re.findall(r"/opt/orchestra/[^\s/:]*", text)) == {"/opt/orchestra/bin"}
 
     def test_has_an_example_of_its_arguments(self, unit):
         text = unit.read_text()
