@@ -17,7 +17,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 # What may differ when a run is resumed: where it runs and what is shown, never what is computed.
 RESUME_MAY_CHANGE = (
@@ -128,6 +135,13 @@ class FederationConfig(Section):
     min_images: int = Field(1, ge=1)
 
 
+class PrivacyConfig(Section):
+    """What may be learned about a client or an image from what is sent."""
+
+    # One image's centroid is its feature, which never leaves a client; 2 forbids just that.
+    k_min: int = Field(2, ge=1)  # least images that a centroid stands for
+
+
 class TrainingConfig(Section):
     """Local training of a client."""
 
@@ -183,6 +197,7 @@ class Config(Composed):
     federation: FederationConfig
     training: TrainingConfig
     evaluation: EvaluationConfig
+    privacy: PrivacyConfig = PrivacyConfig()
     ray: RayConfig = RayConfig()
     logging: LoggingConfig = LoggingConfig()
     engine: Literal["ray", "inline"] = "ray"
@@ -193,6 +208,16 @@ class Config(Composed):
     resume: str | None = None
 
     _device_is_known = field_validator("device")(known_device)
+
+    @model_validator(mode="after")
+    def _privacy_can_be_kept(self) -> Self:
+        k_min, memory = self.privacy.k_min, self.clustering.memory
+        if k_min > memory:
+            raise ValueError(
+                f"privacy.k_min={k_min}: must be at most clustering.memory={memory}, "
+                "the images that local clustering sees"
+            )
+        return self
 
     def to_json(self) -> str:
         """The configuration as one line of JSON."""

@@ -46,6 +46,9 @@ def test_the_command_line_wins_over_the_data_set():
         ("federation.participation=0", "federation.participation=0: input should be greater"),
         ("clustering.global_clusters=1", "clustering.global_clusters=1: input should be greater"),
         ("clustering.local_clusters=1", "clustering.local_clusters=1: input should be greater"),
+        ("privacy.k_min=0", "privacy.k_min=0: input should be greater"),
+        ("privacy.k_min=129", "privacy.k_min=129: must be at most clustering.memory=128"),
+        ("privacy.kmin=2", "privacy.kmin: unknown key (did you mean privacy.k_min?)"),
         ("training.lr=nan", "training.lr=nan: input should be a finite number"),
         ("training.lr=fast", "training.lr=fast: input should be a valid number"),
         (

@@ -136,6 +136,12 @@ class _Run:
         self.progress.round_started(number, len(strategy.report.cohort), label)
         timeout = self.config.federation.round_timeout
         strategy.aggregate_train(number, self.grid.send_and_receive(messages, timeout=timeout))
+        if strategy.report.server_state_kept:
+            k_min = self.config.privacy.k_min
+            self.progress.message(
+                f"round {number}: no client sent centroids (privacy.k_min={k_min}): "
+                "the global centroids stay as they are"
+            )
         self.members.lost([each.client for each in strategy.report.dropped if each.silent])
         return strategy.report
 
@@ -187,8 +193,12 @@ def _record(
         "bytes_down": report.bytes_down,
         "server_seconds": report.server_seconds,
     }
-    if report.smallest_cluster is not None:
-        record["clustering"] = {"smallest_cluster": report.smallest_cluster}
+    if report.smallest_clusters:
+        record["clustering"] = {
+            "smallest_cluster": report.smallest_cluster,
+            "clients": report.smallest_clusters,
+            "kept": report.server_state_kept,
+        }
     if scores is not None:
         record["scores"] = scores
     return record

@@ -51,7 +51,9 @@ class RoundReport:
         dropped: those whose replies were not used.
         examples: images of the others.
         metrics: means of the clients' figures, weighted as the average is.
-        smallest_cluster: images in the smallest cluster that any client sent; None without any.
+        smallest_clusters: images in the smallest cluster of each client that told it, 0 for one
+            that sent none. They are what clients say: the server sees no images.
+        server_state_kept: no client contributed anything, so the server's state is the old one.
         bytes_down: of arrays sent to clients.
         bytes_up: of arrays received.
         server_seconds: spent on the server's state.
@@ -61,10 +63,16 @@ class RoundReport:
     dropped: list[Dropped] = field(default_factory=list)
     examples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    smallest_cluster: int | None = None
+    smallest_clusters: dict[str, int] = field(default_factory=dict)
+    server_state_kept: bool = False
     bytes_down: int = 0
     bytes_up: int = 0
     server_seconds: float = 0.0
+
+    @property
+    def smallest_cluster(self) -> int | None:
+        """Images in the smallest cluster that any client sent; None without any."""
+        return min((size for size in self.smallest_clusters.values() if size), default=None)
 
 
 def client_order(name: str) -> tuple[int, str]:
@@ -149,7 +157,8 @@ class OrchestraStrategy(Strategy):
         """Takes one reply for every client of the cohort, in the cohort's order.
 
         Raises:
-            FederationError: fewer good replies than `federation.min_success` asks for.
+            FederationError: fewer good replies than `federation.min_success` asks for, or no
+                contribution at all to the first server state.
         """
         trained = server_round > 0
         mean = StreamingMean(self.schemas.shared.size)
@@ -167,6 +176,10 @@ class OrchestraStrategy(Strategy):
             told.append((weight, reply.metrics))
             for name, array in reply.contributions.items():
                 contributions[name].append(array)
+            if SMALLEST_CLUSTER in reply.metrics:
+                sent = any(map(len, reply.contributions.values()))
+                size = int(reply.metrics[SMALLEST_CLUSTER]) if sent else 0
+                self.report.smallest_clusters[client] = size
         self._demand_success(server_round, len(told))
         if trained:
             self.schemas.shared.unpack(mean.mean(), self.method.state(Role.SHARED))
@@ -191,7 +204,12 @@ class OrchestraStrategy(Strategy):
             self.report.bytes_up += payload_bytes(message.content)
         try:
             reply = check_reply(
-                message, self.schemas, self.method.contribution_limits(), trained=trained
+                message,
+                self.schemas,
+                self.method.contribution_limits(),
+                trained=trained,
+                may_be_empty=self.method.may_contribute_nothing,
+                k_min=self.config.privacy.k_min,
             )
         except BadReplyError as reason:
             silent = message.has_error() and message.error.code != CLIENT_FAILED
@@ -219,10 +237,22 @@ class OrchestraStrategy(Strategy):
         stacked = {
             name: torch.from_numpy(np.concatenate(arrays)) for name, arrays in contributions.items()
         }
+        if stacked and not any(map(len, stacked.values())):
+            self._keep_server_state(server_round)
+            return
         generator = torch_generator(self.config.seed, "server", server_round)
         with torch_threads(self.config.training.threads):
             self.method.update_server_state(stacked, generator)
         self.report.server_seconds = time.perf_counter() - started
+
+    def _keep_server_state(self, server_round: int) -> None:
+        if server_round == 0:  # there is none yet
+            k_min, least = self.config.privacy.k_min, self.config.federation.min_images
+            raise FederationError(
+                f"round 0: no client sent centroids, all have fewer than privacy.k_min={k_min} "
+                f"images: lower it, or have clients with more (federation.min_images={least})"
+            )
+        self.report.server_state_kept = True
 
     def _summarise(self, told: list[tuple[float, dict[str, float]]]) -> None:
         total = sum(weight for weight, _ in told)
@@ -230,7 +260,5 @@ class OrchestraStrategy(Strategy):
         self.report.examples = int(sum(metrics["examples"] for _, metrics in told))
         self.report.metrics = {
             name: sum(weight * metrics[name] for weight, metrics in told) / total
-            for name in sorted(names)
+            for name in sorted(names - {SMALLEST_CLUSTER})
         }
-        if SMALLEST_CLUSTER in names:
-            self.report.smallest_cluster = int(min(m[SMALLEST_CLUSTER] for _, m in told))

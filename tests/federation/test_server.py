@@ -9,11 +9,12 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from orchestra_flwr import load_encoder
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.inline import InlineGrid
 from orchestra_flwr.federation.members import SimulatedMembers
-from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.federation.population import check_contributions, load_population
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.federation.wire import (
@@ -173,6 +174,78 @@ def test_bad_clients_are_dropped_named_and_counted(config):
     assert "from-last-year" in reasons["2"]
     assert "0 images" in reasons["3"]
     assert folder.read_metrics()[2]["clients"]["ok"] == 8
+
+
+def folders(root, **sizes):
+    """Random photos in folders; with partition=by_class every folder is a client."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for name, size in sizes.items():
+        (root / name).mkdir(parents=True)
+        for i in range(size):
+            pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return (
+        "data=image_folder", f"data.root={root}", "data.image_size=8", "data.train_limit=null",
+        "data.test_limit=null", "partition=by_class", f"federation.clients={len(sizes)}",
+    )  # fmt: skip
+
+
+def test_clients_of_few_images_send_fewer_centroids_or_none(config, tmp_path):
+    """Five images and k_min=8: no row; twelve: one of L=2; forty: both. All are averaged."""
+    photos = folders(tmp_path / "photos", five=5, forty=40, twelve=12)
+    names = ["five", "forty", "twelve"]
+    seen = {}
+
+    def look(client, round_, reply):
+        arrays = from_record(reply.content[ARRAYS])
+        told = reply.content[METRICS]["smallest_cluster"]
+        seen[names[client], round_] = (len(arrays["local_centroids"]), told, "shared" in arrays)
+
+    given = config(*photos, "privacy.k_min=8", "training.local_epochs=3")
+    summary, folder = run(given, meddling(look))
+    for round_ in range(3):
+        assert seen["five", round_] == (0, 0, round_ > 0)
+        assert seen["twelve", round_] == (1, 12, round_ > 0)
+        assert seen["forty", round_] == (2, 16, round_ > 0)  # of the memory's 32
+    for record in folder.read_metrics():
+        assert record["clients"]["ok"] == 3 and record["clients"]["examples"] == 57
+        assert record["clustering"] == {
+            "smallest_cluster": 12,
+            "clients": {"five": 0, "forty": 16, "twelve": 12},
+            "kept": False,
+        }
+    assert summary["k_anonymity"] == 12
+
+
+def test_a_cohort_without_centroids_keeps_the_global_ones_and_says_so(config, tmp_path, capsys):
+    """Both clients send centroids in the first round and none after it."""
+    photos = folders(tmp_path / "photos", a=20, b=20)
+
+    def forgetful(client, round_, reply):
+        if round_ == 1:
+            spoiled(reply, local_centroids=np.zeros((0, 16), np.float32))
+
+    given = config(*photos, "federation.rounds=1")
+    folder = RunFolder.create(given)
+    with make_progress("plain", 1) as progress:
+        federate(given, folder, progress, meddling(forgetful))
+    first, second = (record["clustering"] for record in folder.read_metrics())
+    assert (first["smallest_cluster"], first["kept"]) == (10, False)
+    assert second == {"smallest_cluster": None, "clients": {"a": 0, "b": 0}, "kept": True}
+    assert "round 1: no client sent centroids (privacy.k_min=2)" in capsys.readouterr().out
+
+
+def test_a_run_that_cannot_make_centroids_is_told_before_or_in_its_first_round(config, tmp_path):
+    photos = folders(tmp_path / "photos", a=5, b=3)
+    given = config(*photos, "privacy.k_min=6")
+    population, method = load_population(given), build_method(given, 3)
+    with pytest.raises(ConfigError, match=r"privacy.k_min=6: .*must be at most 5"):
+        check_contributions(given, population, method)
+    check_contributions(config(*photos, "privacy.k_min=5"), population, method)
+    with pytest.raises(FederationError, match="privacy.k_min=6 .*federation.min_images=1"):
+        run(given)
 
 
 def test_a_dropped_client_leaves_no_trace_in_the_result(config, tmp_path):

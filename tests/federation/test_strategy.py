@@ -28,6 +28,7 @@ class Toy(Method):
 
     Settings = Section
     roles = {"weights": Role.SHARED, "total": Role.SERVER}
+    may_contribute_nothing = True
 
     def __init__(self):
         super().__init__(None, 1)
@@ -162,6 +163,45 @@ def test_too_few_good_replies_stop_the_run_with_the_first_error(strategy):
     with pytest.raises(FederationError, match=r"1 of 3 .* asks for 2; client a: no disk"):
         strategy.aggregate_train(1, answers)
     assert torch.equal(strategy.method.weights, before)
+
+
+def test_clients_without_rows_are_averaged_all_the_same(strategy):
+    strategy = strategy()
+    questions = ask(strategy)
+    answers = three_answers(strategy, questions)
+    answers[2] = answer(questions[2], strategy, [5, 8], np.zeros((0, 3)), examples=5, smallest=0)
+    arrays, _ = strategy.aggregate_train(1, answers)
+    np.testing.assert_array_equal(from_record(arrays)["shared"], [4.0, 5.25])
+    np.testing.assert_array_equal(from_record(arrays)["server"], [1, 1, 5])
+    assert strategy.report.smallest_clusters == {"a": 4, "b": 9, "c": 0}
+    assert strategy.report.smallest_cluster == 4 and not strategy.report.server_state_kept
+
+
+def nobody_sends_rows(strategy, round_):
+    return [
+        answer(question, strategy, [1, 1], np.zeros((0, 3)), smallest=9)  # of rows it did not send
+        for question in ask(strategy, round_)
+    ]
+
+
+def test_without_any_rows_the_servers_state_stays(strategy):
+    strategy = strategy()
+    strategy.method.total.copy_(torch.tensor([7.0, 8.0, 9.0]))
+    arrays, _ = strategy.aggregate_train(1, nobody_sends_rows(strategy, 1))
+    np.testing.assert_array_equal(from_record(arrays)["shared"], [1, 1])
+    np.testing.assert_array_equal(from_record(arrays)["server"], [7, 8, 9])
+    assert strategy.report.server_state_kept
+    assert strategy.report.smallest_clusters == {"a": 0, "b": 0, "c": 0}
+    assert strategy.report.smallest_cluster is None
+
+
+def test_without_any_rows_there_is_no_first_state(strategy):
+    strategy = strategy("privacy.k_min=20")
+    replies = nobody_sends_rows(strategy, 0)
+    for reply in replies:
+        del reply.content[ARRAYS]["shared"]
+    with pytest.raises(FederationError, match=r"privacy.k_min=20 .*federation.min_images=1"):
+        strategy.aggregate_train(0, replies)
 
 
 def test_no_evaluation_messages(strategy):
