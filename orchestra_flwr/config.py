@@ -140,6 +140,9 @@ class PrivacyConfig(Section):
 
     # One image's centroid is its feature, which never leaves a client; 2 forbids just that.
     k_min: int = Field(2, ge=1)  # least images that a centroid stands for
+    clip: float | None = Field(None, gt=0)  # L2 norm of a client's update; None: not bounded
+    noise_multiplier: float = Field(0.0, ge=0)  # noise in the sum of updates, in units of clip
+    delta: float = Field(1e-3, gt=0, lt=1)
 
 
 class TrainingConfig(Section):
@@ -217,7 +220,26 @@ class Config(Composed):
                 f"privacy.k_min={k_min}: must be at most clustering.memory={memory}, "
                 "the images that local clustering sees"
             )
+        self._check_update_privacy()
         return self
+
+    def _check_update_privacy(self) -> None:
+        clip, noise, delta = self.privacy.clip, self.privacy.noise_multiplier, self.privacy.delta
+        weighting, clients = self.federation.weighting, self.federation.clients
+        if noise > 0 and clip is None:
+            raise ValueError(
+                f"privacy.noise_multiplier={noise:g}: privacy.clip must be given, "
+                "the noise is in units of it"
+            )
+        # With weights by samples, what one client can change depends on how many images it has.
+        if clip is not None and weighting != "uniform":
+            raise ValueError(
+                f"federation.weighting={weighting}: must be uniform with privacy.clip={clip:g}"
+            )
+        if noise > 0 and delta >= 1 / clients:
+            raise ValueError(
+                f"privacy.delta={delta:g}: must be below 1 / federation.clients = {1 / clients:g}"
+            )
 
     def to_json(self) -> str:
         """The configuration as one line of JSON."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.aggregation import StreamingMean
+from orchestra_flwr.federation.aggregation import ClippedMean, StreamingMean
 from orchestra_flwr.federation.replies import BadReplyError, Reply, check_reply
 from orchestra_flwr.federation.wire import (
     ARRAYS,
@@ -25,6 +26,7 @@ from orchestra_flwr.federation.wire import (
     payload_bytes,
 )
 from orchestra_flwr.methods import Method, Role
+from orchestra_flwr.privacy.updates import raise_to, standard_normals, variance_floors
 from orchestra_flwr.seeding import numpy_generator, torch_generator
 from orchestra_flwr.training import torch_threads
 
@@ -48,6 +50,7 @@ class RoundReport:
 
     Attributes:
         cohort: names of the clients that were asked, in the order of `client_order`.
+        population: number of clients that could have been asked.
         dropped: those whose replies were not used.
         examples: images of the others.
         metrics: means of the clients' figures, weighted as the average is.
@@ -60,6 +63,7 @@ class RoundReport:
     """
 
     cohort: tuple[str, ...]
+    population: int = 0
     dropped: list[Dropped] = field(default_factory=list)
     examples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -106,6 +110,11 @@ class OrchestraStrategy(Strategy):
         config: the run's configuration.
         method: the server's copy; its state is replaced by every round's result.
         on_client: told each client and whether its reply was used, as replies are taken.
+        key: the run's secret, from which noise and cohorts are drawn; only with
+            `privacy.noise_multiplier`.
+
+    Raises:
+        ValueError: noise is asked for without a key to draw it from.
     """
 
     def __init__(
@@ -113,12 +122,16 @@ class OrchestraStrategy(Strategy):
         config: Config,
         method: Method,
         on_client: Callable[[str, bool], None] = lambda client, ok: None,
+        key: bytes | None = None,
     ) -> None:
+        if config.privacy.noise_multiplier > 0 and key is None:
+            raise ValueError("noise needs a secret key")
         self.config = config
         self.method = method
         self.schemas = Schemas.of(method)
         self.nodes: Mapping[str, int] = {}  # node id of each client that can be asked
         self.on_client = on_client
+        self.key = key
         self.report = RoundReport(())
 
     def configure_train(
@@ -126,9 +139,11 @@ class OrchestraStrategy(Strategy):
     ) -> Iterable[Message]:
         """One message for every client of the cohort, in the cohort's order."""
         federation = self.config.federation
-        seed = self.config.seed
+        # Every client is told the seed. Where epsilon counts on nobody knowing who takes part,
+        # the cohort comes from the secret.
+        seed = self.config.seed if self.key is None else int.from_bytes(self.key)
         cohort = draw_cohort(self.nodes, federation.participation, seed, server_round)
-        self.report = RoundReport(tuple(cohort))
+        self.report = RoundReport(tuple(cohort), len(self.nodes))
         task = ConfigRecord(
             {
                 **config,
@@ -161,7 +176,7 @@ class OrchestraStrategy(Strategy):
                 contribution at all to the first server state.
         """
         trained = server_round > 0
-        mean = StreamingMean(self.schemas.shared.size)
+        mean = self._aggregation(server_round)
         told: list[tuple[float, dict[str, float]]] = []
         contributions: dict[str, list[np.ndarray]] = {
             name: [] for name in self.method.contribution_limits()
@@ -182,7 +197,7 @@ class OrchestraStrategy(Strategy):
                 self.report.smallest_clusters[client] = size
         self._demand_success(server_round, len(told))
         if trained:
-            self.schemas.shared.unpack(mean.mean(), self.method.state(Role.SHARED))
+            self._set_shared_state(mean.mean())
         self._update_server_state(server_round, contributions)
         self._summarise(told)
         return pack_state(self.method, self.schemas), MetricRecord(dict(self.report.metrics))
@@ -218,6 +233,26 @@ class OrchestraStrategy(Strategy):
             return None
         self.on_client(client, True)
         return reply
+
+    def _aggregation(self, server_round: int) -> StreamingMean | ClippedMean:
+        privacy, size = self.config.privacy, self.schemas.shared.size
+        if privacy.clip is None:
+            return StreamingMean(size)
+        noise = None
+        if self.key is not None:
+            noise = partial(self._noise, server_round, privacy.noise_multiplier * privacy.clip)
+        sent = self.schemas.shared.pack(self.method.state(Role.SHARED))
+        return ClippedMean(sent, privacy.clip, len(self.report.cohort), noise)
+
+    def _noise(self, server_round: int, deviation: float) -> np.ndarray:
+        assert self.key is not None
+        return deviation * standard_normals(self.key, server_round, self.schemas.shared.size)
+
+    def _set_shared_state(self, mean: np.ndarray) -> None:
+        state = self.method.state(Role.SHARED)
+        floors = {} if self.config.privacy.clip is None else variance_floors(state)
+        self.schemas.shared.unpack(mean, state)
+        raise_to(state, floors)
 
     def _demand_success(self, server_round: int, good: int) -> None:
         asked = len(self.report.cohort)

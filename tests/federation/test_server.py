@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.federation.checkpoint import KEY_FILE, load_checkpoint
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.inline import InlineGrid
@@ -21,12 +22,14 @@ from orchestra_flwr.federation.wire import (
     ARRAYS,
     CONFIG,
     METRICS,
+    Schema,
     Schemas,
     from_record,
     pack_state,
     to_record,
 )
 from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.privacy.updates import update_epsilon
 from orchestra_flwr.reporting import RunFolder, make_progress
 from orchestra_flwr.seeding import torch_generator
 
@@ -292,6 +295,91 @@ def test_an_interrupted_run_resumed_ends_in_the_same_bits(config, tmp_path):
         return [(r["round"], r["loss"], r["scores"], r["bytes_up"]) for r in folder.read_metrics()]
 
     assert told(whole) == told(folder)
+
+
+NOISY = (
+    "federation.weighting=uniform",
+    "privacy.clip=0.5",
+    "privacy.noise_multiplier=0.02",
+    "federation.participation=0.5",
+    "federation.rounds=3",
+)
+
+
+def with_key(given, key="ab" * 32):
+    """A run's folder with a key of the noise in it, that would come from the system."""
+    folder = RunFolder.create(given)
+    folder.checkpoint.mkdir()
+    (folder.checkpoint / KEY_FILE).write_text(key)
+    return folder
+
+
+def kept(folder):
+    return load_encoder(folder.path).backbone.state_dict()
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_noisy_run_resumed_has_the_same_bits_and_the_same_epsilon(config, tmp_path):
+    given = [config(*NOISY, f"run_dir={tmp_path / name}") for name in ("whole", "torn", "other")]
+    whole = with_key(given[0])
+    summary, _ = run(given[0], folder=whole)
+
+    def pull_the_plug(client, round_, reply):
+        if round_ == 3:
+            raise KeyboardInterrupt
+
+    torn = with_key(given[1])
+    with pytest.raises(KeyboardInterrupt):
+        run(given[1], meddling(pull_the_plug), torn)
+    resumed, _ = run(given[1], folder=RunFolder.resume(torn.path))
+    assert same(kept(whole), kept(torn))
+    assert resumed["privacy"] == summary["privacy"]
+    spent = [r.get("privacy") for r in torn.read_metrics()]
+    assert spent == [r.get("privacy") for r in whole.read_metrics()]
+    assert spent[0] is None  # nothing is averaged in the first round
+    epsilons = [s["updates"]["epsilon"] for s in spent[1:]]
+    assert epsilons == [update_epsilon(0.02, 4, 2, rounds, 1e-3) for rounds in (1, 2, 3)]
+    assert summary["privacy"]["updates"] == {
+        "epsilon": epsilons[-1], "delta": 1e-3, "clip": 0.5, "noise_multiplier": 0.02,
+    }  # fmt: skip
+    variances = [t for name, t in kept(whole).items() if name.endswith("running_var")]
+    assert variances and all((v > 0).all() for v in variances)
+    # The system draws another key for everyone, and it is gone when the run is over.
+    _, other = run(given[2])
+    assert not same(kept(whole), kept(other))
+    assert not any((f.checkpoint / KEY_FILE).exists() for f in (whole, torn, other))
+
+
+def test_a_rogue_client_moves_a_clipped_run_by_its_share(config, tmp_path):
+    """Client 2 sends its state with 1000 added everywhere; the mean moves by clip / 4 at most."""
+    clip = ("federation.weighting=uniform", "privacy.clip=0.5", "federation.rounds=1")
+
+    def result(name, change):
+        given = config(*clip, f"run_dir={tmp_path / name}")
+        _, folder = run(given, meddling(change))
+        method = build_method(given, 1)
+        load_checkpoint(folder.checkpoint, method)
+        return Schema.of(method, Role.SHARED).pack(method.state(Role.SHARED)).astype(np.float64)
+
+    def rogue(client, round_, reply):
+        if client == 2 and round_ == 1:
+            spoiled(reply, shared=from_record(reply.content[ARRAYS])["shared"] + 1000)
+
+    def gone(client, round_, reply):
+        if client == 2 and round_ == 1:
+            reply.content[METRICS]["examples"] = 0
+
+    moved = np.linalg.norm(result("rogue", rogue) - result("gone", gone))
+    assert moved == pytest.approx(0.5 / 4, rel=1e-2)
+
+
+def test_a_run_without_noise_says_what_it_is_not(config):
+    summary, folder = run(config("federation.rounds=1"))
+    assert summary["privacy"] == {"updates": "not covered by differential privacy"}
+    assert not any("privacy" in record for record in folder.read_metrics())
 
 
 def test_all_clients_failing_stops_the_run_with_the_first_error(config):
