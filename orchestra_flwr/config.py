@@ -17,7 +17,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 # What may differ when a run is resumed: where it runs and what is shown, never what is computed.
 RESUME_MAY_CHANGE = (
@@ -128,6 +135,16 @@ class FederationConfig(Section):
     min_images: int = Field(1, ge=1)
 
 
+class PrivacyConfig(Section):
+    """What may be learned about a client or an image from what is sent."""
+
+    # One image's centroid is its feature, which never leaves a client; 2 forbids just that.
+    k_min: int = Field(2, ge=1)  # least images that a centroid stands for
+    clip: float | None = Field(None, gt=0)  # L2 norm of a client's update; None: not bounded
+    noise_multiplier: float = Field(0.0, ge=0)  # noise in the sum of updates, in units of clip
+    delta: float = Field(1e-3, gt=0, lt=1)
+
+
 class TrainingConfig(Section):
     """Local training of a client."""
 
@@ -183,6 +200,7 @@ class Config(Composed):
     federation: FederationConfig
     training: TrainingConfig
     evaluation: EvaluationConfig
+    privacy: PrivacyConfig = PrivacyConfig()
     ray: RayConfig = RayConfig()
     logging: LoggingConfig = LoggingConfig()
     engine: Literal["ray", "inline"] = "ray"
@@ -193,6 +211,35 @@ class Config(Composed):
     resume: str | None = None
 
     _device_is_known = field_validator("device")(known_device)
+
+    @model_validator(mode="after")
+    def _privacy_can_be_kept(self) -> Self:
+        k_min, memory = self.privacy.k_min, self.clustering.memory
+        if k_min > memory:
+            raise ValueError(
+                f"privacy.k_min={k_min}: must be at most clustering.memory={memory}, "
+                "the images that local clustering sees"
+            )
+        self._check_update_privacy()
+        return self
+
+    def _check_update_privacy(self) -> None:
+        clip, noise, delta = self.privacy.clip, self.privacy.noise_multiplier, self.privacy.delta
+        weighting, clients = self.federation.weighting, self.federation.clients
+        if noise > 0 and clip is None:
+            raise ValueError(
+                f"privacy.noise_multiplier={noise:g}: privacy.clip must be given, "
+                "the noise is in units of it"
+            )
+        # With weights by samples, what one client can change depends on how many images it has.
+        if clip is not None and weighting != "uniform":
+            raise ValueError(
+                f"federation.weighting={weighting}: must be uniform with privacy.clip={clip:g}"
+            )
+        if noise > 0 and delta >= 1 / clients:
+            raise ValueError(
+                f"privacy.delta={delta:g}: must be below 1 / federation.clients = {1 / clients:g}"
+            )
 
     def to_json(self) -> str:
         """The configuration as one line of JSON."""

@@ -15,7 +15,7 @@ from orchestra_flwr.deployment.config import ClientConfig
 from orchestra_flwr.deployment.records import Encoded, decode, encode
 from orchestra_flwr.federation.answers import describe, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.wire import CLIENT_FAILED, CONFIG, METRICS, Schemas
+from orchestra_flwr.federation.wire import CLIENT_FAILED, CONFIG, METRICS, SMALLEST_CLUSTER, Schemas
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.training import resolve_device, usable_cpus
 
@@ -77,11 +77,15 @@ class Trainer:
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
         self._tell(f"round {round_}: {'training' if task['train'] else 'first clustering'}")
-        reply = train_reply(self._client(str(task["config"])), content)
+        client = self._client(str(task["config"]))
+        reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
         trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
-        facts = [*trained, f"{metrics['seconds']:.1f} s"]
+        k_min = client.config.privacy.k_min
+        none = [f"sent no centroids: fewer than privacy.k_min={k_min} images"]
+        silent = none if metrics.get(SMALLEST_CLUSTER) == 0 else []
+        facts = [*trained, *silent, f"{metrics['seconds']:.1f} s"]
         self._tell(f"round {round_}: {', '.join(facts)}")
         return reply
 

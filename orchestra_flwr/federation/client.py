@@ -12,6 +12,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.wire import SMALLEST_CLUSTER, Schemas, unpack_state
 from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import observe_round, return_freed_memory, torch_threads, train_round
 
@@ -54,8 +55,9 @@ class OrchestraClient(NumPyClient):
             config: `round` (int) and `train` (bool; false in the first, clustering-only round).
 
         Returns:
-            The shared state (only after training) followed by the arrays named by `contributes`;
-            the number of images; figures: mean loss parts, steps, seconds and the method's own.
+            The shared state (only after training; moved by at most `privacy.clip`) followed by the
+            arrays named by `contributes`; the number of images; figures: mean loss parts, steps,
+            seconds and the method's own.
 
         Raises:
             ValueError: arrays that do not fit the model.
@@ -63,10 +65,12 @@ class OrchestraClient(NumPyClient):
         """
         started = time.perf_counter()
         with torch_threads(self.config.training.threads):
-            unpack_state(
-                dict(zip(self.receives, parameters, strict=True)), self.method, self.schemas
-            )
-            del parameters  # frees them where the caller has not kept them
+            clip = self.config.privacy.clip
+            received = dict(zip(self.receives, parameters, strict=True))
+            unpack_state(received, self.method, self.schemas)
+            clips = clip is not None and config["train"]
+            before = received[Role.SHARED.value] if clips else None
+            del parameters, received  # frees them where the caller has not kept them
             seed = ClientSeed(self.config.seed, int(config["round"]), self.name)
             work = train_round if config["train"] else observe_round
             augmentation = self.config.data.augmentation
@@ -76,7 +80,10 @@ class OrchestraClient(NumPyClient):
             result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes
         ]
         if config["train"]:
-            arrays.insert(0, self.schemas.shared.pack(self.method.state(Role.SHARED)))
+            shared = self.schemas.shared.pack(self.method.state(Role.SHARED))
+            if clip is not None and before is not None:
+                shared = clipped_state(before, shared, clip)
+            arrays.insert(0, shared)
         metrics: dict[str, Any] = {f"loss/{name}": value for name, value in result.losses.items()}
         metrics["steps"] = result.steps
         if result.contribution.smallest_cluster is not None:

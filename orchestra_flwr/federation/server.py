@@ -12,13 +12,20 @@ from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.federation.checkpoint import Position, load_checkpoint, save_checkpoint
+from orchestra_flwr.federation.checkpoint import (
+    Position,
+    forget_noise_key,
+    load_checkpoint,
+    noise_key,
+    save_checkpoint,
+)
 from orchestra_flwr.federation.judge import Judge, Scores
 from orchestra_flwr.federation.members import Members
 from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, RoundReport
 from orchestra_flwr.federation.wire import pack_state
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.models import save_encoder
+from orchestra_flwr.privacy.updates import composed_epsilon, drawn_once_more
 from orchestra_flwr.reporting import (
     Progress,
     RunFolder,
@@ -77,6 +84,7 @@ class _Run:
         self.folder = folder
         self.progress = progress
         self.method = build_method(config, config.data.channels)
+        self.noisy = config.privacy.noise_multiplier > 0
         self.judge = Judge(config, dataset)
         self.skipped = len(dataset.skipped) if dataset else 0
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
@@ -94,7 +102,8 @@ class _Run:
         if self.judge.why_not:
             self.progress.message(f"no evaluation: {self.judge.why_not}")
         position = position or Position(round=-1)
-        strategy = OrchestraStrategy(self.config, self.method, self.progress.client_done)
+        key = noise_key(self.folder.checkpoint) if self.noisy else None
+        strategy = OrchestraStrategy(self.config, self.method, self.progress.client_done, key)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
             position = self._round(number, strategy, position)
         return self._finish(position)
@@ -108,7 +117,12 @@ class _Run:
         report = self._exchange(number, strategy) if exchanged else RoundReport(())
         seconds = time.perf_counter() - started
         scores = self.judge.scores(self.method) if self._is_judged(number) else None
+        drawn = position.drawn
+        if self.noisy and number > 0:
+            drawn = drawn_once_more(drawn, report.population, len(report.cohort))
         record = _record(number, report, seconds, scores)
+        if drawn:
+            record["privacy"] = {"updates": _update_privacy(self.config, drawn)}
         self.folder.append_metrics(record)
         position = Position(
             round=number,
@@ -119,6 +133,7 @@ class _Run:
                 (s for s in (position.smallest_cluster, report.smallest_cluster) if s is not None),
                 default=None,
             ),
+            drawn=drawn,
         )
         save_checkpoint(self.folder.checkpoint, self.method, position)
         if self.log:
@@ -136,6 +151,12 @@ class _Run:
         self.progress.round_started(number, len(strategy.report.cohort), label)
         timeout = self.config.federation.round_timeout
         strategy.aggregate_train(number, self.grid.send_and_receive(messages, timeout=timeout))
+        if strategy.report.server_state_kept:
+            k_min = self.config.privacy.k_min
+            self.progress.message(
+                f"round {number}: no client sent centroids (privacy.k_min={k_min}): "
+                "the global centroids stay as they are"
+            )
         self.members.lost([each.client for each in strategy.report.dropped if each.silent])
         return strategy.report
 
@@ -148,6 +169,7 @@ class _Run:
         judged = [record["scores"] for record in metrics if record.get("scores")]
         summary = {
             **_summary(position, judged, list(self.method.backbones())),
+            "privacy": {"updates": _update_privacy(self.config, position.drawn)},
             "versions": self.versions,
         }
         kept, backbone = next(iter(self.method.backbones().items()))
@@ -161,6 +183,7 @@ class _Run:
         )
         plot_curves(metrics, self.folder.path / "curves.png")
         self.folder.write_summary(summary)
+        forget_noise_key(self.folder.checkpoint)
         if self.log:
             self.log.close()
         return summary
@@ -187,11 +210,28 @@ def _record(
         "bytes_down": report.bytes_down,
         "server_seconds": report.server_seconds,
     }
-    if report.smallest_cluster is not None:
-        record["clustering"] = {"smallest_cluster": report.smallest_cluster}
+    if report.smallest_clusters:
+        record["clustering"] = {
+            "smallest_cluster": report.smallest_cluster,
+            "clients": report.smallest_clusters,
+            "kept": report.server_state_kept,
+        }
     if scores is not None:
         record["scores"] = scores
     return record
+
+
+def _update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float] | str:
+    """What differential privacy the encoders of the rounds so far have, by client."""
+    privacy = config.privacy
+    if privacy.clip is None or not drawn:
+        return "not covered by differential privacy"
+    return {
+        "epsilon": composed_epsilon(privacy.noise_multiplier, drawn, privacy.delta),
+        "delta": privacy.delta,
+        "clip": privacy.clip,
+        "noise_multiplier": privacy.noise_multiplier,
+    }
 
 
 def _summary(position: Position, judged: list[Scores], backbones: list[str]) -> dict[str, Any]:

@@ -49,7 +49,8 @@ class Contribution:
 
     Attributes:
         arrays: name to (rows, width) tensor; rows may differ between clients.
-        smallest_cluster: different images behind the row with the fewest of them.
+        smallest_cluster: different images behind the row with the fewest of them; 0 where no row
+            was made; None where the rows do not stand for images.
     """
 
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
@@ -63,11 +64,14 @@ class Method(nn.Module, ABC):
         Settings: the method's own options under `method.` in the configuration.
         roles: role of every child module and buffer, by its name.
         needs_first_round: whether the server's state is made in a first round without training.
+        may_contribute_nothing: whether a client may send arrays of no rows, as one must that has
+            fewer than `privacy.k_min` images.
     """
 
     Settings: ClassVar[type[Section]]
     roles: ClassVar[Mapping[str, Role]]
     needs_first_round: ClassVar[bool] = False
+    may_contribute_nothing: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, config: Config, channels: int) -> None:
@@ -102,7 +106,10 @@ class Method(nn.Module, ABC):
     def update_server_state(
         self, contributions: Mapping[str, Tensor], generator: torch.Generator
     ) -> None:
-        """Makes the server's state from the contributions of all clients, stacked by rows."""
+        """Makes the server's state from the contributions of all clients, stacked by rows.
+
+        Not called in a round in which clients could contribute and none did.
+        """
 
     def state(self, role: Role) -> dict[str, Tensor]:
         """The floating-point tensors of a role by name, in a fixed order, sharing memory.

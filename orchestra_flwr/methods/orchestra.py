@@ -73,6 +73,7 @@ class Orchestra(Method):
         "memory": Role.PRIVATE,
     }
     needs_first_round = True
+    may_contribute_nothing = True
 
     global_centroids: Tensor
 
@@ -80,6 +81,7 @@ class Orchestra(Method):
         super().__init__(config, channels)
         self.settings = parse(OrchestraSettings, config.method.options, "method")
         self.clustering = config.clustering
+        self.k_min = config.privacy.k_min
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
         self.projector = projector(self.backbone.dim, dim, dim)
@@ -128,11 +130,17 @@ class Orchestra(Method):
         self.memory.push(batch.images, features)
 
     def end_round(self, generator: torch.Generator) -> Contribution:
-        """Local clustering of the memory (Algorithm 1, line 18)."""
-        clusters = local_clustering(self.memory.latest(), self.clustering.local_clusters, generator)
+        """Local clustering of the memory (Algorithm 1, line 18).
+
+        An image is one point however often it was seen, so every centroid stands for at least
+        `privacy.k_min` different images; with fewer images than that there is no centroid.
+        """
+        clusters = local_clustering(
+            self.memory.latest(), self.clustering.local_clusters, generator, k_min=self.k_min
+        )
         return Contribution(
             arrays={"local_centroids": clusters.centroids},
-            smallest_cluster=int(clusters.sizes.min()),
+            smallest_cluster=min(clusters.sizes.tolist(), default=0),
         )
 
     def contribution_limits(self) -> dict[str, tuple[int, int]]:

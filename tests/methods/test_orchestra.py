@@ -142,6 +142,22 @@ def test_contributes_local_centroids_within_its_limits(tiny, generator):
     assert contribution.smallest_cluster == 3
 
 
+@pytest.mark.parametrize(
+    ("k_min", "rows", "smallest"), [(1, 3, 2), (3, 2, 3), (4, 1, 7), (8, 0, 0)]
+)
+def test_no_centroid_of_fewer_different_images(tiny, generator, k_min, rows, smallest):
+    """28 rows of 7 images, each seen twice in a batch: the images count."""
+    config = tiny("clustering.local_clusters=3", f"privacy.k_min={k_min}")
+    method = build_method(config, 1).train()
+    for seed in range(2):
+        given = batch(config, n=14, seed=seed)
+        method.observe(Batch(torch.arange(7).repeat(2), given.views, given.rotations))
+    assert len(method.memory.images) == 28
+    contribution = method.end_round(generator)
+    assert contribution.arrays["local_centroids"].shape == (rows, 16)
+    assert contribution.smallest_cluster == smallest
+
+
 def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):
     method = build_method(tiny(), 1)
     points = unit(40, 16, seed=4)
