@@ -9,7 +9,7 @@ import orchestra_flwr
 
 LAYERS = [
     ["config", "seeding", "optimizer"],
-    ["data", "precision"],
+    ["data", "precision", "privacy"],
     ["models"],
     ["clustering"],
     ["methods"],
