@@ -58,14 +58,13 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise ValueError(f"delta must be between 0 and 1, not {delta}")
 
 
-@cache
 def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechanism:
     """The least noise that makes one clustering (epsilon, delta)-differentially private.
 
     One number alpha sets both noises: the standard deviation alpha of sums, and a = 1 / (20 alpha)
-    of counts (Chang et al., ICML 2021, as published by Google). Takes about a second, once a
-    process for each argument: a fast search finds alpha almost, and the library's own accountant,
-    whose coarser rounding asks for a per mille more noise, has the last word.
+    of counts (Chang et al., ICML 2021, as published by Google). Takes seconds on a slow core, once
+    a process for the same arguments: a fast search finds alpha almost, and the library's own
+    accountant, whose coarser rounding asks for a per mille more noise, has the last word.
 
     Args:
         epsilon: positive.
@@ -78,6 +77,11 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
     check_budget(epsilon, delta)
     if depth < 0:
         raise ValueError(f"depth must be at least 0, not {depth}")
+    return _calibrate(float(epsilon), float(delta), depth)
+
+
+@cache
+def _calibrate(epsilon: float, delta: float, depth: int) -> ClusteringMechanism:
     from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
     from dp_accounting.pld import PLDAccountant
 
@@ -104,9 +108,9 @@ def spent(mechanism: ClusteringMechanism, rounds: int, delta: float) -> float:
     Laplace noises that were really added, not `rounds` times "epsilon with probability
     1 - delta": the deltas do not add up, and the `delta` given here is the probability that the
     whole sum exceeds what is returned. 50 releases of (.8, 1e-3) cost 8.99 and 50 of (10, 1e-3)
-    204.3, both at 1e-3. Published 9.04 and 204.6 are upper bounds of the same thing by the
+    204.3, both at 1e-3. The published 9.04 and 204.6 are bounds of the same thing by the
     library's accountant, which rounds each of the 50 x 21 counts up to its grid; the bound
-    here (connecting the dots: Doroshenko et al., 2022) is also never too low, but tighter.
+    here (connecting the dots: Doroshenko et al., 2022) is not too low either, but tighter.
 
     Args:
         mechanism: the noise of one release.
