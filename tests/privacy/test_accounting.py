@@ -76,8 +76,11 @@ def test_many_releases_cost_less_than_their_sum_only_where_noise_is_strong():
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "depth"),
-    [(0, 0.1, 1), (-1, 0.1, 1), (float("nan"), 0.1, 1), (float("inf"), 0.1, 1)]
-    + [(1, 0, 1), (1, 1, 1), (1, float("nan"), 1), (1, 0.1, -1)],
+    [
+        *[(epsilon, 0.1, 1) for epsilon in (0, -1, float("nan"), float("inf"))],
+        *[(1, delta, 1) for delta in (0, 1, float("nan"))],
+        (1, 0.1, -1),
+    ],
 )
 def test_refuses_what_is_no_budget(epsilon, delta, depth):
     with pytest.raises(ValueError, match=r"^(epsilon|delta|depth) must .*, not \S+$"):
