@@ -192,6 +192,15 @@ def test_sums_get_the_calibrated_noise():
     assert torch.equal(sums / private.ROW_GRID, (sums / private.ROW_GRID).round())
 
 
+def test_counts_get_the_calibrated_noise():
+    node = torch.arange(-5, 300)
+    noisy = private.noisy_counts(node, 100_000, STRONG.count_noise, NoiseStream(generator(9)))
+    residual = noisy - node[node >= 0].bincount(minlength=100_000)
+    assert abs(residual[:300].double().mean()) < 4 * 90 / math.sqrt(300)
+    variance = 1 / (2 * math.sinh(STRONG.count_noise / 2) ** 2)
+    assert residual.double().var() == pytest.approx(variance, rel=0.03)
+
+
 def test_every_count_of_a_run_has_the_calibrated_noise(monkeypatch):
     points = private.rows_on_grid(planted(300, dim=32)[0])
     planes = private.random_planes(STRONG.depth, 32, NoiseStream(generator()))
