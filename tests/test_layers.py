@@ -9,9 +9,8 @@ import orchestra_flwr
 
 LAYERS = [
     ["config", "seeding", "optimizer"],
-    ["data", "precision"],
+    ["data", "precision", "privacy"],
     ["models"],
-    ["privacy"],
     ["clustering"],
     ["methods"],
     ["training", "evaluation"],
@@ -54,7 +53,11 @@ def test_imports_point_down(path):
 
 @pytest.mark.parametrize(
     ("library", "home"),
-    [("flwr", {"federation", "deployment"}), ("hydra", {"config"}), ("dp_accounting", {"privacy"})],
+    [
+        ("flwr", {"federation", "deployment"}),
+        ("hydra", {"config"}),
+        ("dp_accounting", {"privacy"}),
+    ],
 )
 def test_a_library_stays_at_home(library, home):
     users = {package(p) for p in modules() if library in {n.split(".")[0] for n in imports(p)}}

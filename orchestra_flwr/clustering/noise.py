@@ -1,0 +1,55 @@
+"""Noise for differential privacy, reproducible from a torch generator.
+
+torch's own generator, a Mersenne Twister, can be read back from its output, so it only draws the
+256-bit key of a ChaCha20 stream, and all noise comes from that. The noise is as secret as the
+seed of the generator and no more: **who knows or can guess the seed can subtract the noise.** A
+seed of torch has 64 bits at most.
+
+Floating point: uniform numbers have 52 bits, so each draw is within about 2^-52 in total variation
+of the distribution that the accounting assumes, and no draw lies in tails rarer than that. Gaussian
+noise is rounded to the grid on which the sums lie (see `private`), which closes the classical
+leak through the least bits of floats (Mironov, 2012).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class NoiseStream:
+    """Draws noise from a ChaCha20 stream whose key comes from a generator.
+
+    Args:
+        generator: CPU generator, advanced by 32 draws whatever is asked of the stream later.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        # A client that shares no private centroids does without.
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+        key = torch.randint(256, (32,), generator=generator, dtype=torch.uint8)
+        self._stream = Cipher(ChaCha20(key.numpy().tobytes(), bytes(16)), mode=None).encryptor()
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Float64 in (0, 1): odd multiples of 2^-53, so never 0 or 1."""
+        words = np.frombuffer(self._stream.update(bytes(8 * math.prod(shape))), dtype="<u8")
+        return torch.from_numpy(((words >> 12) + 0.5) * 2.0**-52).reshape(shape)
+
+    def gaussian(self, *shape: int) -> Tensor:
+        """Standard normal float64 values (Box and Muller, 1958)."""
+        size = math.prod(shape)
+        radius = (-2 * self.uniform(size).log()).sqrt()
+        return (radius * (2 * math.pi * self.uniform(size)).cos()).reshape(shape)
+
+    def discrete_laplace(self, size: int, a: float) -> Tensor:
+        """(size,) integers with probabilities proportional to exp(-a |x|).
+
+        The difference of two geometric variables, each by inversion: floor(log(uniform) / -a).
+        """
+        geometric = (self.uniform(2, size).log() / -a).floor().long()
+        return geometric[0] - geometric[1]
