@@ -116,7 +116,7 @@ class MethodConfig(Section):
 class ClusteringConfig(Section):
     """Local and global clustering (the paper's L, G and memory)."""
 
-    name: Literal["sinkhorn"]
+    name: Literal["sinkhorn", "private"]
     global_clusters: int = Field(ge=2)
     local_clusters: int = Field(ge=2)
     memory: int = Field(128, ge=2)
@@ -143,6 +143,8 @@ class PrivacyConfig(Section):
     clip: float | None = Field(None, gt=0)  # L2 norm of a client's update; None: not bounded
     noise_multiplier: float = Field(0.0, ge=0)  # noise in the sum of updates, in units of clip
     delta: float = Field(1e-3, gt=0, lt=1)
+    epsilon: float | None = Field(None, gt=0)  # of one release of private centroids
+    total_epsilon: float | None = Field(None, gt=0)  # of all that a client releases; None: any
 
 
 class TrainingConfig(Section):
@@ -221,7 +223,21 @@ class Config(Composed):
                 "the images that local clustering sees"
             )
         self._check_update_privacy()
+        self._check_centroid_privacy()
         return self
+
+    def _check_centroid_privacy(self) -> None:
+        epsilon, total = self.privacy.epsilon, self.privacy.total_epsilon
+        private = self.clustering.name == "private"
+        if private and epsilon is None:
+            raise ValueError("privacy.epsilon: must be given with clustering=private")
+        for name, value in (("epsilon", epsilon), ("total_epsilon", total)):
+            if value is not None and not private:
+                raise ValueError(f"privacy.{name}={value:g}: needs clustering=private")
+        if epsilon is not None and total is not None and total < epsilon:
+            raise ValueError(
+                f"privacy.total_epsilon={total:g}: must be at least privacy.epsilon={epsilon:g}"
+            )
 
     def _check_update_privacy(self) -> None:
         clip, noise, delta = self.privacy.clip, self.privacy.noise_multiplier, self.privacy.delta
@@ -239,6 +255,19 @@ class Config(Composed):
         if noise > 0 and delta >= 1 / clients:
             raise ValueError(
                 f"privacy.delta={delta:g}: must be below 1 / federation.clients = {1 / clients:g}"
+            )
+
+    def check_images(self, count: int) -> None:
+        """Refuses what differential privacy does not mean anything for, with so many images.
+
+        Raises:
+            ConfigError: a delta at which a mechanism may publish a whole image and keep its word.
+        """
+        delta = self.privacy.delta
+        if self.clustering.name == "private" and delta >= 1 / count:
+            raise ConfigError(
+                f"privacy.delta={delta:g}: must be below 1 / {count} = {1 / count:.3g}, "
+                "one by the images of a client"
             )
 
     def to_json(self) -> str:

@@ -54,6 +54,10 @@ def test_the_command_line_wins_over_the_data_set():
         ("privacy.noise_multiplier=1", "privacy.noise_multiplier=1: privacy.clip must be given"),
         ("privacy.delta=0", "privacy.delta=0: input should be greater than 0"),
         ("privacy.delta=1", "privacy.delta=1: input should be less than 1"),
+        ("clustering=private", "privacy.epsilon: must be given with clustering=private"),
+        ("privacy.epsilon=1", "privacy.epsilon=1: needs clustering=private"),
+        ("privacy.epsilon=0", "privacy.epsilon=0: input should be greater than 0"),
+        ("privacy.total_epsilon=3", "privacy.total_epsilon=3: needs clustering=private"),
         ("privacy.kmin=2", "privacy.kmin: unknown key (did you mean privacy.k_min"),
         ("training.lr=nan", "training.lr=nan: input should be a finite number"),
         ("training.lr=fast", "training.lr=fast: input should be a valid number"),
@@ -122,3 +126,11 @@ def test_resume_may_repeat_the_configuration_and_move_the_run(run):
 def test_resume_refuses_another_configuration(run, change):
     with pytest.raises(ConfigError, match="a resumed run keeps its own configuration"):
         load_config([f"resume={run}", change])
+
+
+def test_a_total_budget_below_one_release_is_refused():
+    private = ["clustering=private", "privacy.epsilon=2"]
+    assert load_config([*private, "privacy.total_epsilon=2"]).privacy.total_epsilon == 2
+    with pytest.raises(ConfigError) as error:
+        load_config([*private, "privacy.total_epsilon=1"])
+    assert str(error.value) == "privacy.total_epsilon=1: must be at least privacy.epsilon=2"

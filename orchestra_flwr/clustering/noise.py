@@ -1,9 +1,8 @@
-"""Noise for differential privacy, reproducible from a torch generator.
+"""Noise for differential privacy, reproducible from a key.
 
-torch's own generator, a Mersenne Twister, can be read back from its output, so it only draws the
-256-bit key of a ChaCha20 stream, and all noise comes from that. The noise is as secret as the
-seed of the generator and no more: **who knows or can guess the seed can subtract the noise.** A
-seed of torch has 64 bits at most.
+torch's own generator, a Mersenne Twister, can be read back from its output and keeps 32 bits of
+its seed, so noise comes from a ChaCha20 stream. It is as secret as its key and no more: **who
+knows or can guess the key can subtract the noise.**
 
 Floating point: uniform numbers have 52 bits, so each draw is within about 2^-52 in total variation
 of the distribution that the accounting assumes, and no draw lies in tails rarer than that. Gaussian
@@ -21,19 +20,18 @@ from torch import Tensor
 
 
 class NoiseStream:
-    """Draws noise from a ChaCha20 stream whose key comes from a generator.
+    """Draws noise from a ChaCha20 stream.
 
     Args:
-        generator: CPU generator, advanced by 32 draws whatever is asked of the stream later.
+        key: 32 bytes; no two streams of different data may share one.
     """
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, key: bytes) -> None:
         # A client that shares no private centroids does without.
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-        key = torch.randint(256, (32,), generator=generator, dtype=torch.uint8)
-        self._stream = Cipher(ChaCha20(key.numpy().tobytes(), bytes(16)), mode=None).encryptor()
+        self._stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def uniform(self, *shape: int) -> Tensor:
         """Float64 in (0, 1): odd multiples of 2^-53, so never 0 or 1."""

@@ -45,7 +45,7 @@ class Leaves:
 
 
 def private_clustering(
-    features: Tensor, clusters: int, mechanism: ClusteringMechanism, generator: torch.Generator
+    features: Tensor, clusters: int, mechanism: ClusteringMechanism, key: bytes
 ) -> Tensor:
     """Clusters n features into at most `clusters` centroids with differential privacy.
 
@@ -54,8 +54,8 @@ def private_clustering(
             brought to the unit sphere; rows of zeros stay zeros.
         clusters: the paper's L, at least 1.
         mechanism: the noise, from `privacy.calibrate`.
-        generator: CPU generator of all randomness. Its seed has to be a secret from those whom
-            the centroids are shown to: with it the noise can be subtracted.
+        key: 32 bytes from which all randomness follows. They have to be a secret from those
+            whom the centroids are shown to: with them the noise can be subtracted.
 
     Returns:
         (k, d) unit vectors, 0 <= k <= clusters: as many as there were leaves. None at all, if
@@ -67,7 +67,7 @@ def private_clustering(
     if clusters < 1:
         raise ValueError(f"clusters must be at least 1, not {clusters}")
     points = rows_on_grid(features)
-    noise = NoiseStream(generator)
+    noise = NoiseStream(key)
     planes = random_planes(mechanism.depth, points.shape[1], noise)
     leaves = grow_tree(points @ planes.T > 0, points.shape[1], clusters, mechanism, noise)
     sums = noisy_sums(points, leaves, mechanism.sum_noise, noise)

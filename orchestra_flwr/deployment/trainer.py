@@ -82,9 +82,12 @@ class Trainer:
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
         trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
-        k_min = client.config.privacy.k_min
-        none = [f"sent no centroids: fewer than privacy.k_min={k_min} images"]
-        silent = none if metrics.get(SMALLEST_CLUSTER) == 0 else []
+        silent = []
+        if not task["contribute"]:
+            silent = ["sent no centroids: privacy.total_epsilon is spent"]
+        elif metrics.get(SMALLEST_CLUSTER) == 0:
+            k_min = client.config.privacy.k_min
+            silent = [f"sent no centroids: fewer than privacy.k_min={k_min} images"]
         facts = [*trained, *silent, f"{metrics['seconds']:.1f} s"]
         self._tell(f"round {round_}: {', '.join(facts)}")
         return reply
@@ -92,7 +95,10 @@ class Trainer:
     def _client(self, config_json: str) -> OrchestraClient:
         if self._latest is None or self._latest[0] != config_json:
             config = self._localised(Config.from_json(config_json))
-            self._latest = config_json, OrchestraClient(config, self._name, self._load(config))
+            self._latest = (
+                config_json,
+                OrchestraClient(config, self._name, self._load(config), hides=True),
+            )
         return self._latest[1]
 
     def _accept(self, task: ConfigRecord) -> Config:
@@ -122,6 +128,7 @@ class Trainer:
                 f"{len(images)} images, the server asks for at least {least}: add images to "
                 f"{self._config.data.root}, or lower federation.min_images at the server"
             )
+        config.check_images(len(images))
         return config
 
     def _localised(self, config: Config) -> Config:

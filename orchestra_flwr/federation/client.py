@@ -24,12 +24,14 @@ class OrchestraClient(NumPyClient):
         config: the run's configuration.
         name: which client this is; its randomness follows from it.
         images: (n, C, H, W) uint8 on the device to train on.
+        hides: whether the noise of private centroids is drawn afresh from the system, as it must
+            be wherever somebody else knows the run's seed; without it follows from the seed.
 
     Raises:
         ValueError: there are fewer images than `federation.min_images`.
     """
 
-    def __init__(self, config: Config, name: str, images: Tensor) -> None:
+    def __init__(self, config: Config, name: str, images: Tensor, *, hides: bool = False) -> None:
         least = config.federation.min_images
         if len(images) < least:
             raise ValueError(
@@ -38,6 +40,7 @@ class OrchestraClient(NumPyClient):
         self.config = config
         self.name = name
         self.images = images
+        self.hides = hides
         self.method = build_method(config, images.shape[1]).to(images.device)
         self.schemas = Schemas.of(self.method)
         # The names of `fit`'s arrays, in order: down, up after training, up after the first round.
@@ -52,7 +55,8 @@ class OrchestraClient(NumPyClient):
 
         Args:
             parameters: the flat arrays named by `receives`.
-            config: `round` (int) and `train` (bool; false in the first, clustering-only round).
+            config: `round` (int), `train` (bool; false in the first, clustering-only round) and,
+                if the client may not contribute, `contribute` (false: arrays without rows).
 
         Returns:
             The shared state (only after training; moved by at most `privacy.clip`) followed by the
@@ -71,10 +75,13 @@ class OrchestraClient(NumPyClient):
             clips = clip is not None and config["train"]
             before = received[Role.SHARED.value] if clips else None
             del parameters, received  # frees them where the caller has not kept them
-            seed = ClientSeed(self.config.seed, int(config["round"]), self.name)
+            seed = ClientSeed(self.config.seed, int(config["round"]), self.name, self.hides)
             work = train_round if config["train"] else observe_round
             augmentation = self.config.data.augmentation
-            result = work(self.method, self.images, self.config.training, augmentation, seed)
+            result = work(
+                self.method, self.images, self.config.training, augmentation, seed,
+                contribute=bool(config.get("contribute", True)),
+            )  # fmt: skip
         return_freed_memory()  # before the reply is packed, which takes two models' memory
         arrays = [
             result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes

@@ -44,9 +44,11 @@ def check_contributions(config: Config, population: Population, method: Method) 
     """Tells, before anything is written, that no client could contribute anything.
 
     Raises:
-        ConfigError: all clients have fewer than `privacy.k_min` images.
+        ConfigError: all clients have fewer than `privacy.k_min` images, or one has too many for
+            `privacy.delta`.
     """
     most = max(map(len, population.parts.values()))
+    config.check_images(most)
     if method.contribution_limits() and most < config.privacy.k_min:
         raise ConfigError(
             f"privacy.k_min={config.privacy.k_min}: no client could send centroids, "

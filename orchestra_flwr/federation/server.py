@@ -21,6 +21,7 @@ from orchestra_flwr.federation.checkpoint import (
 )
 from orchestra_flwr.federation.judge import Judge, Scores
 from orchestra_flwr.federation.members import Members
+from orchestra_flwr.federation.releases import Releases
 from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, RoundReport
 from orchestra_flwr.federation.wire import pack_state
 from orchestra_flwr.methods import build_method
@@ -85,6 +86,10 @@ class _Run:
         self.progress = progress
         self.method = build_method(config, config.data.channels)
         self.noisy = config.privacy.noise_multiplier > 0
+        self.releases: Releases | None = None
+        if config.clustering.name == "private":
+            file = folder.checkpoint / "releases.jsonl"
+            self.releases = Releases(file, config.privacy, replays=members.replays)
         self.judge = Judge(config, dataset)
         self.skipped = len(dataset.skipped) if dataset else 0
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
@@ -121,8 +126,7 @@ class _Run:
         if self.noisy and number > 0:
             drawn = drawn_once_more(drawn, report.population, len(report.cohort))
         record = _record(number, report, seconds, scores)
-        if drawn:
-            record["privacy"] = {"updates": _update_privacy(self.config, drawn)}
+        record |= self._privacy(drawn) if drawn or self.releases else {}
         self.folder.append_metrics(record)
         position = Position(
             round=number,
@@ -146,19 +150,39 @@ class _Run:
 
     def _exchange(self, number: int, strategy: OrchestraStrategy) -> RoundReport:
         arrays = pack_state(self.method, strategy.schemas)
+        if self.releases:
+            strategy.silent = self.releases.exhausted(strategy.nodes, number)
         messages = strategy.configure_train(number, arrays, ConfigRecord(), self.grid)
+        if self.releases:
+            self._count_releases(number, strategy, self.releases)
         label = "training" if number > 0 else "first clustering"
         self.progress.round_started(number, len(strategy.report.cohort), label)
         timeout = self.config.federation.round_timeout
         strategy.aggregate_train(number, self.grid.send_and_receive(messages, timeout=timeout))
         if strategy.report.server_state_kept:
-            k_min = self.config.privacy.k_min
             self.progress.message(
-                f"round {number}: no client sent centroids (privacy.k_min={k_min}): "
-                "the global centroids stay as they are"
+                f"round {number}: no client sent centroids: the global ones stay as they are"
             )
         self.members.lost([each.client for each in strategy.report.dropped if each.silent])
         return strategy.report
+
+    def _count_releases(self, number: int, strategy: OrchestraStrategy, releases: Releases) -> None:
+        """Before anybody is asked: what may have left a client is never missing in the ledger."""
+        cohort = strategy.report.cohort
+        releases.ask(number, [client for client in cohort if client not in strategy.silent])
+        spent = [client for client in cohort if client in strategy.silent]
+        if spent:
+            self.progress.message(
+                f"round {number}: {len(spent)} of {len(cohort)} clients have spent "
+                "privacy.total_epsilon and send no centroids"
+            )
+
+    def _privacy(self, drawn: list[list[int]]) -> dict[str, Any]:
+        """What is known about privacy after a round."""
+        told: dict[str, Any] = {"updates": _update_privacy(self.config, drawn)}
+        if self.releases:
+            told["centroids"] = self.releases.told()
+        return {"privacy": told}
 
     def _is_judged(self, number: int) -> bool:
         last = number == self.config.federation.rounds
@@ -169,9 +193,11 @@ class _Run:
         judged = [record["scores"] for record in metrics if record.get("scores")]
         summary = {
             **_summary(position, judged, list(self.method.backbones())),
-            "privacy": {"updates": _update_privacy(self.config, position.drawn)},
+            **self._privacy(position.drawn),
             "versions": self.versions,
         }
+        if self.releases:
+            summary["epsilon_spent"] = self.releases.ledger.worst()
         kept, backbone = next(iter(self.method.backbones().items()))
         save_encoder(
             self.folder.encoder,

@@ -130,6 +130,7 @@ class OrchestraStrategy(Strategy):
         self.method = method
         self.schemas = Schemas.of(method)
         self.nodes: Mapping[str, int] = {}  # node id of each client that can be asked
+        self.silent: Collection[str] = ()  # clients that train, but may not contribute
         self.on_client = on_client
         self.key = key
         self.report = RoundReport(())
@@ -144,20 +145,19 @@ class OrchestraStrategy(Strategy):
         seed = self.config.seed if self.key is None else int.from_bytes(self.key)
         cohort = draw_cohort(self.nodes, federation.participation, seed, server_round)
         self.report = RoundReport(tuple(cohort), len(self.nodes))
-        task = ConfigRecord(
-            {
-                **config,
-                "config": self.config.to_json(),
-                "schema": self.schemas.fingerprint,
-                "round": server_round,
-                "train": server_round > 0,
-            }
-        )
+        task = {
+            **config,
+            "config": self.config.to_json(),
+            "schema": self.schemas.fingerprint,
+            "round": server_round,
+            "train": server_round > 0,
+        }
+        tasks = {may: ConfigRecord({**task, "contribute": may}) for may in (True, False)}
         self.report.bytes_down = payload_bytes(RecordDict({ARRAYS: arrays})) * len(cohort)
         return [
             Message(
                 # One copy of the arrays for the whole cohort; a client takes its message apart.
-                RecordDict({ARRAYS: arrays, CONFIG: task}),
+                RecordDict({ARRAYS: arrays, CONFIG: tasks[client not in self.silent]}),
                 dst_node_id=self.nodes[client],
                 message_type=MessageType.TRAIN,
                 group_id=str(server_round),
@@ -282,10 +282,13 @@ class OrchestraStrategy(Strategy):
 
     def _keep_server_state(self, server_round: int) -> None:
         if server_round == 0:  # there is none yet
-            k_min, least = self.config.privacy.k_min, self.config.federation.min_images
+            privacy, least = self.config.privacy, self.config.federation.min_images
+            why = f"all have fewer than privacy.k_min={privacy.k_min} images: lower it"
+            if privacy.epsilon is not None:
+                why = f"the noise of privacy.epsilon={privacy.epsilon:g} left none: raise it"
             raise FederationError(
-                f"round 0: no client sent centroids, all have fewer than privacy.k_min={k_min} "
-                f"images: lower it, or have clients with more (federation.min_images={least})"
+                f"round 0: no client sent centroids, {why}, or have clients with more "
+                f"(federation.min_images={least})"
             )
         self.report.server_state_kept = True
 

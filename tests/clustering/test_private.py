@@ -16,6 +16,10 @@ WEAK = ClusteringMechanism(10, 1e-3, 20, 0.417, 0.120)
 SILENT = ClusteringMechanism(1e6, 1e-3, 20, 1e-9, 100.0)
 
 
+def key(seed: int = 0) -> bytes:
+    return seed.to_bytes(32)
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -32,14 +36,14 @@ def utility(n: int, mechanism: ClusteringMechanism, dim: int = 512, seeds: int =
     total = 0.0
     for seed in range(seeds):
         points, centres = planted(n, dim, seed=10 * seed)
-        found = private_clustering(points, 8, mechanism, generator(seed))
+        found = private_clustering(points, 8, mechanism, key(seed))
         total += float((centres @ found.T).max(1).values.mean()) if len(found) else 0.0
     return total / seeds
 
 
 def test_without_noise_it_recovers_planted_clusters():
     points, centres = planted(500)
-    found = private_clustering(points, 8, SILENT, generator())
+    found = private_clustering(points, 8, SILENT, key())
     assert found.shape == (8, 512) and found.dtype == torch.float32
     torch.testing.assert_close(found.norm(dim=1), torch.ones(8))
     assert (centres @ found.T).max(1).values.min() > 0.8
@@ -57,32 +61,32 @@ def test_utility_rises_with_epsilon_n_and_fewer_dimensions():
 @pytest.mark.parametrize("n", [1, 2, 7, 128])
 def test_number_of_centroids_shrinks_and_may_be_zero(n):
     points, _ = planted(n, dim=16)
-    sizes = [len(private_clustering(points, 4, STRONG, generator(seed))) for seed in range(30)]
+    sizes = [len(private_clustering(points, 4, STRONG, key(seed))) for seed in range(30)]
     assert max(sizes) <= 4
-    assert len(private_clustering(points, 4, SILENT, generator())) <= min(n, 4)
+    assert len(private_clustering(points, 4, SILENT, key())) <= min(n, 4)
     if n <= 7:
         assert 0 in sizes  # the noisy number of rows is negative every other time
         assert all(
-            private_clustering(points, 4, STRONG, generator(seed)).shape == (size, 16)
+            private_clustering(points, 4, STRONG, key(seed)).shape == (size, 16)
             for seed, size in enumerate(sizes)
         )
 
 
 def test_one_cluster_of_duplicates_and_rows_of_zeros():
     same = F.normalize(torch.ones(300, 8), dim=1)
-    found = private_clustering(same, 4, SILENT, generator())
+    found = private_clustering(same, 4, SILENT, key())
     assert len(found) == 1
     torch.testing.assert_close(found, same[:1], atol=1e-5, rtol=0)
-    assert len(private_clustering(torch.zeros(300, 8), 4, WEAK, generator())) <= 4
+    assert len(private_clustering(torch.zeros(300, 8), 4, WEAK, key())) <= 4
 
 
-def test_same_generator_same_bits_whatever_the_order_of_rows():
+def test_same_key_same_bits_whatever_the_order_of_rows():
     points, _ = planted(300, dim=64)
-    once = private_clustering(points, 8, WEAK, generator(3))
-    assert torch.equal(once, private_clustering(points, 8, WEAK, generator(3)))
+    once = private_clustering(points, 8, WEAK, key(3))
+    assert torch.equal(once, private_clustering(points, 8, WEAK, key(3)))
     order = torch.randperm(300, generator=generator(4))
-    assert torch.equal(once, private_clustering(points[order], 8, WEAK, generator(3)))
-    assert not torch.equal(once[0], private_clustering(points, 8, WEAK, generator(5))[0])
+    assert torch.equal(once, private_clustering(points[order], 8, WEAK, key(3)))
+    assert not torch.equal(once[0], private_clustering(points, 8, WEAK, key(5))[0])
 
 
 @pytest.mark.parametrize(
@@ -90,18 +94,18 @@ def test_same_generator_same_bits_whatever_the_order_of_rows():
 )
 def test_refuses_shapes(bad):
     with pytest.raises(ValueError, match="needs features"):
-        private_clustering(bad, 2, WEAK, generator())
+        private_clustering(bad, 2, WEAK, key())
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_refuses_what_is_not_finite(value):
     with pytest.raises(ValueError, match="finite"):
-        private_clustering(torch.full((3, 4), value), 2, WEAK, generator())
+        private_clustering(torch.full((3, 4), value), 2, WEAK, key())
 
 
 def test_refuses_no_clusters():
     with pytest.raises(ValueError, match="clusters"):
-        private_clustering(torch.ones(3, 4), 0, WEAK, generator())
+        private_clustering(torch.ones(3, 4), 0, WEAK, key())
 
 
 # Sensitivity: what the calibration takes for granted.
@@ -123,7 +127,7 @@ def transcript(points, planes, monkeypatch, mechanism, replay=None):
     with monkeypatch.context() as patch:
         patch.setattr(private, "noisy_counts", spy)
         bits = points @ planes.T > 0
-        leaves = grow_tree(bits, points.shape[1], 8, mechanism, NoiseStream(generator(1)))
+        leaves = grow_tree(bits, points.shape[1], 8, mechanism, NoiseStream(key(1)))
     return leaves, true, noisy
 
 
@@ -133,7 +137,7 @@ def test_one_row_changes_one_count_a_level_by_one_and_one_sum_by_norm_one(
     without, mechanism, monkeypatch
 ):
     points = private.rows_on_grid(planted(300, dim=32)[0])
-    planes = private.random_planes(mechanism.depth, 32, NoiseStream(generator()))
+    planes = private.random_planes(mechanism.depth, 32, NoiseStream(key()))
     rest = torch.arange(300) != without
     all_leaves, counts, public = transcript(points, planes, monkeypatch, mechanism)
     leaves, fewer, _ = transcript(points[rest], planes, monkeypatch, mechanism, replay=public)
@@ -145,7 +149,7 @@ def test_one_row_changes_one_count_a_level_by_one_and_one_sum_by_norm_one(
     assert torch.equal(all_leaves.of_row[rest], leaves.of_row)
     assert torch.equal(all_leaves.counts, leaves.counts)
     sums = [
-        noisy_sums(p, found, 0.0, NoiseStream(generator()))
+        noisy_sums(p, found, 0.0, NoiseStream(key()))
         for p, found in ((points, all_leaves), (points[rest], leaves))
     ]
     change = sums[0] - sums[1]
@@ -168,7 +172,7 @@ def test_no_row_is_longer_than_one_and_all_lie_on_the_grid(dim):
 
 def test_the_tree_knows_noisy_counts_only(monkeypatch):
     """Other rows, the same noisy counts: the same leaves."""
-    planes = private.random_planes(WEAK.depth, 32, NoiseStream(generator()))
+    planes = private.random_planes(WEAK.depth, 32, NoiseStream(key()))
     one, other = (private.rows_on_grid(planted(200, dim=32, seed=s)[0]) for s in (0, 50))
     leaves, _, public = transcript(one, planes, monkeypatch, WEAK)
     replayed, _, _ = transcript(other, planes, monkeypatch, WEAK, replay=public)
@@ -182,7 +186,7 @@ def test_the_tree_knows_noisy_counts_only(monkeypatch):
 def test_sums_get_the_calibrated_noise():
     points = private.rows_on_grid(planted(300, dim=128)[0])
     leaves = Leaves(torch.arange(300) % 200 - 1, torch.full((199,), 9))
-    sums = noisy_sums(points, leaves, STRONG.sum_noise, NoiseStream(generator(7)))
+    sums = noisy_sums(points, leaves, STRONG.sum_noise, NoiseStream(key(7)))
     truth = torch.stack([points[leaves.of_row == leaf].sum(0) for leaf in range(199)])
     residual = ((sums - truth) / STRONG.sum_noise).flatten().numpy()
     assert stats.kstest(residual, "norm").pvalue > UNLIKELY
@@ -194,7 +198,7 @@ def test_sums_get_the_calibrated_noise():
 
 def test_counts_get_the_calibrated_noise():
     node = torch.arange(-5, 300)
-    noisy = private.noisy_counts(node, 100_000, STRONG.count_noise, NoiseStream(generator(9)))
+    noisy = private.noisy_counts(node, 100_000, STRONG.count_noise, NoiseStream(key(9)))
     residual = noisy - node[node >= 0].bincount(minlength=100_000)
     assert abs(residual[:300].double().mean()) < 4 * 90 / math.sqrt(300)
     variance = 1 / (2 * math.sinh(STRONG.count_noise / 2) ** 2)
@@ -203,9 +207,9 @@ def test_counts_get_the_calibrated_noise():
 
 def test_every_count_of_a_run_has_the_calibrated_noise(monkeypatch):
     points = private.rows_on_grid(planted(300, dim=32)[0])
-    planes = private.random_planes(STRONG.depth, 32, NoiseStream(generator()))
+    planes = private.random_planes(STRONG.depth, 32, NoiseStream(key()))
     residuals = []
-    noise = NoiseStream(generator(8))
+    noise = NoiseStream(key(8))
     honest = private.noisy_counts
 
     def spy(node, nodes, a, stream):
@@ -234,7 +238,7 @@ def audited_epsilon(mechanism: ClusteringMechanism, trials: int = 500) -> float:
     def guesses(points: torch.Tensor, seed: int) -> int:
         return sum(
             bool((private_clustering(points, 2, mechanism, random) @ rows[1] > 0.5).any())
-            for random in (generator(seed + trial) for trial in range(trials))
+            for random in (key(seed + trial) for trial in range(trials))
         )
 
     hits, alarms = guesses(rows, 0), guesses(without, 10**6)

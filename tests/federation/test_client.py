@@ -88,6 +88,16 @@ def test_a_client_moves_its_state_by_no_more_than_the_clip(tiny):
     np.testing.assert_allclose(sent(bound), whole * 0.25 / np.linalg.norm(whole), atol=1e-6)
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_a_client_that_may_not_contribute_sends_no_rows(tiny, train):
+    config = tiny("clustering=private", "privacy.epsilon=1")
+    arrays, _, metrics = OrchestraClient(config, "0", images()).fit(
+        down(config)[1], {"round": 1, "train": train, "contribute": False}
+    )
+    assert arrays[-1].shape == (0, 16)
+    assert len(arrays) == 1 + train and "smallest_cluster" not in metrics
+
+
 def test_refuses_to_exist_without_images(tiny):
     with pytest.raises(ValueError, match="client 5 has 0 images, federation.min_images=1"):
         OrchestraClient(tiny(), "5", images(0))

@@ -29,6 +29,7 @@ from orchestra_flwr.federation.wire import (
     to_record,
 )
 from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.privacy import calibrate, spent
 from orchestra_flwr.privacy.updates import update_epsilon
 from orchestra_flwr.reporting import RunFolder, make_progress
 from orchestra_flwr.seeding import torch_generator
@@ -237,7 +238,7 @@ def test_a_cohort_without_centroids_keeps_the_global_ones_and_says_so(config, tm
     first, second = (record["clustering"] for record in folder.read_metrics())
     assert (first["smallest_cluster"], first["kept"]) == (10, False)
     assert second == {"smallest_cluster": None, "clients": {"a": 0, "b": 0}, "kept": True}
-    assert "round 1: no client sent centroids (privacy.k_min=2)" in capsys.readouterr().out
+    assert "round 1: no client sent centroids: the global ones stay" in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_make_centroids_is_told_before_or_in_its_first_round(config, tmp_path):
@@ -459,3 +460,57 @@ def test_broken_files_are_counted_where_a_person_sees_it(config, tmp_path, capsy
     with make_progress("plain", 1) as progress:
         federate(given, RunFolder.create(given), progress)
     assert "1 image files could not be read" in capsys.readouterr().out
+
+
+PRIVATE = ["clustering=private", "privacy.epsilon=20", "federation.rounds=3"]
+
+
+def test_private_centroids_are_counted_and_end_with_the_budget(config, tmp_path):
+    """Three releases fit into the total: in the last round all clients train and send no row."""
+    total = spent(calibrate(20.0, 1e-3), 3, 1e-3) + 1e-6
+    rows = []
+
+    def note(client, round_, reply):
+        rows.append((round_, len(from_record(reply.content[ARRAYS])["local_centroids"])))
+
+    summary, folder = run(config(*PRIVATE, f"privacy.total_epsilon={total}"), meddling(note))
+    assert all(number == 0 for round_, number in rows if round_ == 3)
+    assert any(number > 0 for round_, number in rows if round_ < 3)
+    records = folder.read_metrics()
+    assert [r["clients"]["ok"] for r in records] == [4] * 4
+    told = [r["privacy"]["centroids"]["releases"] for r in records]
+    assert told == [{str(c): n for c in range(4)} for n in (1, 2, 3, 3)]
+    assert summary["epsilon_spent"] == pytest.approx(total, abs=1e-5)
+    assert summary["privacy"]["centroids"] == records[-1]["privacy"]["centroids"]
+    assert summary["k_anonymity"] is None
+
+
+def test_the_ledger_of_a_run_that_was_killed_and_resumed_is_exact(config, tmp_path):
+    overrides = [*PRIVATE, "federation.participation=0.5"]
+    whole_summary, whole = run(config(*overrides))
+
+    def pull_the_plug(client, round_, reply):
+        if round_ == 2:
+            raise KeyboardInterrupt
+
+    torn = config(*overrides, f"run_dir={tmp_path / 'torn'}")
+    folder = RunFolder.create(torn)
+    with pytest.raises(KeyboardInterrupt):
+        run(torn, meddling(pull_the_plug), folder)
+    summary, _ = run(torn, folder=RunFolder.resume(folder.path))
+    assert summary["privacy"] == whole_summary["privacy"]
+    assert same(kept(whole), kept(folder))
+
+
+def test_noise_that_leaves_no_centroid_at_all_is_told(config, monkeypatch):
+    monkeypatch.setattr(
+        "orchestra_flwr.methods.orchestra.private_clustering", lambda features, *_: features[:0]
+    )
+    with pytest.raises(FederationError, match=r"noise of privacy.epsilon=20 left none: raise it"):
+        run(config(*PRIVATE))
+
+
+def test_a_delta_that_protects_nobody_is_refused(config):
+    given = config(*PRIVATE, "privacy.delta=0.2")
+    with pytest.raises(ConfigError, match=r"privacy.delta=0.2: must be below 1 / \d+"):
+        check_contributions(given, load_population(given), build_method(given, 1))
