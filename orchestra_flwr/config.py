@@ -17,7 +17,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 # What may differ when a run is resumed: where it runs and what is shown, never what is computed.
 RESUME_MAY_CHANGE = (
@@ -109,7 +116,7 @@ class MethodConfig(Section):
 class ClusteringConfig(Section):
     """Local and global clustering (the paper's L, G and memory)."""
 
-    name: Literal["sinkhorn"]
+    name: Literal["sinkhorn", "private"]
     global_clusters: int = Field(ge=2)
     local_clusters: int = Field(ge=2)
     memory: int = Field(128, ge=2)
@@ -126,6 +133,18 @@ class FederationConfig(Section):
     weighting: Literal["samples", "uniform"] = "samples"
     round_timeout: float = Field(3600, gt=0)
     min_images: int = Field(1, ge=1)
+
+
+class PrivacyConfig(Section):
+    """What may be learned about a client or an image from what is sent."""
+
+    # One image's centroid is its feature, which never leaves a client; 2 forbids just that.
+    k_min: int = Field(2, ge=1)  # least images that a centroid stands for
+    clip: float | None = Field(None, gt=0)  # L2 norm of a client's update; None: not bounded
+    noise_multiplier: float = Field(0.0, ge=0)  # noise in the sum of updates, in units of clip
+    delta: float = Field(1e-3, gt=0, lt=1)
+    epsilon: float | None = Field(None, gt=0)  # of one release of private centroids
+    total_epsilon: float | None = Field(None, gt=0)  # of all that a client releases; None: any
 
 
 class TrainingConfig(Section):
@@ -183,6 +202,7 @@ class Config(Composed):
     federation: FederationConfig
     training: TrainingConfig
     evaluation: EvaluationConfig
+    privacy: PrivacyConfig = PrivacyConfig()
     ray: RayConfig = RayConfig()
     logging: LoggingConfig = LoggingConfig()
     engine: Literal["ray", "inline"] = "ray"
@@ -193,6 +213,62 @@ class Config(Composed):
     resume: str | None = None
 
     _device_is_known = field_validator("device")(known_device)
+
+    @model_validator(mode="after")
+    def _privacy_can_be_kept(self) -> Self:
+        k_min, memory = self.privacy.k_min, self.clustering.memory
+        if k_min > memory:
+            raise ValueError(
+                f"privacy.k_min={k_min}: must be at most clustering.memory={memory}, "
+                "the images that local clustering sees"
+            )
+        self._check_update_privacy()
+        self._check_centroid_privacy()
+        return self
+
+    def _check_centroid_privacy(self) -> None:
+        epsilon, total = self.privacy.epsilon, self.privacy.total_epsilon
+        private = self.clustering.name == "private"
+        if private and epsilon is None:
+            raise ValueError("privacy.epsilon: must be given with clustering=private")
+        for name, value in (("epsilon", epsilon), ("total_epsilon", total)):
+            if value is not None and not private:
+                raise ValueError(f"privacy.{name}={value:g}: needs clustering=private")
+        if epsilon is not None and total is not None and total < epsilon:
+            raise ValueError(
+                f"privacy.total_epsilon={total:g}: must be at least privacy.epsilon={epsilon:g}"
+            )
+
+    def _check_update_privacy(self) -> None:
+        clip, noise, delta = self.privacy.clip, self.privacy.noise_multiplier, self.privacy.delta
+        weighting, clients = self.federation.weighting, self.federation.clients
+        if noise > 0 and clip is None:
+            raise ValueError(
+                f"privacy.noise_multiplier={noise:g}: privacy.clip must be given, "
+                "the noise is in units of it"
+            )
+        # With weights by samples, what one client can change depends on how many images it has.
+        if clip is not None and weighting != "uniform":
+            raise ValueError(
+                f"federation.weighting={weighting}: must be uniform with privacy.clip={clip:g}"
+            )
+        if noise > 0 and delta >= 1 / clients:
+            raise ValueError(
+                f"privacy.delta={delta:g}: must be below 1 / federation.clients = {1 / clients:g}"
+            )
+
+    def check_images(self, count: int) -> None:
+        """Refuses what differential privacy does not mean anything for, with so many images.
+
+        Raises:
+            ConfigError: a delta at which a mechanism may publish a whole image and keep its word.
+        """
+        delta = self.privacy.delta
+        if self.clustering.name == "private" and delta >= 1 / count:
+            raise ConfigError(
+                f"privacy.delta={delta:g}: must be below 1 / {count} = {1 / count:.3g}, "
+                "one by the images of a client"
+            )
 
     def to_json(self) -> str:
         """The configuration as one line of JSON."""

@@ -7,6 +7,7 @@ which clients happen to run.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,12 +34,27 @@ def numpy_generator(seed: int, purpose: str, *path: int | str) -> np.random.Gene
 
 @dataclass(frozen=True)
 class ClientSeed:
-    """All randomness of one client in one round, whichever machine or worker runs it."""
+    """All randomness of one client in one round, whichever machine or worker runs it.
+
+    Attributes:
+        seed: of the run; server and clients know it.
+        round: the round.
+        client: the client's name.
+        hides: whether :meth:`noise_key` must be a secret, as on a real client.
+    """
 
     seed: int
     round: int
     client: str
+    hides: bool = False
 
     def generator(self, purpose: str, device: str | torch.device = "cpu") -> torch.Generator:
         """A generator for one purpose, such as "augment" or "shuffle"."""
         return torch_generator(self.seed, purpose, self.round, self.client, device=device)
+
+    def noise_key(self) -> bytes:
+        """32 bytes for noise: fresh ones of the system, or, where nothing is to hide, derived."""
+        if self.hides:
+            return secrets.token_bytes(32)
+        text = f"{self.seed}/noise/{self.round}/{self.client}"
+        return hashlib.blake2b(text.encode(), digest_size=32).digest()

@@ -46,6 +46,8 @@ def train_round(
     training: TrainingConfig,
     augmentation: AugmentationConfig,
     seed: ClientSeed,
+    *,
+    contribute: bool = True,
 ) -> LocalResult:
     """Trains a method on one client's images for the round's local epochs (Algorithm 1).
 
@@ -55,6 +57,7 @@ def train_round(
         training: epochs, batch size, optimizer and precision.
         augmentation: limits that the images set on augmentations.
         seed: the client's randomness.
+        contribute: false: the method makes nothing for the server.
 
     Raises:
         TrainingError: the loss is not finite at the end of the round.
@@ -78,7 +81,7 @@ def train_round(
         for name, value in losses.items():
             if not math.isfinite(value):
                 raise TrainingError(f"the {name} loss is {value}; a lower training.lr may help")
-        return LocalResult(losses, steps, method.end_round(seed.generator("cluster")))
+        return LocalResult(losses, steps, _contribution(method, images, seed, contribute))
 
 
 def observe_round(
@@ -87,6 +90,8 @@ def observe_round(
     training: TrainingConfig,
     augmentation: AugmentationConfig,
     seed: ClientSeed,
+    *,
+    contribute: bool = True,
 ) -> LocalResult:
     """The first round: nothing is trained, the method only looks at each image once.
 
@@ -97,7 +102,13 @@ def observe_round(
         method.start_round()
         for batch in _batches(method, images, training, augmentation, seed, epochs=1):
             method.observe(batch)
-        return LocalResult({}, 0, method.end_round(seed.generator("cluster")))
+        return LocalResult({}, 0, _contribution(method, images, seed, contribute))
+
+
+def _contribution(
+    method: Method, images: Tensor, seed: ClientSeed, contribute: bool
+) -> Contribution:
+    return method.end_round(images, seed) if contribute else method.no_contribution()
 
 
 def _batches(

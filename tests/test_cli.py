@@ -34,6 +34,11 @@ def sim(tmp_path, monkeypatch, capsys):
         (["data=image_folder", "data.root=."], "data.root=."),
         (["federation.clients=100000"], "federation.clients=100000"),
         (["device=cuda:9"], "device=cuda:9"),
+        (["privacy.k_min=500"], "privacy.k_min=500: must be at most clustering.memory=128"),
+        (
+            ["privacy.k_min=900", "clustering.memory=900"],
+            "privacy.k_min=900: no client could send centroids",
+        ),
         (["resume=missing"], "resume=missing"),
     ],
 )

@@ -46,6 +46,19 @@ def test_the_command_line_wins_over_the_data_set():
         ("federation.participation=0", "federation.participation=0: input should be greater"),
         ("clustering.global_clusters=1", "clustering.global_clusters=1: input should be greater"),
         ("clustering.local_clusters=1", "clustering.local_clusters=1: input should be greater"),
+        ("privacy.k_min=0", "privacy.k_min=0: input should be greater"),
+        ("privacy.k_min=129", "privacy.k_min=129: must be at most clustering.memory=128"),
+        ("privacy.clip=0", "privacy.clip=0: input should be greater than 0"),
+        ("privacy.clip=1", "federation.weighting=samples: must be uniform with privacy.clip=1"),
+        ("privacy.noise_multiplier=-1", "privacy.noise_multiplier=-1: input should be greater"),
+        ("privacy.noise_multiplier=1", "privacy.noise_multiplier=1: privacy.clip must be given"),
+        ("privacy.delta=0", "privacy.delta=0: input should be greater than 0"),
+        ("privacy.delta=1", "privacy.delta=1: input should be less than 1"),
+        ("clustering=private", "privacy.epsilon: must be given with clustering=private"),
+        ("privacy.epsilon=1", "privacy.epsilon=1: needs clustering=private"),
+        ("privacy.epsilon=0", "privacy.epsilon=0: input should be greater than 0"),
+        ("privacy.total_epsilon=3", "privacy.total_epsilon=3: needs clustering=private"),
+        ("privacy.kmin=2", "privacy.kmin: unknown key (did you mean privacy.k_min"),
         ("training.lr=nan", "training.lr=nan: input should be a finite number"),
         ("training.lr=fast", "training.lr=fast: input should be a valid number"),
         (
@@ -64,6 +77,14 @@ def test_wrong_input_is_told_in_one_line_that_names_key_and_value(override, says
         load_config([override])
     assert str(error.value).startswith(says)
     assert "\n" not in str(error.value)
+
+
+def test_delta_is_below_one_in_all_clients():
+    noisy = ["privacy.clip=1", "privacy.noise_multiplier=1", "federation.weighting=uniform"]
+    load_config([*noisy, "federation.clients=10", "privacy.delta=0.09"])
+    with pytest.raises(ConfigError) as error:
+        load_config([*noisy, "federation.clients=10", "privacy.delta=0.1"])
+    assert str(error.value) == "privacy.delta=0.1: must be below 1 / federation.clients = 0.1"
 
 
 def test_a_path_may_start_at_home(monkeypatch):
@@ -105,3 +126,11 @@ def test_resume_may_repeat_the_configuration_and_move_the_run(run):
 def test_resume_refuses_another_configuration(run, change):
     with pytest.raises(ConfigError, match="a resumed run keeps its own configuration"):
         load_config([f"resume={run}", change])
+
+
+def test_a_total_budget_below_one_release_is_refused():
+    private = ["clustering=private", "privacy.epsilon=2"]
+    assert load_config([*private, "privacy.total_epsilon=2"]).privacy.total_epsilon == 2
+    with pytest.raises(ConfigError) as error:
+        load_config([*private, "privacy.total_epsilon=1"])
+    assert str(error.value) == "privacy.total_epsilon=1: must be at least privacy.epsilon=2"

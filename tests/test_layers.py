@@ -9,7 +9,7 @@ import orchestra_flwr
 
 LAYERS = [
     ["config", "seeding", "optimizer"],
-    ["data", "precision"],
+    ["data", "precision", "privacy"],
     ["models"],
     ["clustering"],
     ["methods"],
@@ -52,7 +52,12 @@ def test_imports_point_down(path):
 
 
 @pytest.mark.parametrize(
-    ("library", "home"), [("flwr", {"federation", "deployment"}), ("hydra", {"config"})]
+    ("library", "home"),
+    [
+        ("flwr", {"federation", "deployment"}),
+        ("hydra", {"config"}),
+        ("dp_accounting", {"privacy"}),
+    ],
 )
 def test_a_library_stays_at_home(library, home):
     users = {package(p) for p in modules() if library in {n.split(".")[0] for n in imports(p)}}

@@ -64,7 +64,20 @@ def test_the_loss_falls_on_a_client_that_trains_long(tiny):
 def test_any_number_of_images(tiny, n):
     method, result = train(tiny("training.local_epochs=2"), n)
     assert all(torch.isfinite(t).all() for t in shared(method).values())
-    assert len(result.contribution.arrays["local_centroids"]) == min(2, n)
+    assert len(result.contribution.arrays["local_centroids"]) == min(2, n // 2)  # privacy.k_min
+
+
+@pytest.mark.parametrize("work", [train_round, observe_round])
+@pytest.mark.parametrize(
+    ("n", "k_min", "rows", "smallest"), [(5, 8, 0, 0), (5, 5, 1, 5), (5, 3, 1, 5), (5, 2, 2, 2)]
+)
+def test_epochs_do_not_make_images_out_of_views(tiny, n, k_min, rows, smallest, work):
+    """Six epochs on five images fill the memory with thirty rows of five images."""
+    config = tiny("training.local_epochs=6", f"privacy.k_min={k_min}")
+    method, result = train(config, n, work=work)
+    assert len(method.memory.images) == (30 if work is train_round else 5)
+    assert result.contribution.arrays["local_centroids"].shape == (rows, 16)
+    assert result.contribution.smallest_cluster == smallest
 
 
 def test_same_seed_same_bits_whatever_the_global_generator(tiny):

@@ -1,7 +1,14 @@
-"""Sinkhorn-Knopp clustering: local on the clients, global on the server."""
+"""Clustering of features: local on the clients, private if wanted, and global on the server."""
 
 from orchestra_flwr.clustering.global_clusters import global_clustering
 from orchestra_flwr.clustering.local_clusters import LocalClusters, local_clustering
+from orchestra_flwr.clustering.private import private_clustering
 from orchestra_flwr.clustering.sinkhorn import sinkhorn
 
-__all__ = ["LocalClusters", "global_clustering", "local_clustering", "sinkhorn"]
+__all__ = [
+    "LocalClusters",
+    "global_clustering",
+    "local_clustering",
+    "private_clustering",
+    "sinkhorn",
+]

@@ -17,9 +17,9 @@ class LocalClusters:
     """What local clustering found.
 
     Attributes:
-        centroids: (k, d) unit vectors, k = min(L, n).
+        centroids: (k, d) unit vectors, k = min(L, floor(n / k_min)); may be none.
         sizes: (k,) members of each cluster, floor(n / k) or one more.
-        assignment: (n,) cluster of each point.
+        assignment: (n,) cluster of each point; -1 where there are no clusters.
     """
 
     centroids: Tensor
@@ -27,23 +27,30 @@ class LocalClusters:
     assignment: Tensor
 
 
-def local_clustering(features: Tensor, clusters: int, generator: torch.Generator) -> LocalClusters:
-    """Clusters n features into min(clusters, n) clusters of truly equal sizes.
+def local_clustering(
+    features: Tensor, clusters: int, generator: torch.Generator, *, k_min: int = 1
+) -> LocalClusters:
+    """Clusters n features into min(clusters, floor(n / k_min)) clusters of truly equal sizes.
 
     Line 18 of the paper's Algorithm 1. Sinkhorn-Knopp finds the clusters; its soft plan is then
     rounded to the best assignment that gives every cluster at least floor(n / k) members, which
-    the published code leaves to chance.
+    the published code leaves to chance. So no centroid stands for fewer than k_min images: where
+    there are few, there are fewer centroids, and below k_min there is none.
 
     Args:
         features: (n, d) target features, one row an image, n >= 1.
         clusters: the paper's L.
         generator: CPU generator that seeds the clusters.
+        k_min: the least number of images that a centroid may stand for, at least 1.
 
     Raises:
         ValueError: no features, or features that are not finite.
     """
     points = unit_rows(features)
-    k = min(clusters, len(points))
+    k = min(clusters, len(points) // k_min)
+    if k == 0:
+        nowhere = torch.full((len(points),), -1, device=points.device)
+        return LocalClusters(points[:0], nowhere[:0], nowhere)
     seeds = spread_out(points, k, generator)
     seeds, plan = equal_mass_clustering(points, seeds)
     assignment = round_to_equal_sizes(plan)

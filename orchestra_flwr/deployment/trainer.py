@@ -15,7 +15,7 @@ from orchestra_flwr.deployment.config import ClientConfig
 from orchestra_flwr.deployment.records import Encoded, decode, encode
 from orchestra_flwr.federation.answers import describe, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.wire import CLIENT_FAILED, CONFIG, METRICS, Schemas
+from orchestra_flwr.federation.wire import CLIENT_FAILED, CONFIG, METRICS, SMALLEST_CLUSTER, Schemas
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.training import resolve_device, usable_cpus
 
@@ -77,18 +77,28 @@ class Trainer:
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
         self._tell(f"round {round_}: {'training' if task['train'] else 'first clustering'}")
-        reply = train_reply(self._client(str(task["config"])), content)
+        client = self._client(str(task["config"]))
+        reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
         trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
-        facts = [*trained, f"{metrics['seconds']:.1f} s"]
+        silent = []
+        if not task["contribute"]:
+            silent = ["sent no centroids: privacy.total_epsilon is spent"]
+        elif metrics.get(SMALLEST_CLUSTER) == 0:
+            k_min = client.config.privacy.k_min
+            silent = [f"sent no centroids: fewer than privacy.k_min={k_min} images"]
+        facts = [*trained, *silent, f"{metrics['seconds']:.1f} s"]
         self._tell(f"round {round_}: {', '.join(facts)}")
         return reply
 
     def _client(self, config_json: str) -> OrchestraClient:
         if self._latest is None or self._latest[0] != config_json:
             config = self._localised(Config.from_json(config_json))
-            self._latest = config_json, OrchestraClient(config, self._name, self._load(config))
+            self._latest = (
+                config_json,
+                OrchestraClient(config, self._name, self._load(config), hides=True),
+            )
         return self._latest[1]
 
     def _accept(self, task: ConfigRecord) -> Config:
@@ -118,6 +128,7 @@ class Trainer:
                 f"{len(images)} images, the server asks for at least {least}: add images to "
                 f"{self._config.data.root}, or lower federation.min_images at the server"
             )
+        config.check_images(len(images))
         return config
 
     def _localised(self, config: Config) -> Config:

@@ -55,7 +55,7 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     received = from_record(content.array_records.pop(ARRAYS))
     arrays, examples, metrics = client.fit(
         [received.pop(name) for name in client.receives],
-        {"round": task["round"], "train": task["train"]},
+        {"round": task["round"], "train": task["train"], "contribute": task["contribute"]},
     )
     names = (["shared"] if task["train"] else []) + client.contributes
     return RecordDict(

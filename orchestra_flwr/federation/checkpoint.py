@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+import secrets
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from safetensors import safe_open
@@ -14,6 +15,7 @@ from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.methods import Method, Role
 
 FILE = "state.safetensors"
+KEY_FILE = "noise.key"
 TRAVELLING = (Role.SHARED, Role.SERVER)
 
 
@@ -27,6 +29,7 @@ class Position:
         bytes_up: of arrays received so far.
         bytes_down: of arrays sent so far.
         smallest_cluster: the smallest that any client sent so far; None without any.
+        drawn: [clients, cohort, rounds] of the rounds so far that ended with noise.
     """
 
     round: int
@@ -34,6 +37,7 @@ class Position:
     bytes_up: int = 0
     bytes_down: int = 0
     smallest_cluster: int | None = None
+    drawn: list[list[int]] = field(default_factory=list)
 
 
 def save_checkpoint(folder: Path, method: Method, position: Position) -> None:
@@ -80,3 +84,38 @@ def load_checkpoint(folder: Path, method: Method) -> Position | None:
     for name, tensor in state.items():
         tensor.copy_(saved[name])
     return position
+
+
+def noise_key(folder: Path) -> bytes:
+    """The run's secret key, from which its noise and its cohorts are drawn; made when first asked.
+
+    It comes from the operating system, stands in a file of this folder that only its owner may
+    read, and nowhere else: whoever has it can take the noise off again. A resumed run finds it
+    there and ends in the same bits; :func:`forget_noise_key` removes it when the run is over.
+
+    Raises:
+        FederationError: the file cannot be written or read, or is damaged.
+    """
+    path = folder / KEY_FILE
+    try:
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = folder / f"{KEY_FILE}.partial"
+            partial.unlink(missing_ok=True)
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        key = bytes.fromhex(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FederationError(f"cannot use the key of the noise in {path}: {error}") from error
+    if len(key) != 32:
+        raise FederationError(f"cannot use the key of the noise in {path}: it is damaged")
+    return key
+
+
+def forget_noise_key(folder: Path) -> None:
+    """Removes the run's key: nobody can take the noise off any more."""
+    (folder / KEY_FILE).unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.wire import SMALLEST_CLUSTER, Schemas, unpack_state
 from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import observe_round, return_freed_memory, torch_threads, train_round
 
@@ -23,12 +24,14 @@ class OrchestraClient(NumPyClient):
         config: the run's configuration.
         name: which client this is; its randomness follows from it.
         images: (n, C, H, W) uint8 on the device to train on.
+        hides: whether the noise of private centroids is drawn afresh from the system, as it must
+            be wherever somebody else knows the run's seed; without it follows from the seed.
 
     Raises:
         ValueError: there are fewer images than `federation.min_images`.
     """
 
-    def __init__(self, config: Config, name: str, images: Tensor) -> None:
+    def __init__(self, config: Config, name: str, images: Tensor, *, hides: bool = False) -> None:
         least = config.federation.min_images
         if len(images) < least:
             raise ValueError(
@@ -37,6 +40,7 @@ class OrchestraClient(NumPyClient):
         self.config = config
         self.name = name
         self.images = images
+        self.hides = hides
         self.method = build_method(config, images.shape[1]).to(images.device)
         self.schemas = Schemas.of(self.method)
         # The names of `fit`'s arrays, in order: down, up after training, up after the first round.
@@ -51,11 +55,13 @@ class OrchestraClient(NumPyClient):
 
         Args:
             parameters: the flat arrays named by `receives`.
-            config: `round` (int) and `train` (bool; false in the first, clustering-only round).
+            config: `round` (int), `train` (bool; false in the first, clustering-only round) and,
+                if the client may not contribute, `contribute` (false: arrays without rows).
 
         Returns:
-            The shared state (only after training) followed by the arrays named by `contributes`;
-            the number of images; figures: mean loss parts, steps, seconds and the method's own.
+            The shared state (only after training; moved by at most `privacy.clip`) followed by the
+            arrays named by `contributes`; the number of images; figures: mean loss parts, steps,
+            seconds and the method's own.
 
         Raises:
             ValueError: arrays that do not fit the model.
@@ -63,20 +69,28 @@ class OrchestraClient(NumPyClient):
         """
         started = time.perf_counter()
         with torch_threads(self.config.training.threads):
-            unpack_state(
-                dict(zip(self.receives, parameters, strict=True)), self.method, self.schemas
-            )
-            del parameters  # frees them where the caller has not kept them
-            seed = ClientSeed(self.config.seed, int(config["round"]), self.name)
+            clip = self.config.privacy.clip
+            received = dict(zip(self.receives, parameters, strict=True))
+            unpack_state(received, self.method, self.schemas)
+            clips = clip is not None and config["train"]
+            before = received[Role.SHARED.value] if clips else None
+            del parameters, received  # frees them where the caller has not kept them
+            seed = ClientSeed(self.config.seed, int(config["round"]), self.name, self.hides)
             work = train_round if config["train"] else observe_round
             augmentation = self.config.data.augmentation
-            result = work(self.method, self.images, self.config.training, augmentation, seed)
+            result = work(
+                self.method, self.images, self.config.training, augmentation, seed,
+                contribute=bool(config.get("contribute", True)),
+            )  # fmt: skip
         return_freed_memory()  # before the reply is packed, which takes two models' memory
         arrays = [
             result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes
         ]
         if config["train"]:
-            arrays.insert(0, self.schemas.shared.pack(self.method.state(Role.SHARED)))
+            shared = self.schemas.shared.pack(self.method.state(Role.SHARED))
+            if clip is not None and before is not None:
+                shared = clipped_state(before, shared, clip)
+            arrays.insert(0, shared)
         metrics: dict[str, Any] = {f"loss/{name}": value for name, value in result.losses.items()}
         metrics["steps"] = result.steps
         if result.contribution.smallest_cluster is not None:

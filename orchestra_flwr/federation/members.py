@@ -18,7 +18,13 @@ GREETING_SECONDS = 15.0  # a round waits so long for the answer of a client that
 
 
 class Members(Protocol):
-    """Knows the clients of a federation."""
+    """Knows the clients of a federation.
+
+    Attributes:
+        replays: whether a client that is asked for a round once more does the same to the bit.
+    """
+
+    replays: bool
 
     def gather(self) -> Mapping[str, int]:
         """Node id of each client that can be asked now, by the client's name.
@@ -38,6 +44,8 @@ class SimulatedMembers:
         grid: the simulation's grid.
         names: the client of each partition id, in the order of the ids.
     """
+
+    replays = True
 
     def __init__(self, grid: Grid, names: Sequence[str]) -> None:
         self._nodes = _find_partitions(grid, names)
@@ -64,6 +72,8 @@ class ConnectedMembers:
         tell: told, in a line, who came, left or was refused, and why.
         pause: waits for a number of seconds; may raise to end the waiting.
     """
+
+    replays = False
 
     def __init__(
         self,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestra_flwr.config import Config
+from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset, load_dataset, partition
+from orchestra_flwr.methods import Method
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,19 @@ def load_population(config: Config) -> Population:
     if config.partition.name == "by_class" and train.labels is not None:
         names = [train.classes[label] for label in np.unique(train.labels)]
     return Population(dataset, dict(zip(names, parts, strict=True)))
+
+
+def check_contributions(config: Config, population: Population, method: Method) -> None:
+    """Tells, before anything is written, that no client could contribute anything.
+
+    Raises:
+        ConfigError: all clients have fewer than `privacy.k_min` images, or one has too many for
+            `privacy.delta`.
+    """
+    most = max(map(len, population.parts.values()))
+    config.check_images(most)
+    if method.contribution_limits() and most < config.privacy.k_min:
+        raise ConfigError(
+            f"privacy.k_min={config.privacy.k_min}: no client could send centroids, "
+            f"must be at most {most}, the most images of a client"
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schemas
+from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, SMALLEST_CLUSTER, Schemas
 from orchestra_flwr.methods import Role
 
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
@@ -41,6 +41,8 @@ def check_reply(
     limits: Mapping[str, tuple[int, int]],
     *,
     trained: bool,
+    may_be_empty: bool = False,
+    k_min: int = 1,
 ) -> Reply:
     """Turns a client's message into a :class:`Reply`.
 
@@ -49,10 +51,13 @@ def check_reply(
         schemas: what shared state must look like.
         limits: for every contribution the most rows and the exact width.
         trained: whether shared state is expected.
+        may_be_empty: whether contributions may have no rows.
+        k_min: images that every contributed row must stand for, as the client tells it. Nobody
+            but the client can know: a client that lies about it exposes its own images.
 
     Raises:
         BadReplyError: an error reply, another schema, missing or surplus arrays, wrong shapes or
-            sizes, values that are not finite, or no images.
+            sizes, values that are not finite, no images, or rows of fewer than `k_min` images.
     """
     if message.has_error():
         raise BadReplyError(message.error.reason or f"error code {message.error.code}")
@@ -82,11 +87,17 @@ def check_reply(
             f"shared state of shape {state.shape} instead of ({schemas.shared.size},)"
         )
     contributions = {}
+    least = 0 if may_be_empty else 1
     for name, (rows, width) in limits.items():
         array = _array(record, name, rows * width)
-        if array.ndim != 2 or not 1 <= array.shape[0] <= rows or array.shape[1] != width:
-            raise BadReplyError(f"{name} of shape {array.shape} instead of (1 to {rows}, {width})")
+        if array.ndim != 2 or not least <= array.shape[0] <= rows or array.shape[1] != width:
+            raise BadReplyError(
+                f"{name} of shape {array.shape} instead of ({least} to {rows}, {width})"
+            )
         contributions[name] = array
+    smallest = metrics.get(SMALLEST_CLUSTER, k_min)
+    if smallest < k_min and any(map(len, contributions.values())):
+        raise BadReplyError(f"rows of {smallest:g} images, privacy.k_min={k_min}")
     return Reply(state, contributions, int(examples), metrics)
 
 

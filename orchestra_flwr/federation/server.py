@@ -12,13 +12,21 @@ from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.federation.checkpoint import Position, load_checkpoint, save_checkpoint
+from orchestra_flwr.federation.checkpoint import (
+    Position,
+    forget_noise_key,
+    load_checkpoint,
+    noise_key,
+    save_checkpoint,
+)
 from orchestra_flwr.federation.judge import Judge, Scores
 from orchestra_flwr.federation.members import Members
+from orchestra_flwr.federation.releases import Releases
 from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, RoundReport
 from orchestra_flwr.federation.wire import pack_state
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.models import save_encoder
+from orchestra_flwr.privacy.updates import composed_epsilon, drawn_once_more
 from orchestra_flwr.reporting import (
     Progress,
     RunFolder,
@@ -77,6 +85,11 @@ class _Run:
         self.folder = folder
         self.progress = progress
         self.method = build_method(config, config.data.channels)
+        self.noisy = config.privacy.noise_multiplier > 0
+        self.releases: Releases | None = None
+        if config.clustering.name == "private":
+            file = folder.checkpoint / "releases.jsonl"
+            self.releases = Releases(file, config.privacy, replays=members.replays)
         self.judge = Judge(config, dataset)
         self.skipped = len(dataset.skipped) if dataset else 0
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
@@ -94,7 +107,8 @@ class _Run:
         if self.judge.why_not:
             self.progress.message(f"no evaluation: {self.judge.why_not}")
         position = position or Position(round=-1)
-        strategy = OrchestraStrategy(self.config, self.method, self.progress.client_done)
+        key = noise_key(self.folder.checkpoint) if self.noisy else None
+        strategy = OrchestraStrategy(self.config, self.method, self.progress.client_done, key)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
             position = self._round(number, strategy, position)
         return self._finish(position)
@@ -108,7 +122,11 @@ class _Run:
         report = self._exchange(number, strategy) if exchanged else RoundReport(())
         seconds = time.perf_counter() - started
         scores = self.judge.scores(self.method) if self._is_judged(number) else None
+        drawn = position.drawn
+        if self.noisy and number > 0:
+            drawn = drawn_once_more(drawn, report.population, len(report.cohort))
         record = _record(number, report, seconds, scores)
+        record |= self._privacy(drawn) if drawn or self.releases else {}
         self.folder.append_metrics(record)
         position = Position(
             round=number,
@@ -119,6 +137,7 @@ class _Run:
                 (s for s in (position.smallest_cluster, report.smallest_cluster) if s is not None),
                 default=None,
             ),
+            drawn=drawn,
         )
         save_checkpoint(self.folder.checkpoint, self.method, position)
         if self.log:
@@ -131,13 +150,39 @@ class _Run:
 
     def _exchange(self, number: int, strategy: OrchestraStrategy) -> RoundReport:
         arrays = pack_state(self.method, strategy.schemas)
+        if self.releases:
+            strategy.silent = self.releases.exhausted(strategy.nodes, number)
         messages = strategy.configure_train(number, arrays, ConfigRecord(), self.grid)
+        if self.releases:
+            self._count_releases(number, strategy, self.releases)
         label = "training" if number > 0 else "first clustering"
         self.progress.round_started(number, len(strategy.report.cohort), label)
         timeout = self.config.federation.round_timeout
         strategy.aggregate_train(number, self.grid.send_and_receive(messages, timeout=timeout))
+        if strategy.report.server_state_kept:
+            self.progress.message(
+                f"round {number}: no client sent centroids: the global ones stay as they are"
+            )
         self.members.lost([each.client for each in strategy.report.dropped if each.silent])
         return strategy.report
+
+    def _count_releases(self, number: int, strategy: OrchestraStrategy, releases: Releases) -> None:
+        """Before anybody is asked: what may have left a client is never missing in the ledger."""
+        cohort = strategy.report.cohort
+        releases.ask(number, [client for client in cohort if client not in strategy.silent])
+        spent = [client for client in cohort if client in strategy.silent]
+        if spent:
+            self.progress.message(
+                f"round {number}: {len(spent)} of {len(cohort)} clients have spent "
+                "privacy.total_epsilon and send no centroids"
+            )
+
+    def _privacy(self, drawn: list[list[int]]) -> dict[str, Any]:
+        """What is known about privacy after a round."""
+        told: dict[str, Any] = {"updates": _update_privacy(self.config, drawn)}
+        if self.releases:
+            told["centroids"] = self.releases.told()
+        return {"privacy": told}
 
     def _is_judged(self, number: int) -> bool:
         last = number == self.config.federation.rounds
@@ -148,8 +193,11 @@ class _Run:
         judged = [record["scores"] for record in metrics if record.get("scores")]
         summary = {
             **_summary(position, judged, list(self.method.backbones())),
+            **self._privacy(position.drawn),
             "versions": self.versions,
         }
+        if self.releases:
+            summary["epsilon_spent"] = self.releases.ledger.worst()
         kept, backbone = next(iter(self.method.backbones().items()))
         save_encoder(
             self.folder.encoder,
@@ -161,6 +209,7 @@ class _Run:
         )
         plot_curves(metrics, self.folder.path / "curves.png")
         self.folder.write_summary(summary)
+        forget_noise_key(self.folder.checkpoint)
         if self.log:
             self.log.close()
         return summary
@@ -187,11 +236,28 @@ def _record(
         "bytes_down": report.bytes_down,
         "server_seconds": report.server_seconds,
     }
-    if report.smallest_cluster is not None:
-        record["clustering"] = {"smallest_cluster": report.smallest_cluster}
+    if report.smallest_clusters:
+        record["clustering"] = {
+            "smallest_cluster": report.smallest_cluster,
+            "clients": report.smallest_clusters,
+            "kept": report.server_state_kept,
+        }
     if scores is not None:
         record["scores"] = scores
     return record
+
+
+def _update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float] | str:
+    """What differential privacy the encoders of the rounds so far have, by client."""
+    privacy = config.privacy
+    if privacy.clip is None or not drawn:
+        return "not covered by differential privacy"
+    return {
+        "epsilon": composed_epsilon(privacy.noise_multiplier, drawn, privacy.delta),
+        "delta": privacy.delta,
+        "clip": privacy.clip,
+        "noise_multiplier": privacy.noise_multiplier,
+    }
 
 
 def _summary(position: Position, judged: list[Scores], backbones: list[str]) -> dict[str, Any]:

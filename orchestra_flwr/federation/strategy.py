@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.aggregation import StreamingMean
+from orchestra_flwr.federation.aggregation import ClippedMean, StreamingMean
 from orchestra_flwr.federation.replies import BadReplyError, Reply, check_reply
 from orchestra_flwr.federation.wire import (
     ARRAYS,
@@ -25,6 +26,7 @@ from orchestra_flwr.federation.wire import (
     payload_bytes,
 )
 from orchestra_flwr.methods import Method, Role
+from orchestra_flwr.privacy.updates import raise_to, standard_normals, variance_floors
 from orchestra_flwr.seeding import numpy_generator, torch_generator
 from orchestra_flwr.training import torch_threads
 
@@ -48,23 +50,33 @@ class RoundReport:
 
     Attributes:
         cohort: names of the clients that were asked, in the order of `client_order`.
+        population: number of clients that could have been asked.
         dropped: those whose replies were not used.
         examples: images of the others.
         metrics: means of the clients' figures, weighted as the average is.
-        smallest_cluster: images in the smallest cluster that any client sent; None without any.
+        smallest_clusters: images in the smallest cluster of each client that told it, 0 for one
+            that sent none. They are what clients say: the server sees no images.
+        server_state_kept: no client contributed anything, so the server's state is the old one.
         bytes_down: of arrays sent to clients.
         bytes_up: of arrays received.
         server_seconds: spent on the server's state.
     """
 
     cohort: tuple[str, ...]
+    population: int = 0
     dropped: list[Dropped] = field(default_factory=list)
     examples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    smallest_cluster: int | None = None
+    smallest_clusters: dict[str, int] = field(default_factory=dict)
+    server_state_kept: bool = False
     bytes_down: int = 0
     bytes_up: int = 0
     server_seconds: float = 0.0
+
+    @property
+    def smallest_cluster(self) -> int | None:
+        """Images in the smallest cluster that any client sent; None without any."""
+        return min((size for size in self.smallest_clusters.values() if size), default=None)
 
 
 def client_order(name: str) -> tuple[int, str]:
@@ -98,6 +110,11 @@ class OrchestraStrategy(Strategy):
         config: the run's configuration.
         method: the server's copy; its state is replaced by every round's result.
         on_client: told each client and whether its reply was used, as replies are taken.
+        key: the run's secret, from which noise and cohorts are drawn; only with
+            `privacy.noise_multiplier`.
+
+    Raises:
+        ValueError: noise is asked for without a key to draw it from.
     """
 
     def __init__(
@@ -105,12 +122,17 @@ class OrchestraStrategy(Strategy):
         config: Config,
         method: Method,
         on_client: Callable[[str, bool], None] = lambda client, ok: None,
+        key: bytes | None = None,
     ) -> None:
+        if config.privacy.noise_multiplier > 0 and key is None:
+            raise ValueError("noise needs a secret key")
         self.config = config
         self.method = method
         self.schemas = Schemas.of(method)
         self.nodes: Mapping[str, int] = {}  # node id of each client that can be asked
+        self.silent: Collection[str] = ()  # clients that train, but may not contribute
         self.on_client = on_client
+        self.key = key
         self.report = RoundReport(())
 
     def configure_train(
@@ -118,23 +140,24 @@ class OrchestraStrategy(Strategy):
     ) -> Iterable[Message]:
         """One message for every client of the cohort, in the cohort's order."""
         federation = self.config.federation
-        seed = self.config.seed
+        # Every client is told the seed. Where epsilon counts on nobody knowing who takes part,
+        # the cohort comes from the secret.
+        seed = self.config.seed if self.key is None else int.from_bytes(self.key)
         cohort = draw_cohort(self.nodes, federation.participation, seed, server_round)
-        self.report = RoundReport(tuple(cohort))
-        task = ConfigRecord(
-            {
-                **config,
-                "config": self.config.to_json(),
-                "schema": self.schemas.fingerprint,
-                "round": server_round,
-                "train": server_round > 0,
-            }
-        )
+        self.report = RoundReport(tuple(cohort), len(self.nodes))
+        task = {
+            **config,
+            "config": self.config.to_json(),
+            "schema": self.schemas.fingerprint,
+            "round": server_round,
+            "train": server_round > 0,
+        }
+        tasks = {may: ConfigRecord({**task, "contribute": may}) for may in (True, False)}
         self.report.bytes_down = payload_bytes(RecordDict({ARRAYS: arrays})) * len(cohort)
         return [
             Message(
                 # One copy of the arrays for the whole cohort; a client takes its message apart.
-                RecordDict({ARRAYS: arrays, CONFIG: task}),
+                RecordDict({ARRAYS: arrays, CONFIG: tasks[client not in self.silent]}),
                 dst_node_id=self.nodes[client],
                 message_type=MessageType.TRAIN,
                 group_id=str(server_round),
@@ -149,10 +172,11 @@ class OrchestraStrategy(Strategy):
         """Takes one reply for every client of the cohort, in the cohort's order.
 
         Raises:
-            FederationError: fewer good replies than `federation.min_success` asks for.
+            FederationError: fewer good replies than `federation.min_success` asks for, or no
+                contribution at all to the first server state.
         """
         trained = server_round > 0
-        mean = StreamingMean(self.schemas.shared.size)
+        mean = self._aggregation(server_round)
         told: list[tuple[float, dict[str, float]]] = []
         contributions: dict[str, list[np.ndarray]] = {
             name: [] for name in self.method.contribution_limits()
@@ -167,9 +191,13 @@ class OrchestraStrategy(Strategy):
             told.append((weight, reply.metrics))
             for name, array in reply.contributions.items():
                 contributions[name].append(array)
+            if SMALLEST_CLUSTER in reply.metrics:
+                sent = any(map(len, reply.contributions.values()))
+                size = int(reply.metrics[SMALLEST_CLUSTER]) if sent else 0
+                self.report.smallest_clusters[client] = size
         self._demand_success(server_round, len(told))
         if trained:
-            self.schemas.shared.unpack(mean.mean(), self.method.state(Role.SHARED))
+            self._set_shared_state(mean.mean())
         self._update_server_state(server_round, contributions)
         self._summarise(told)
         return pack_state(self.method, self.schemas), MetricRecord(dict(self.report.metrics))
@@ -191,7 +219,12 @@ class OrchestraStrategy(Strategy):
             self.report.bytes_up += payload_bytes(message.content)
         try:
             reply = check_reply(
-                message, self.schemas, self.method.contribution_limits(), trained=trained
+                message,
+                self.schemas,
+                self.method.contribution_limits(),
+                trained=trained,
+                may_be_empty=self.method.may_contribute_nothing,
+                k_min=self.config.privacy.k_min,
             )
         except BadReplyError as reason:
             silent = message.has_error() and message.error.code != CLIENT_FAILED
@@ -200,6 +233,26 @@ class OrchestraStrategy(Strategy):
             return None
         self.on_client(client, True)
         return reply
+
+    def _aggregation(self, server_round: int) -> StreamingMean | ClippedMean:
+        privacy, size = self.config.privacy, self.schemas.shared.size
+        if privacy.clip is None:
+            return StreamingMean(size)
+        noise = None
+        if self.key is not None:
+            noise = partial(self._noise, server_round, privacy.noise_multiplier * privacy.clip)
+        sent = self.schemas.shared.pack(self.method.state(Role.SHARED))
+        return ClippedMean(sent, privacy.clip, len(self.report.cohort), noise)
+
+    def _noise(self, server_round: int, deviation: float) -> np.ndarray:
+        assert self.key is not None
+        return deviation * standard_normals(self.key, server_round, self.schemas.shared.size)
+
+    def _set_shared_state(self, mean: np.ndarray) -> None:
+        state = self.method.state(Role.SHARED)
+        floors = {} if self.config.privacy.clip is None else variance_floors(state)
+        self.schemas.shared.unpack(mean, state)
+        raise_to(state, floors)
 
     def _demand_success(self, server_round: int, good: int) -> None:
         asked = len(self.report.cohort)
@@ -219,10 +272,25 @@ class OrchestraStrategy(Strategy):
         stacked = {
             name: torch.from_numpy(np.concatenate(arrays)) for name, arrays in contributions.items()
         }
+        if stacked and not any(map(len, stacked.values())):
+            self._keep_server_state(server_round)
+            return
         generator = torch_generator(self.config.seed, "server", server_round)
         with torch_threads(self.config.training.threads):
             self.method.update_server_state(stacked, generator)
         self.report.server_seconds = time.perf_counter() - started
+
+    def _keep_server_state(self, server_round: int) -> None:
+        if server_round == 0:  # there is none yet
+            privacy, least = self.config.privacy, self.config.federation.min_images
+            why = f"all have fewer than privacy.k_min={privacy.k_min} images: lower it"
+            if privacy.epsilon is not None:
+                why = f"the noise of privacy.epsilon={privacy.epsilon:g} left none: raise it"
+            raise FederationError(
+                f"round 0: no client sent centroids, {why}, or have clients with more "
+                f"(federation.min_images={least})"
+            )
+        self.report.server_state_kept = True
 
     def _summarise(self, told: list[tuple[float, dict[str, float]]]) -> None:
         total = sum(weight for weight, _ in told)
@@ -230,7 +298,5 @@ class OrchestraStrategy(Strategy):
         self.report.examples = int(sum(metrics["examples"] for _, metrics in told))
         self.report.metrics = {
             name: sum(weight * metrics[name] for weight, metrics in told) / total
-            for name in sorted(names)
+            for name in sorted(names - {SMALLEST_CLUSTER})
         }
-        if SMALLEST_CLUSTER in names:
-            self.report.smallest_cluster = int(min(m[SMALLEST_CLUSTER] for _, m in told))

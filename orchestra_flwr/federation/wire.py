@@ -23,9 +23,9 @@ from orchestra_flwr.methods import Method, Role
 ARRAYS = "arrays"  # the ArrayRecord of a message, both ways
 CONFIG = "config"  # the ConfigRecord of a message, both ways
 METRICS = "metrics"  # the MetricRecord of a reply
-SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its smallest centroid
+SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its smallest row, 0 without
 CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
-FORMAT = 1  # raised whenever messages change their meaning
+FORMAT = 2  # raised whenever messages change their meaning
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.models import Backbone
+from orchestra_flwr.seeding import ClientSeed
 
 
 class Role(Enum):
@@ -49,7 +50,8 @@ class Contribution:
 
     Attributes:
         arrays: name to (rows, width) tensor; rows may differ between clients.
-        smallest_cluster: different images behind the row with the fewest of them.
+        smallest_cluster: different images behind the row with the fewest of them; 0 where no row
+            was made; None where the rows do not stand for images.
     """
 
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
@@ -63,11 +65,14 @@ class Method(nn.Module, ABC):
         Settings: the method's own options under `method.` in the configuration.
         roles: role of every child module and buffer, by its name.
         needs_first_round: whether the server's state is made in a first round without training.
+        may_contribute_nothing: whether a client may send arrays of no rows, as one must that has
+            fewer than `privacy.k_min` images.
     """
 
     Settings: ClassVar[type[Section]]
     roles: ClassVar[Mapping[str, Role]]
     needs_first_round: ClassVar[bool] = False
+    may_contribute_nothing: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, config: Config, channels: int) -> None:
@@ -91,9 +96,20 @@ class Method(nn.Module, ABC):
     def observe(self, batch: Batch) -> None:
         """Takes in a batch of the first round, in which nothing is trained."""
 
-    def end_round(self, generator: torch.Generator) -> Contribution:
-        """What the client contributes after its last step; `generator` is on the CPU."""
+    def end_round(self, images: Tensor, seed: ClientSeed) -> Contribution:
+        """What the client contributes after its last step.
+
+        Args:
+            images: (n, C, H, W) uint8, all of the client's.
+            seed: the client's randomness in this round.
+        """
         return Contribution()
+
+    def no_contribution(self) -> Contribution:
+        """Arrays without rows: what a client sends that may not contribute."""
+        return Contribution(
+            {name: torch.zeros(0, width) for name, (_, width) in self.contribution_limits().items()}
+        )
 
     def contribution_limits(self) -> dict[str, tuple[int, int]]:
         """For every array that clients contribute: the most rows, and the exact width."""
@@ -102,7 +118,10 @@ class Method(nn.Module, ABC):
     def update_server_state(
         self, contributions: Mapping[str, Tensor], generator: torch.Generator
     ) -> None:
-        """Makes the server's state from the contributions of all clients, stacked by rows."""
+        """Makes the server's state from the contributions of all clients, stacked by rows.
+
+        Not called in a round in which clients could contribute and none did.
+        """
 
     def state(self, role: Role) -> dict[str, Tensor]:
         """The floating-point tensors of a role by name, in a fixed order, sharing memory.

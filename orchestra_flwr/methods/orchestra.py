@@ -15,13 +15,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from orchestra_flwr.clustering import global_clustering, local_clustering
+from orchestra_flwr.clustering import global_clustering, local_clustering, private_clustering
 from orchestra_flwr.config import Config, Section, parse
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Contribution, Method, Role
 from orchestra_flwr.methods.memory import FeatureMemory
-from orchestra_flwr.models import Backbone, build_backbone, projector
+from orchestra_flwr.models import Backbone, build_backbone, normalise, projector
+from orchestra_flwr.privacy import calibrate
+from orchestra_flwr.seeding import ClientSeed
 
+FEATURE_BATCH = 256  # images of which private clustering takes the features at a time
 # The published recipe: SimCLR's augmentations, with less blur and some solarisation for the view
 # that predicts, and a rotation for the third.
 RECIPES = (Recipe(), Recipe(blur_p=0.1, solarize_p=0.2), Recipe(rotate=True))
@@ -73,6 +76,7 @@ class Orchestra(Method):
         "memory": Role.PRIVATE,
     }
     needs_first_round = True
+    may_contribute_nothing = True
 
     global_centroids: Tensor
 
@@ -80,6 +84,7 @@ class Orchestra(Method):
         super().__init__(config, channels)
         self.settings = parse(OrchestraSettings, config.method.options, "method")
         self.clustering = config.clustering
+        self.privacy = config.privacy
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
         self.projector = projector(self.backbone.dim, dim, dim)
@@ -127,12 +132,23 @@ class Orchestra(Method):
             features = F.normalize(head(backbone(batch.views[0])), dim=1)
         self.memory.push(batch.images, features)
 
-    def end_round(self, generator: torch.Generator) -> Contribution:
-        """Local clustering of the memory (Algorithm 1, line 18)."""
-        clusters = local_clustering(self.memory.latest(), self.clustering.local_clusters, generator)
+    def end_round(self, images: Tensor, seed: ClientSeed) -> Contribution:
+        """Local clustering (Algorithm 1, line 18), of the memory or, privately, of all images.
+
+        An image is one point however often it was seen, so every centroid stands for at least
+        `privacy.k_min` different images; with fewer images than that there is no centroid.
+        """
+        if self.clustering.name == "private":
+            return self._private_centroids(images, seed)
+        clusters = local_clustering(
+            self.memory.latest(),
+            self.clustering.local_clusters,
+            seed.generator("cluster"),
+            k_min=self.privacy.k_min,
+        )
         return Contribution(
             arrays={"local_centroids": clusters.centroids},
-            smallest_cluster=int(clusters.sizes.min()),
+            smallest_cluster=min(clusters.sizes.tolist(), default=0),
         )
 
     def contribution_limits(self) -> dict[str, tuple[int, int]]:
@@ -149,6 +165,24 @@ class Orchestra(Method):
                 contributions["local_centroids"], self.clustering.global_clusters, generator
             )
         )
+
+    def _private_centroids(self, images: Tensor, seed: ClientSeed) -> Contribution:
+        """Differentially private centroids of one feature for each image.
+
+        The target sees images as they are and in evaluation mode: BatchNorm's statistics of a
+        batch would let an image touch the features of others, which no noise accounts for.
+        """
+        assert self.privacy.epsilon is not None
+        mechanism = calibrate(self.privacy.epsilon, self.privacy.delta)
+        training = self.training
+        self.eval()
+        batches = torch.split(images, FEATURE_BATCH)
+        features = torch.cat([self._target_features(normalise(batch / 255)) for batch in batches])
+        self.train(training)
+        centroids = private_clustering(
+            features.float(), self.clustering.local_clusters, mechanism, seed.noise_key()
+        )
+        return Contribution({"local_centroids": centroids})
 
     @torch.no_grad()
     def _target_features(self, images: Tensor) -> Tensor:

@@ -53,7 +53,8 @@ def print_summary(
     """
     console = console or Console()
     console.print(scores_table(summary.get("untrained") or {}, summary))
-    for line in (_cost(summary), _privacy(summary), f"run folder: {folder}"):
+    lines = (_cost(summary), _privacy(summary), _centroids(summary), _updates(summary))
+    for line in (*lines, f"run folder: {folder}"):
         if line:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -73,6 +74,26 @@ def _cost(summary: Mapping[str, Any]) -> str:
 def _privacy(summary: Mapping[str, Any]) -> str:
     k = summary.get("k_anonymity")
     return "" if k is None else f"every centroid that left a client stands for {k} images or more"
+
+
+def _centroids(summary: Mapping[str, Any]) -> str:
+    told = (summary.get("privacy") or {}).get("centroids")
+    if not told:
+        return ""
+    most = max(told["releases"].values(), default=0)
+    return (
+        f"centroids: epsilon {told['epsilon']:.3g} at delta {told['delta']:g} for an image of the "
+        f"client that released most ({most} times {told['epsilon_each']:g})"
+    )
+
+
+def _updates(summary: Mapping[str, Any]) -> str:
+    told = (summary.get("privacy") or {}).get("updates")
+    if not isinstance(told, Mapping):
+        return f"averaged encoders: {told}" if told else ""
+    epsilon = told["epsilon"]
+    spent = "infinite" if epsilon is None else f"{epsilon:.3g}"
+    return f"averaged encoders: epsilon {spent} at delta {told['delta']:g} for a whole client"
 
 
 def _cell(score: float | None) -> str:

@@ -42,6 +42,23 @@ def test_every_cluster_has_its_share(n, clusters):
     assert torch.equal(found.sizes, found.assignment.bincount(minlength=k))
 
 
+@pytest.mark.parametrize("n", [1, 2, 5, 15, 16, 17, 127, 128])
+@pytest.mark.parametrize("k_min", [1, 2, 5, 16, 17])
+def test_no_cluster_is_smaller_than_k_min(n, k_min):
+    points = torch.randn(n, 8, generator=generator(n))
+    found = local_clustering(points, 8, generator(), k_min=k_min)
+    k = min(8, n // k_min)
+    assert found.centroids.shape == (k, 8) and found.sizes.shape == (k,)
+    assert all(size >= k_min for size in found.sizes.tolist())
+    assert found.assignment.tolist().count(-1) == (0 if k else n)
+
+
+def test_k_min_changes_nothing_where_clusters_are_larger():
+    points, _, _ = planted(8, 16, noise=0.5)
+    free, bound = (local_clustering(points, 8, generator(), k_min=k) for k in (1, 16))
+    assert torch.equal(free.centroids, bound.centroids)
+
+
 def test_skewed_points_are_still_split_equally():
     # 120 points in one spot and 8 far away: the published argmax would leave tiny clusters.
     points, _, _ = planted(2, 120)

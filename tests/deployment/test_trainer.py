@@ -84,6 +84,7 @@ def task(server, round_=1):
         "schema": schemas.fingerprint,
         "round": round_,
         "train": round_ > 0,
+        "contribute": True,
     }
     return RecordDict({ARRAYS: pack_state(method, schemas), CONFIG: ConfigRecord(told)})
 

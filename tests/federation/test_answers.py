@@ -24,7 +24,7 @@ def client(tiny):
 
 
 def message(client, train=True):
-    told = {"round": 1, "train": train, "schema": client.schemas.fingerprint}
+    told = {"round": 1, "train": train, "schema": client.schemas.fingerprint, "contribute": True}
     return RecordDict(
         {ARRAYS: pack_state(client.method, client.schemas), CONFIG: ConfigRecord(told)}
     )
@@ -54,7 +54,7 @@ def test_nothing_received_is_kept_while_training(client, monkeypatch):
         received.extend(weakref.ref(thing) for thing in (*record.values(), *decoded.values()))
         return decoded
 
-    def train_round(*arguments):
+    def train_round(*arguments, contribute):
         assert len(received) == 4 and not any(thing() is not None for thing in received)
         return real(*arguments)
 

@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from orchestra_flwr.federation import checkpoint
-from orchestra_flwr.federation.checkpoint import FILE, Position, load_checkpoint, save_checkpoint
+from orchestra_flwr.federation.checkpoint import (
+    FILE,
+    KEY_FILE,
+    Position,
+    forget_noise_key,
+    load_checkpoint,
+    noise_key,
+    save_checkpoint,
+)
 from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.methods import Role, build_method
 
@@ -17,7 +25,7 @@ def travelling(method):
 def test_state_and_position_come_back_bit_for_bit(tiny, tmp_path):
     method, other = build_method(tiny(), 1), build_method(tiny("seed=1"), 1)
     method.global_centroids.normal_()
-    position = Position(3, 12.5, 100, 200, 4)
+    position = Position(3, 12.5, 100, 200, 4, [[10, 5, 3]])
     save_checkpoint(tmp_path / "checkpoint", method, position)
     assert load_checkpoint(tmp_path / "checkpoint", other) == position
     for name, tensor in travelling(method).items():
@@ -58,3 +66,21 @@ def test_another_model_is_refused_and_nothing_changed(tiny, tmp_path):
     with pytest.raises(FederationError, match="another model"):
         load_checkpoint(tmp_path, other)
     assert all(torch.equal(before[n], t) for n, t in travelling(other).items())
+
+
+def test_the_key_is_made_once_read_by_its_owner_only_and_forgotten(tmp_path):
+    folder = tmp_path / "checkpoint"
+    key = noise_key(folder)
+    assert len(key) == 32 and noise_key(folder) == key
+    assert (folder / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in folder.iterdir()] == [KEY_FILE]
+    forget_noise_key(folder)
+    forget_noise_key(folder)
+    assert noise_key(folder) != key
+
+
+@pytest.mark.parametrize("damage", ["", "abcd", "no key"])
+def test_a_damaged_key_is_told(tmp_path, damage):
+    (tmp_path / KEY_FILE).write_text(damage)
+    with pytest.raises(FederationError, match="cannot use the key of the noise"):
+        noise_key(tmp_path)

@@ -69,6 +69,35 @@ def test_what_is_sent_is_float32_in_either_precision(tiny):
         assert {a.dtype for a in arrays} == {np.dtype(np.float32)}
 
 
+def test_a_client_moves_its_state_by_no_more_than_the_clip(tiny):
+    free, parameters = tiny("federation.weighting=uniform"), down(tiny())[1]
+
+    def sent(config):
+        arrays, _, _ = OrchestraClient(config, "0", images()).fit(
+            [p.copy() for p in parameters], {"round": 1, "train": True}
+        )
+        return arrays[0].astype(np.float64) - parameters[0]
+
+    whole = sent(free)
+    bound, loose = (
+        tiny("federation.weighting=uniform", f"privacy.clip={clip}") for clip in (0.25, 1e6)
+    )
+    np.testing.assert_array_equal(sent(loose), whole)
+    assert np.linalg.norm(whole) > 0.5
+    assert np.linalg.norm(sent(bound)) == pytest.approx(0.25, rel=1e-3)
+    np.testing.assert_allclose(sent(bound), whole * 0.25 / np.linalg.norm(whole), atol=1e-6)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_client_that_may_not_contribute_sends_no_rows(tiny, train):
+    config = tiny("clustering=private", "privacy.epsilon=1")
+    arrays, _, metrics = OrchestraClient(config, "0", images()).fit(
+        down(config)[1], {"round": 1, "train": train, "contribute": False}
+    )
+    assert arrays[-1].shape == (0, 16)
+    assert len(arrays) == 1 + train and "smallest_cluster" not in metrics
+
+
 def test_refuses_to_exist_without_images(tiny):
     with pytest.raises(ValueError, match="client 5 has 0 images, federation.min_images=1"):
         OrchestraClient(tiny(), "5", images(0))

@@ -82,6 +82,25 @@ def test_a_bad_reply_is_dropped_with_its_reason(message, says):
         check(message)
 
 
+NO_ROWS = {"local_centroids": np.ones((0, 3), np.float32)}
+
+
+def test_no_rows_are_a_reply_where_the_method_says_so():
+    taken = check_reply(reply(NO_ROWS), SCHEMAS, LIMITS, trained=True, may_be_empty=True, k_min=8)
+    assert taken.contributions["local_centroids"].shape == (0, 3)
+    np.testing.assert_array_equal(taken.shared, GOOD["shared"])
+
+
+@pytest.mark.parametrize(("told", "taken"), [(8, True), (7, False), (0, False), (-1, False)])
+def test_rows_that_the_client_itself_calls_too_small_are_not_taken(told, taken):
+    message = reply(metrics={"smallest_cluster": told})
+    if taken:
+        check_reply(message, SCHEMAS, LIMITS, trained=True, k_min=8)
+        return
+    with pytest.raises(BadReplyError, match=f"rows of {told} images, privacy.k_min=8"):
+        check_reply(message, SCHEMAS, LIMITS, trained=True, k_min=8)
+
+
 def test_garbage_bytes_are_a_bad_reply():
     message = reply()
     record = message.content[ARRAYS]

@@ -9,23 +9,28 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from orchestra_flwr import load_encoder
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.federation.checkpoint import KEY_FILE, load_checkpoint
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.inline import InlineGrid
 from orchestra_flwr.federation.members import SimulatedMembers
-from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.federation.population import check_contributions, load_population
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.federation.wire import (
     ARRAYS,
     CONFIG,
     METRICS,
+    Schema,
     Schemas,
     from_record,
     pack_state,
     to_record,
 )
 from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.privacy import calibrate, spent
+from orchestra_flwr.privacy.updates import update_epsilon
 from orchestra_flwr.reporting import RunFolder, make_progress
 from orchestra_flwr.seeding import torch_generator
 
@@ -175,6 +180,78 @@ def test_bad_clients_are_dropped_named_and_counted(config):
     assert folder.read_metrics()[2]["clients"]["ok"] == 8
 
 
+def folders(root, **sizes):
+    """Random photos in folders; with partition=by_class every folder is a client."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for name, size in sizes.items():
+        (root / name).mkdir(parents=True)
+        for i in range(size):
+            pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return (
+        "data=image_folder", f"data.root={root}", "data.image_size=8", "data.train_limit=null",
+        "data.test_limit=null", "partition=by_class", f"federation.clients={len(sizes)}",
+    )  # fmt: skip
+
+
+def test_clients_of_few_images_send_fewer_centroids_or_none(config, tmp_path):
+    """Five images and k_min=8: no row; twelve: one of L=2; forty: both. All are averaged."""
+    photos = folders(tmp_path / "photos", five=5, forty=40, twelve=12)
+    names = ["five", "forty", "twelve"]
+    seen = {}
+
+    def look(client, round_, reply):
+        arrays = from_record(reply.content[ARRAYS])
+        told = reply.content[METRICS]["smallest_cluster"]
+        seen[names[client], round_] = (len(arrays["local_centroids"]), told, "shared" in arrays)
+
+    given = config(*photos, "privacy.k_min=8", "training.local_epochs=3")
+    summary, folder = run(given, meddling(look))
+    for round_ in range(3):
+        assert seen["five", round_] == (0, 0, round_ > 0)
+        assert seen["twelve", round_] == (1, 12, round_ > 0)
+        assert seen["forty", round_] == (2, 16, round_ > 0)  # of the memory's 32
+    for record in folder.read_metrics():
+        assert record["clients"]["ok"] == 3 and record["clients"]["examples"] == 57
+        assert record["clustering"] == {
+            "smallest_cluster": 12,
+            "clients": {"five": 0, "forty": 16, "twelve": 12},
+            "kept": False,
+        }
+    assert summary["k_anonymity"] == 12
+
+
+def test_a_cohort_without_centroids_keeps_the_global_ones_and_says_so(config, tmp_path, capsys):
+    """Both clients send centroids in the first round and none after it."""
+    photos = folders(tmp_path / "photos", a=20, b=20)
+
+    def forgetful(client, round_, reply):
+        if round_ == 1:
+            spoiled(reply, local_centroids=np.zeros((0, 16), np.float32))
+
+    given = config(*photos, "federation.rounds=1")
+    folder = RunFolder.create(given)
+    with make_progress("plain", 1) as progress:
+        federate(given, folder, progress, meddling(forgetful))
+    first, second = (record["clustering"] for record in folder.read_metrics())
+    assert (first["smallest_cluster"], first["kept"]) == (10, False)
+    assert second == {"smallest_cluster": None, "clients": {"a": 0, "b": 0}, "kept": True}
+    assert "round 1: no client sent centroids: the global ones stay" in capsys.readouterr().out
+
+
+def test_a_run_that_cannot_make_centroids_is_told_before_or_in_its_first_round(config, tmp_path):
+    photos = folders(tmp_path / "photos", a=5, b=3)
+    given = config(*photos, "privacy.k_min=6")
+    population, method = load_population(given), build_method(given, 3)
+    with pytest.raises(ConfigError, match=r"privacy.k_min=6: .*must be at most 5"):
+        check_contributions(given, population, method)
+    check_contributions(config(*photos, "privacy.k_min=5"), population, method)
+    with pytest.raises(FederationError, match="privacy.k_min=6 .*federation.min_images=1"):
+        run(given)
+
+
 def test_a_dropped_client_leaves_no_trace_in_the_result(config, tmp_path):
     """Spoiling client 1's reply one way or another gives the same bits: it is out altogether."""
 
@@ -219,6 +296,91 @@ def test_an_interrupted_run_resumed_ends_in_the_same_bits(config, tmp_path):
         return [(r["round"], r["loss"], r["scores"], r["bytes_up"]) for r in folder.read_metrics()]
 
     assert told(whole) == told(folder)
+
+
+NOISY = (
+    "federation.weighting=uniform",
+    "privacy.clip=0.5",
+    "privacy.noise_multiplier=0.02",
+    "federation.participation=0.5",
+    "federation.rounds=3",
+)
+
+
+def with_key(given, key="ab" * 32):
+    """A run's folder with a key of the noise in it, that would come from the system."""
+    folder = RunFolder.create(given)
+    folder.checkpoint.mkdir()
+    (folder.checkpoint / KEY_FILE).write_text(key)
+    return folder
+
+
+def kept(folder):
+    return load_encoder(folder.path).backbone.state_dict()
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_noisy_run_resumed_has_the_same_bits_and_the_same_epsilon(config, tmp_path):
+    given = [config(*NOISY, f"run_dir={tmp_path / name}") for name in ("whole", "torn", "other")]
+    whole = with_key(given[0])
+    summary, _ = run(given[0], folder=whole)
+
+    def pull_the_plug(client, round_, reply):
+        if round_ == 3:
+            raise KeyboardInterrupt
+
+    torn = with_key(given[1])
+    with pytest.raises(KeyboardInterrupt):
+        run(given[1], meddling(pull_the_plug), torn)
+    resumed, _ = run(given[1], folder=RunFolder.resume(torn.path))
+    assert same(kept(whole), kept(torn))
+    assert resumed["privacy"] == summary["privacy"]
+    spent = [r.get("privacy") for r in torn.read_metrics()]
+    assert spent == [r.get("privacy") for r in whole.read_metrics()]
+    assert spent[0] is None  # nothing is averaged in the first round
+    epsilons = [s["updates"]["epsilon"] for s in spent[1:]]
+    assert epsilons == [update_epsilon(0.02, 4, 2, rounds, 1e-3) for rounds in (1, 2, 3)]
+    assert summary["privacy"]["updates"] == {
+        "epsilon": epsilons[-1], "delta": 1e-3, "clip": 0.5, "noise_multiplier": 0.02,
+    }  # fmt: skip
+    variances = [t for name, t in kept(whole).items() if name.endswith("running_var")]
+    assert variances and all((v > 0).all() for v in variances)
+    # The system draws another key for everyone, and it is gone when the run is over.
+    _, other = run(given[2])
+    assert not same(kept(whole), kept(other))
+    assert not any((f.checkpoint / KEY_FILE).exists() for f in (whole, torn, other))
+
+
+def test_a_rogue_client_moves_a_clipped_run_by_its_share(config, tmp_path):
+    """Client 2 sends its state with 1000 added everywhere; the mean moves by clip / 4 at most."""
+    clip = ("federation.weighting=uniform", "privacy.clip=0.5", "federation.rounds=1")
+
+    def result(name, change):
+        given = config(*clip, f"run_dir={tmp_path / name}")
+        _, folder = run(given, meddling(change))
+        method = build_method(given, 1)
+        load_checkpoint(folder.checkpoint, method)
+        return Schema.of(method, Role.SHARED).pack(method.state(Role.SHARED)).astype(np.float64)
+
+    def rogue(client, round_, reply):
+        if client == 2 and round_ == 1:
+            spoiled(reply, shared=from_record(reply.content[ARRAYS])["shared"] + 1000)
+
+    def gone(client, round_, reply):
+        if client == 2 and round_ == 1:
+            reply.content[METRICS]["examples"] = 0
+
+    moved = np.linalg.norm(result("rogue", rogue) - result("gone", gone))
+    assert moved == pytest.approx(0.5 / 4, rel=1e-2)
+
+
+def test_a_run_without_noise_says_what_it_is_not(config):
+    summary, folder = run(config("federation.rounds=1"))
+    assert summary["privacy"] == {"updates": "not covered by differential privacy"}
+    assert not any("privacy" in record for record in folder.read_metrics())
 
 
 def test_all_clients_failing_stops_the_run_with_the_first_error(config):
@@ -298,3 +460,57 @@ def test_broken_files_are_counted_where_a_person_sees_it(config, tmp_path, capsy
     with make_progress("plain", 1) as progress:
         federate(given, RunFolder.create(given), progress)
     assert "1 image files could not be read" in capsys.readouterr().out
+
+
+PRIVATE = ["clustering=private", "privacy.epsilon=20", "federation.rounds=3"]
+
+
+def test_private_centroids_are_counted_and_end_with_the_budget(config, tmp_path):
+    """Three releases fit into the total: in the last round all clients train and send no row."""
+    total = spent(calibrate(20.0, 1e-3), 3, 1e-3) + 1e-6
+    rows = []
+
+    def note(client, round_, reply):
+        rows.append((round_, len(from_record(reply.content[ARRAYS])["local_centroids"])))
+
+    summary, folder = run(config(*PRIVATE, f"privacy.total_epsilon={total}"), meddling(note))
+    assert all(number == 0 for round_, number in rows if round_ == 3)
+    assert any(number > 0 for round_, number in rows if round_ < 3)
+    records = folder.read_metrics()
+    assert [r["clients"]["ok"] for r in records] == [4] * 4
+    told = [r["privacy"]["centroids"]["releases"] for r in records]
+    assert told == [{str(c): n for c in range(4)} for n in (1, 2, 3, 3)]
+    assert summary["epsilon_spent"] == pytest.approx(total, abs=1e-5)
+    assert summary["privacy"]["centroids"] == records[-1]["privacy"]["centroids"]
+    assert summary["k_anonymity"] is None
+
+
+def test_the_ledger_of_a_run_that_was_killed_and_resumed_is_exact(config, tmp_path):
+    overrides = [*PRIVATE, "federation.participation=0.5"]
+    whole_summary, whole = run(config(*overrides))
+
+    def pull_the_plug(client, round_, reply):
+        if round_ == 2:
+            raise KeyboardInterrupt
+
+    torn = config(*overrides, f"run_dir={tmp_path / 'torn'}")
+    folder = RunFolder.create(torn)
+    with pytest.raises(KeyboardInterrupt):
+        run(torn, meddling(pull_the_plug), folder)
+    summary, _ = run(torn, folder=RunFolder.resume(folder.path))
+    assert summary["privacy"] == whole_summary["privacy"]
+    assert same(kept(whole), kept(folder))
+
+
+def test_noise_that_leaves_no_centroid_at_all_is_told(config, monkeypatch):
+    monkeypatch.setattr(
+        "orchestra_flwr.methods.orchestra.private_clustering", lambda features, *_: features[:0]
+    )
+    with pytest.raises(FederationError, match=r"noise of privacy.epsilon=20 left none: raise it"):
+        run(config(*PRIVATE))
+
+
+def test_a_delta_that_protects_nobody_is_refused(config):
+    given = config(*PRIVATE, "privacy.delta=0.2")
+    with pytest.raises(ConfigError, match=r"privacy.delta=0.2: must be below 1 / \d+"):
+        check_contributions(given, load_population(given), build_method(given, 1))

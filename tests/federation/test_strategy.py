@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from scipy.stats import kstest
 from torch import nn
 
 from orchestra_flwr.config import Section
@@ -28,10 +29,11 @@ class Toy(Method):
 
     Settings = Section
     roles = {"weights": Role.SHARED, "total": Role.SERVER}
+    may_contribute_nothing = True
 
-    def __init__(self):
+    def __init__(self, size=2):
         super().__init__(None, 1)
-        self.weights = nn.Parameter(torch.zeros(2))
+        self.weights = nn.Parameter(torch.zeros(size))
         self.register_buffer("total", torch.zeros(3))
 
     def recipes(self):
@@ -52,9 +54,9 @@ class Toy(Method):
 
 @pytest.fixture
 def strategy(tiny):
-    def make(*overrides, on_client=lambda client, ok: None):
+    def make(*overrides, on_client=lambda client, ok: None, size=2, key=None):
         config = tiny("federation.clients=3", "federation.participation=1", *overrides)
-        strategy = OrchestraStrategy(config, Toy(), on_client)
+        strategy = OrchestraStrategy(config, Toy(size), on_client, key)
         strategy.nodes = {"a": 70, "b": 71, "c": 72}
         return strategy
 
@@ -162,6 +164,121 @@ def test_too_few_good_replies_stop_the_run_with_the_first_error(strategy):
     with pytest.raises(FederationError, match=r"1 of 3 .* asks for 2; client a: no disk"):
         strategy.aggregate_train(1, answers)
     assert torch.equal(strategy.method.weights, before)
+
+
+def test_clients_without_rows_are_averaged_all_the_same(strategy):
+    strategy = strategy()
+    questions = ask(strategy)
+    answers = three_answers(strategy, questions)
+    answers[2] = answer(questions[2], strategy, [5, 8], np.zeros((0, 3)), examples=5, smallest=0)
+    arrays, _ = strategy.aggregate_train(1, answers)
+    np.testing.assert_array_equal(from_record(arrays)["shared"], [4.0, 5.25])
+    np.testing.assert_array_equal(from_record(arrays)["server"], [1, 1, 5])
+    assert strategy.report.smallest_clusters == {"a": 4, "b": 9, "c": 0}
+    assert strategy.report.smallest_cluster == 4 and not strategy.report.server_state_kept
+
+
+def nobody_sends_rows(strategy, round_):
+    return [
+        answer(question, strategy, [1, 1], np.zeros((0, 3)), smallest=9)  # of rows it did not send
+        for question in ask(strategy, round_)
+    ]
+
+
+def test_without_any_rows_the_servers_state_stays(strategy):
+    strategy = strategy()
+    strategy.method.total.copy_(torch.tensor([7.0, 8.0, 9.0]))
+    arrays, _ = strategy.aggregate_train(1, nobody_sends_rows(strategy, 1))
+    np.testing.assert_array_equal(from_record(arrays)["shared"], [1, 1])
+    np.testing.assert_array_equal(from_record(arrays)["server"], [7, 8, 9])
+    assert strategy.report.server_state_kept
+    assert strategy.report.smallest_clusters == {"a": 0, "b": 0, "c": 0}
+    assert strategy.report.smallest_cluster is None
+
+
+def test_without_any_rows_there_is_no_first_state(strategy):
+    strategy = strategy("privacy.k_min=20")
+    replies = nobody_sends_rows(strategy, 0)
+    for reply in replies:
+        del reply.content[ARRAYS]["shared"]
+    with pytest.raises(FederationError, match=r"privacy.k_min=20 .*federation.min_images=1"):
+        strategy.aggregate_train(0, replies)
+
+
+CLIPPED = ("federation.weighting=uniform", "privacy.clip=2")
+NOISY = (*CLIPPED, "privacy.noise_multiplier=3")
+KEY = bytes(range(32))
+
+
+def test_a_clipped_round_by_hand(strategy):
+    strategy = strategy(*CLIPPED)
+    with torch.no_grad():
+        strategy.method.weights.fill_(10)
+    questions = ask(strategy)
+    answers = [
+        answer(questions[0], strategy, [11, 10], [[0, 0, 0]]),
+        answer(questions[1], strategy, [10 + 3000, 10 + 4000], [[0, 0, 0]]),  # 2500 times the clip
+        answer(questions[2], strategy, [10, 8], [[0, 0, 0]]),
+    ]
+    arrays, _ = strategy.aggregate_train(1, answers)
+    # (1, 0), (1.2, 1.6) and (0, -2)
+    np.testing.assert_allclose(
+        from_record(arrays)["shared"], [10 + 2.2 / 3, 10 - 0.4 / 3], rtol=1e-6
+    )
+
+
+def test_a_dropped_client_does_not_change_the_divisor(strategy):
+    strategy = strategy(*CLIPPED)
+    questions = ask(strategy)
+    answers = three_answers(strategy, questions)
+    answers[0] = answer(questions[0], strategy, [1, 1], [[0, 0, 0]])
+    answers[1] = Message(Error(1, "killed"), reply_to=questions[1])
+    answers[2] = answer(questions[2], strategy, [0.5, -1], [[0, 0, 0]])
+    arrays, _ = strategy.aggregate_train(1, answers)
+    np.testing.assert_allclose(from_record(arrays)["shared"], [0.5, 0], atol=1e-7)
+
+
+def noisy_round(strategy, round_=1):
+    zeros = np.zeros(strategy.schemas.shared.size)
+    answers = [answer(q, strategy, zeros, [[0, 0, 0]]) for q in ask(strategy, round_)]
+    arrays, _ = strategy.aggregate_train(round_, answers)
+    return from_record(arrays)["shared"]
+
+
+def test_noise_of_multiplier_times_clip_is_in_the_sum(strategy):
+    """Nobody changes anything: what is left is N(0, (3 x 2 / 3 clients)^2)."""
+    state = noisy_round(strategy(*NOISY, size=200_000, key=KEY))
+    assert abs(state.mean()) < 5 * 2 / np.sqrt(200_000)
+    assert abs(state.var() / 4 - 1) < 5 * np.sqrt(2 / 200_000)
+    assert kstest(state / 2, "norm").pvalue > 1e-3
+
+
+def test_noise_follows_from_the_key_and_the_round(strategy):
+    def state(round_=1, key=KEY, *overrides):
+        return noisy_round(strategy(*NOISY, *overrides, key=key), round_)
+
+    np.testing.assert_array_equal(state(), state())
+    assert (state() != state(2)).all() and (state() != state(1, KEY[::-1])).all()
+    np.testing.assert_array_equal(state(), state(1, KEY, "seed=5"))
+
+
+def test_there_is_no_noise_without_a_key(strategy):
+    with pytest.raises(ValueError, match="key"):
+        strategy(*NOISY)
+
+
+def test_clients_cannot_work_out_who_takes_part(strategy):
+    """They know the seed; with noise the cohort follows from the key, and no message holds it."""
+
+    def cohorts(*overrides, key):
+        made = strategy(*NOISY, "federation.participation=0.4", *overrides, key=key)
+        made.nodes = {str(client): client for client in range(10)}
+        return [[q.metadata.dst_node_id for q in ask(made, round_)] for round_ in range(5)]
+
+    assert cohorts(key=KEY) == cohorts("seed=1", key=KEY) != cohorts(key=KEY[::-1])
+    (question, *_) = ask(strategy(*NOISY, key=KEY))
+    told = str(dict(question.content[CONFIG]))
+    assert KEY.hex() not in told and str(int.from_bytes(KEY)) not in told
 
 
 def test_no_evaluation_messages(strategy):

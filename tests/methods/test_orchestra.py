@@ -8,6 +8,11 @@ import torch.nn.functional as F
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.methods import METHODS, Batch, Role, build_method
 from orchestra_flwr.methods.orchestra import RECIPES, cluster_loss, ema_update
+from orchestra_flwr.privacy import ClusteringMechanism
+from orchestra_flwr.seeding import ClientSeed
+
+SEED = ClientSeed(0, 1, "0")
+NO_IMAGES = torch.zeros(0, 1, 8, 8, dtype=torch.uint8)  # the memory is clustered, not these
 
 
 def slow_cluster_loss(target, online, centroids, temperature):
@@ -132,14 +137,75 @@ def test_observed_features_are_those_of_the_batch_in_training_mode(tiny):
     torch.testing.assert_close(method.memory.features, F.normalize(expected, dim=1).detach())
 
 
-def test_contributes_local_centroids_within_its_limits(tiny, generator):
+def test_contributes_local_centroids_within_its_limits(tiny):
     config = tiny("clustering.local_clusters=3")
     method = build_method(config, 1).train()
     method.observe(batch(config, n=10))
-    contribution = method.end_round(generator)
+    contribution = method.end_round(NO_IMAGES, SEED)
     assert contribution.arrays["local_centroids"].shape == (3, 16)
     assert method.contribution_limits() == {"local_centroids": (3, 16)}
     assert contribution.smallest_cluster == 3
+
+
+@pytest.mark.parametrize(
+    ("k_min", "rows", "smallest"), [(1, 3, 2), (3, 2, 3), (4, 1, 7), (8, 0, 0)]
+)
+def test_no_centroid_of_fewer_different_images(tiny, k_min, rows, smallest):
+    """28 rows of 7 images, each seen twice in a batch: the images count."""
+    config = tiny("clustering.local_clusters=3", f"privacy.k_min={k_min}")
+    method = build_method(config, 1).train()
+    for seed in range(2):
+        given = batch(config, n=14, seed=seed)
+        method.observe(Batch(torch.arange(7).repeat(2), given.views, given.rotations))
+    assert len(method.memory.images) == 28
+    contribution = method.end_round(NO_IMAGES, SEED)
+    assert contribution.arrays["local_centroids"].shape == (rows, 16)
+    assert contribution.smallest_cluster == smallest
+
+
+def pictures(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
+
+
+def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
+    """All images, not the memory; no image moves the feature of another; the state stays."""
+    seen = []
+
+    def note(features, clusters, mechanism, key):
+        assert (clusters, type(mechanism), len(key)) == (2, ClusteringMechanism, 32)
+        seen.append(features)
+        return features[:1]
+
+    monkeypatch.setattr("orchestra_flwr.methods.orchestra.private_clustering", note)
+    config = tiny("clustering=private", "privacy.epsilon=2", "clustering.local_clusters=2")
+    method = build_method(config, 1).train()
+    method.observe(batch(config))
+    before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
+    images = pictures(300)
+    contribution = method.end_round(images, SEED)
+    assert contribution.smallest_cluster is None and method.training
+    assert all(torch.equal(method.state_dict()[name], tensor) for name, tensor in before.items())
+    others = images.clone()
+    others[7] = 255 - others[7]
+    method.end_round(others, SEED)
+    one, two = seen
+    assert one.shape == (300, 16)
+    assert (one != two).any(dim=1).nonzero().flatten().tolist() == [7]
+
+
+def test_private_centroids_are_noise_that_the_key_alone_decides(tiny):
+    config = tiny("clustering=private", "privacy.epsilon=50", "clustering.local_clusters=2")
+    method = build_method(config, 1).train()
+
+    def sent(seed):
+        return method.end_round(pictures(300), seed).arrays["local_centroids"]
+
+    assert sent(SEED).shape == (2, 16)
+    torch.testing.assert_close(sent(SEED).norm(dim=1), torch.ones(2))
+    assert torch.equal(sent(SEED), sent(SEED))
+    secret = ClientSeed(0, 1, "0", hides=True)
+    assert not torch.equal(sent(secret), sent(secret))  # nobody who knows the seed can repeat it
 
 
 def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):

@@ -59,3 +59,15 @@ def test_missing_figures():
     assert "1 rounds" not in text
     assert "1 round" in text
     assert text.splitlines()[-1] == "run folder: here"
+
+
+def test_what_differential_privacy_the_encoders_have():
+    def lines(updates):
+        return printed(False, {"privacy": {"updates": updates}}, "here")
+
+    told = {"epsilon": 3.14159, "delta": 1e-3, "clip": 1.0, "noise_multiplier": 2.0}
+    assert "averaged encoders: epsilon 3.14 at delta 0.001 for a whole client" in lines(told)
+    assert "epsilon infinite at delta" in lines({**told, "epsilon": None})
+    assert "averaged encoders: not covered by differential privacy" in lines(
+        "not covered by differential privacy"
+    )

@@ -1,0 +1,178 @@
+"""The noise of private clustering and what many releases of it cost.
+
+Neighbouring data sets differ by one row added or removed, so the number of rows is protected
+too. One clustering is one Gaussian mechanism of sensitivity 1 (the sums of the leaves, which are
+disjoint) and one discrete Laplace mechanism of sensitivity 1 for each level of the tree (the
+nodes of a level are disjoint). Their privacy loss distributions are composed numerically by
+Google's dp-accounting; every error of its grids makes epsilon larger, never smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+COUNTS_PER_SUM = 20  # how much more precise a level's counts are than the sums, as published
+LARGEST_ALPHA = 2.0**30
+
+
+@dataclass(frozen=True)
+class ClusteringMechanism:
+    """The noise that makes one clustering (epsilon, delta)-differentially private.
+
+    Attributes:
+        epsilon: what one release may cost.
+        delta: the probability with which it may cost more.
+        depth: levels of the tree below its root; depth + 1 counts see each row.
+        sum_noise: standard deviation of the Gaussian noise of sums of rows of norm at most 1.
+        count_noise: the a of the discrete Laplace noise of counts, whose probabilities fall
+            as exp(-a |x|).
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    epsilon: float
+    delta: float
+    depth: int
+    sum_noise: float
+    count_noise: float
+
+    def __post_init__(self) -> None:
+        check_budget(self.epsilon, self.delta)
+        if self.depth < 0:
+            raise ValueError(f"depth must be at least 0, not {self.depth}")
+        for name in ("sum_noise", "count_noise"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, not {value}")
+
+
+def check_budget(epsilon: float, delta: float) -> None:
+    """Raises ValueError unless 0 < epsilon < inf and 0 < delta < 1."""
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be positive and finite, not {epsilon}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be between 0 and 1, not {delta}")
+
+
+def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechanism:
+    """The least noise that makes one clustering (epsilon, delta)-differentially private.
+
+    One number alpha sets both noises: the standard deviation alpha of sums, and a = 1 / (20 alpha)
+    of counts (Chang et al., ICML 2021, as published by Google). Takes seconds on a slow core, once
+    a process for the same arguments: a fast search finds alpha almost, and the library's own
+    accountant, whose coarser rounding asks for a per mille more noise, has the last word.
+
+    Args:
+        epsilon: positive.
+        delta: between 0 and 1.
+        depth: levels of the tree below its root; it hardly matters (3 or 20: 2 %).
+
+    Raises:
+        ValueError: a value is out of its range, or so small that no noise suffices.
+    """
+    check_budget(epsilon, delta)
+    if depth < 0:
+        raise ValueError(f"depth must be at least 0, not {depth}")
+    return _calibrate(float(epsilon), float(delta), depth)
+
+
+@cache
+def _calibrate(epsilon: float, delta: float, depth: int) -> ClusteringMechanism:
+    from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
+    from dp_accounting.pld import PLDAccountant
+
+    # The accountant's usual grid of 1e-4, unless it is coarse for a small epsilon or needlessly
+    # fine, and very slow, for a large one.
+    grid = max(1e-4 * epsilon, min(1e-4, 1e-3 * epsilon))
+    about = _search(epsilon, delta, depth)
+    alpha = calibrate_dp_mechanism(
+        lambda: PLDAccountant(value_discretization_interval=grid),
+        lambda alpha: _event(alpha, depth),
+        epsilon,
+        delta,
+        bracket_interval=ExplicitBracketInterval(0.98 * about, 1.06 * about),
+        tol=1e-5 * about,
+    )
+    return _mechanism(epsilon, delta, depth, float(alpha))
+
+
+@cache
+def spent(mechanism: ClusteringMechanism, rounds: int, delta: float) -> float:
+    """The epsilon of so many releases together, at one delta for all of them.
+
+    What is composed are the distributions of the privacy loss of all Gaussian and discrete
+    Laplace noises that were really added, not `rounds` times "epsilon with probability
+    1 - delta": the deltas do not add up, and the `delta` given here is the probability that the
+    whole sum exceeds what is returned. 50 releases of (.8, 1e-3) cost 8.99 and 50 of (10, 1e-3)
+    204.3, both at 1e-3. The published 9.04 and 204.6 are bounds of the same thing by the
+    library's accountant, which rounds each of the 50 x 21 counts up to its grid; the bound
+    here (connecting the dots: Doroshenko et al., 2022) is not too low either, but tighter.
+
+    Args:
+        mechanism: the noise of one release.
+        rounds: how many releases, at least 0.
+        delta: between 0 and 1.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+    check_budget(mechanism.epsilon, delta)
+    if rounds < 0:
+        raise ValueError(f"rounds must be at least 0, not {rounds}")
+    if rounds == 0:
+        return 0.0
+    return float(_losses(mechanism, rounds).get_epsilon_for_delta(delta))
+
+
+def _losses(mechanism: ClusteringMechanism, rounds: int) -> Any:
+    """The privacy loss distribution of `rounds` releases, on a grid that rounds up."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    # The loss of one count is +a or -a: on this grid it needs no rounding, however many counts.
+    grid = mechanism.count_noise / 8
+    sums = pld.from_gaussian_mechanism(
+        mechanism.sum_noise / math.sqrt(rounds), value_discretization_interval=grid
+    )
+    counts = pld.from_discrete_laplace_mechanism(
+        mechanism.count_noise, value_discretization_interval=grid, use_connect_dots=True
+    )
+    return sums.compose(counts.self_compose(rounds * (mechanism.depth + 1)))
+
+
+def _search(epsilon: float, delta: float, depth: int) -> float:
+    """Alpha within half a per cent, by bisection of its logarithm."""
+
+    def suffices(alpha: float) -> bool:
+        losses = _losses(_mechanism(epsilon, delta, depth, alpha), 1)
+        return bool(losses.get_delta_for_epsilon(epsilon) <= delta)
+
+    high = 1.0
+    while not suffices(high):
+        high *= 2
+        if high > LARGEST_ALPHA:
+            raise ValueError(f"no noise gives epsilon {epsilon} at delta {delta}")
+    low = high / 2
+    while suffices(low):
+        low, high = low / 2, low
+    while high / low > 1.005:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
+def _mechanism(epsilon: float, delta: float, depth: int, alpha: float) -> ClusteringMechanism:
+    return ClusteringMechanism(epsilon, delta, depth, alpha, 1 / (COUNTS_PER_SUM * alpha))
+
+
+def _event(alpha: float, depth: int) -> Any:
+    """One clustering in the terms of dp-accounting."""
+    from dp_accounting import dp_event
+
+    counts = dp_event.DiscreteLaplaceDpEvent(1 / (COUNTS_PER_SUM * alpha), 1)
+    return dp_event.ComposedDpEvent(
+        [dp_event.GaussianDpEvent(alpha), dp_event.SelfComposedDpEvent(counts, depth + 1)]
+    )

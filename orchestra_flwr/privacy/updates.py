@@ -1,0 +1,175 @@
+"""Client-level differential privacy of the averaged encoders: clipping, noise and its epsilon.
+
+McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, with
+cohorts of a fixed size. What is protected is a whole client: the encoders that leave a round are
+nearly as likely whatever one client sent. The server is trusted: it sees every update (clipped,
+but without noise) and adds the noise. Covered are the averaged encoders and nothing else, neither
+the centroids of the clusters nor the figures in the server's own run folder.
+
+Epsilon counts on three things that stay on the server: the key of the noise, which client was
+drawn in which round, and what the clients sent. So both noise and cohorts are drawn from a key of
+the run's own (:func:`orchestra_flwr.federation.checkpoint.noise_key`), never from `seed`, which
+every client is told. The noise is that of real numbers: what the rounding of floating point may
+tell (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012)
+is not accounted for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 16  # pairs of normals that are made at a time
+
+
+def clipped_state(before: np.ndarray, after: np.ndarray, clip: float) -> np.ndarray:
+    """What a client sends: its state after training, moved from `before` by at most `clip`.
+
+    Args:
+        before: (size,) float32 state that the server sent.
+        after: (size,) float32 state after training.
+        clip: L2 norm that the difference may have.
+
+    Returns:
+        (size,) float32; `after` itself where it is near enough.
+    """
+    update: np.ndarray = after - before
+    norm = float(np.linalg.norm(update))
+    if norm <= clip:
+        return after
+    update *= np.float32(clip / norm)
+    update += before
+    return update
+
+
+def clipped_update(before: np.ndarray, after: np.ndarray, clip: float) -> np.ndarray:
+    """The difference of two states, scaled to an L2 norm of at most `clip`, whoever sent it.
+
+    Args:
+        before: (size,) float32 state that was sent.
+        after: (size,) float32 state that came back, finite.
+        clip: the bound.
+
+    Returns:
+        (size,) float64.
+    """
+    update: np.ndarray = np.subtract(after, before, dtype=np.float64)
+    norm = float(np.linalg.norm(update))
+    if norm > clip:
+        update *= clip / norm
+    return update
+
+
+def standard_normals(key: bytes, round_: int, count: int) -> np.ndarray:
+    """(count,) independent standard normals in float64, the same for the same key and round.
+
+    ChaCha20's key stream, by the Box-Muller transform: torch's and numpy's generators can be
+    searched or continued by whoever sees enough of their output, and here everybody sees a sum of
+    it.
+
+    Args:
+        key: 16 to 64 secret bytes.
+        round_: the round; rounds never share a stream.
+        count: how many.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    stream = hashlib.blake2b(f"noise/{round_}".encode(), key=key, digest_size=32).digest()
+    cipher = Cipher(algorithms.ChaCha20(stream, bytes(16)), mode=None).encryptor()
+    normals = np.empty(count + count % 2)
+    for start in range(0, len(normals), 2 * CHUNK):
+        part = normals[start : start + 2 * CHUNK]
+        drawn = np.frombuffer(cipher.update(bytes(8 * len(part))), "<u8")
+        uniform = ((drawn >> np.uint64(11)) + 1.0) * 2.0**-53  # in (0, 1]
+        radius, turn = np.sqrt(-2 * np.log(uniform[0::2])), 2 * np.pi * uniform[1::2]
+        part[0::2], part[1::2] = radius * np.cos(turn), radius * np.sin(turn)
+    return normals[:count]
+
+
+def variance_floors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The least that BatchNorm's running variances may be after a noisy round, by name.
+
+    They are averaged with everything else, and noise may take them below zero, where no feature
+    is a number any more. A tenth of the value before keeps them positive and the features' scale
+    bounded; since that value was public already, it costs no privacy. `model.norm=group` has no
+    such statistics and spends none of the clip on them.
+    """
+    return {
+        name: 0.1 * tensor.detach().clone()
+        for name, tensor in state.items()
+        if name.endswith("running_var")
+    }
+
+
+def raise_to(state: Mapping[str, Tensor], floors: Mapping[str, Tensor]) -> None:
+    """Raises tensors of a state to their floors, in place."""
+    with torch.no_grad():
+        for name, floor in floors.items():
+            state[name].clamp_(min=floor)
+
+
+def drawn_once_more(drawn: Iterable[Sequence[int]], clients: int, cohort: int) -> list[list[int]]:
+    """`drawn` with another round, in which `cohort` of `clients` were asked.
+
+    Args:
+        drawn: [clients, cohort, rounds] of every kind of round so far.
+        clients: that could be asked.
+        cohort: that were.
+    """
+    rounds = {(n, m): count for n, m, count in drawn}
+    rounds[clients, cohort] = rounds.get((clients, cohort), 0) + 1
+    return [[n, m, count] for (n, m), count in rounds.items()]
+
+
+def update_epsilon(
+    noise_multiplier: float, clients: int, cohort: int, rounds: int, delta: float
+) -> float:
+    """Epsilon of a run whose population does not change: see :func:`composed_epsilon`."""
+    return composed_epsilon(noise_multiplier, [(clients, cohort, rounds)], delta)
+
+
+def composed_epsilon(
+    noise_multiplier: float, drawn: Iterable[Sequence[int]], delta: float
+) -> float:
+    """Epsilon at `delta` of all rounds together, for exchanging one client for any other.
+
+    In each round a cohort of a fixed size is drawn without replacement and every client of it
+    adds a vector of at most the norm C to the sum (one that fails adds nothing). Exchanging a
+    client can turn its vector around, so the sum changes by up to 2 C, and noise of
+    `noise_multiplier` C is only half as much in units of that sensitivity. dp_accounting's
+    replace-one events count in those units.
+
+    Renyi accounting with the bound for sampling without replacement of Wang, Balle and
+    Kasiviswanathan ("Subsampled Renyi Differential Privacy and Analytical Moments Accountant",
+    AISTATS 2019, Theorem 27). For large cohorts that bound is worse than none at all; drawing
+    never costs privacy, so the smaller of both holds.
+
+    Args:
+        noise_multiplier: standard deviation of the noise in the sum, in units of the clip.
+        drawn: (clients, cohort, rounds) for every kind of round.
+        delta: of the guarantee; to mean anything it is far below 1 / clients.
+
+    Returns:
+        Epsilon; 0 without rounds, infinite without noise.
+    """
+    drawn = list(drawn)
+    if not drawn:
+        return 0.0
+    if noise_multiplier <= 0:
+        return math.inf
+    import dp_accounting  # takes seconds, which runs without noise are spared
+    from dp_accounting.rdp import RdpAccountant
+
+    noise = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+    sampled = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    known = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    for clients, cohort, rounds in drawn:
+        draw = dp_accounting.SampledWithoutReplacementDpEvent(clients, cohort, noise)
+        sampled.compose(draw, rounds)
+        known.compose(noise, rounds)
+    return float(min(each.get_epsilon(delta) for each in (sampled, known)))
