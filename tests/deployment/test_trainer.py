@@ -134,6 +134,34 @@ def test_a_client_kept_alive_answers_like_a_fresh_one(trainer, server):
         np.testing.assert_array_equal(again[ARRAYS][name].numpy(), fresh[ARRAYS][name].numpy())
 
 
+def private(server, **privacy):
+    """The server's configuration with private centroids."""
+    values = server.model_dump()
+    values["clustering"]["name"] = "private"
+    values["privacy"] |= {"epsilon": 50.0, **privacy}
+    return ServerConfig.model_validate(values)
+
+
+def test_noise_of_private_centroids_cannot_be_repeated_by_who_knows_the_seed(trainer, server):
+    given, one = private(server), trainer()
+    first, second = (ask(one, "train", task(given, 0))[ARRAYS] for _ in range(2))
+    a, b = first["local_centroids"].numpy(), second["local_centroids"].numpy()
+    assert a.shape != b.shape or (a != b).any()
+
+
+def test_too_many_images_for_delta_are_told(trainer, server):
+    told = ask(trainer(), "greet", greeting(private(server, delta=0.1)))[CONFIG]
+    assert "privacy.delta=0.1: must be below 1 / 20" in told["refusal"]
+
+
+def test_a_client_whose_budget_is_spent_says_that_it_sent_no_centroids(trainer, server, said):
+    content = task(private(server))
+    content[CONFIG]["contribute"] = False
+    reply = ask(trainer(), "train", content)
+    assert reply[ARRAYS]["local_centroids"].numpy().shape == (0, 16)
+    assert "sent no centroids: privacy.total_epsilon is spent" in said[-1]
+
+
 def test_a_failure_becomes_an_error_that_says_what_happened(trainer, server, said, photos):
     one = trainer()
     for file in photos.iterdir():
