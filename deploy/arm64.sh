@@ -39,6 +39,7 @@ cache=${ARM64_CACHE:-$HOME/.cache/orchestra_flwr/arm64}
 # bring gigabytes of CUDA libraries, which nothing can use here.
 torch=${ARM64_TORCH:-torch==2.10.*}
 root=$cache/root
+home=$root/home/client
 data_inside=/data
 [[ ! -f $data ]] || data_inside=/data.zip
 
@@ -77,7 +78,7 @@ inside() {
         shift 4
         exec chroot "$root" /usr/bin/env -i "$@"
     ' inside "$root" "$data" "$data_inside" "$security" \
-        HOME=/root LANG=C.UTF-8 PATH=/opt/client/bin:/usr/bin:/bin \
+        HOME=/home/client LANG=C.UTF-8 PATH=/opt/client/bin:/usr/bin:/bin \
         QEMU_CPU=cortex-a76 UV_CACHE_DIR=/var/cache/uv \
         SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
         FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 \
@@ -93,6 +94,7 @@ if [[ ! -e $root/.installed ]]; then
         bookworm "$root" >"$cache/debootstrap.log" || fail "debootstrap failed: $cache/debootstrap.log"
     touch "$root/.installed"
 fi
+mkdir -p "$home"
 cp -L /etc/resolv.conf "$root/etc/resolv.conf"
 cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
 
@@ -100,7 +102,7 @@ cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.cr
 wanted=$(printf '%s' "$torch" | cat - "$project/pyproject.toml" | sha256sum)
 if [[ $(cat "$root/.dependencies" 2>/dev/null) != "$wanted" ]]; then
     say "installing the dependencies for aarch64 (about 8 minutes)"
-    cp "$project/pyproject.toml" "$root/root/"
+    cp "$project/pyproject.toml" "$home/"
     (inside python3 -m venv --clear /opt/client)
     (inside pip install --quiet --disable-pip-version-check uv)
     (inside env VIRTUAL_ENV=/opt/client uv pip install -r pyproject.toml "$torch") \
@@ -115,9 +117,9 @@ pack() { tar -C "$project" -c --exclude=__pycache__ --mtime=@0 --owner=0 --group
 wanted=$(pack | sha256sum)
 if [[ $(cat "$root/.project" 2>/dev/null) != "$wanted" ]]; then
     say "installing the project"
-    rm -rf "$root/root/project"
-    mkdir "$root/root/project"
-    pack | tar -C "$root/root/project" -x
+    rm -rf "$home/project"
+    mkdir -p "$home/project"
+    pack | tar -C "$home/project" -x
     (inside env VIRTUAL_ENV=/opt/client uv pip install --no-deps --reinstall ./project) \
         2>"$cache/install.log" || fail "the installation failed: $cache/install.log"
     printf '%s' "$wanted" >"$root/.project"

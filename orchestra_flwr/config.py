@@ -142,8 +142,8 @@ class PrivacyConfig(Section):
     k_min: int = Field(2, ge=1)  # least images that a centroid stands for
     clip: float | None = Field(None, gt=0)  # L2 norm of a client's update; None: not bounded
     noise_multiplier: float = Field(0.0, ge=0)  # noise in the sum of updates, in units of clip
-    delta: float = Field(1e-3, gt=0, lt=1)
-    epsilon: float | None = Field(None, gt=0)  # of one release of private centroids
+    delta: float = Field(1e-3, ge=1e-12, lt=1)  # below it and epsilon, accounting takes terabytes
+    epsilon: float | None = Field(None, ge=1e-4)  # of one release of private centroids
     total_epsilon: float | None = Field(None, gt=0)  # of all that a client releases; None: any
 
 

@@ -1,5 +1,6 @@
 """README tells the truth about names."""
 
+import io
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from orchestra_flwr.config import Config, load, load_config
 from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
+from orchestra_flwr.deployment.keys import main as keys_main
 from orchestra_flwr.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +36,25 @@ def test_there_are_commands_of_every_program():
 @pytest.mark.parametrize(("program", "arguments"), [*commands()])
 def test_every_command_in_the_guides_composes(program, arguments):
     load(PROGRAMS[program], arguments)
+
+
+def key_commands():
+    found = re.findall(r"deployment\.keys ([a-z]+[^`\n]*)", "\n".join(GUIDES))
+    return [line.split() for line in found]
+
+
+def test_every_command_about_keys_runs_as_it_stands_in_the_guides(tmp_path, monkeypatch, capsys):
+    """In the guide's order; only the key that is registered is the one made a line before."""
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for arguments in key_commands():
+        if arguments[0] == "register":
+            made = (tmp_path / "security" / "client.pub").read_text()
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(made.encode())))
+        assert keys_main(arguments) == 0, capsys.readouterr().err
+        ran.append(arguments[0])
+    assert ran == ["server", "client", "register"]
+    assert len(list((tmp_path / "security" / "clients").iterdir())) == 1
 
 
 def test_links_between_the_guides_lead_somewhere():
@@ -76,6 +97,6 @@ def test_the_method_that_the_readme_shows_works(tiny):
     method = names["RotationOnly"](config, 1)
     images = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
     result = train_round(
-        method, images, config.training, config.data.augmentation, ClientSeed(0, 1, 0)
+        method, images, config.training, config.data.augmentation, ClientSeed(0, 1, "0")
     )
     assert set(result.losses) == {"rotation"} and result.steps == 6

@@ -41,9 +41,9 @@ __all__ = [
 DESCRIPTION = """\
 Makes and keeps the certificates and keys of a federation on separate machines.
 
-  at the server     server    --folder security --host fl.example.org
-  at each client    client    --folder security       (its private key never leaves it)
-  at the server     register  client.pub --folder security
+  at the server     server    --host fl.example.org
+  at each client    client                       (its private key never leaves it)
+  at the server     register  client.pub
 """
 EPILOG = "Exit code 0: done; 2: an error, and nothing was written; 130: stopped, nothing written."
 
@@ -151,7 +151,10 @@ def _parser() -> argparse.ArgumentParser:
 
     for command in (server, client, register, revoked, listed):
         command.add_argument(
-            "--folder", type=Path, required=True, help="folder of certificates and keys"
+            "--folder",
+            type=Path,
+            default=Path("security"),
+            help="folder of certificates and keys (default: %(default)s)",
         )
     return parser
 

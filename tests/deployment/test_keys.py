@@ -32,7 +32,6 @@ def mode(path: Path) -> int:
     [
         ((), "--help"),
         (("make",), "make"),
-        (("server", "--host", "a"), "--folder"),
         (("server", "--folder", "s"), "--host"),
         (("server", "--folder", "s", "--client", "a"), "--host"),
         (("server", "--folder", "s", "--host", "a", "--days", "0"), "--days 0"),
