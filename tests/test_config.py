@@ -52,7 +52,7 @@ def test_the_command_line_wins_over_the_data_set():
         ("privacy.clip=1", "federation.weighting=samples: must be uniform with privacy.clip=1"),
         ("privacy.noise_multiplier=-1", "privacy.noise_multiplier=-1: input should be greater"),
         ("privacy.noise_multiplier=1", "privacy.noise_multiplier=1: privacy.clip must be given"),
-        ("privacy.delta=0", "privacy.delta=0: input should be greater than or equal to 1e-12"),
+        ("privacy.delta=0", "privacy.delta=0: input should be greater than or equal to 0.0000"),
         ("privacy.delta=1", "privacy.delta=1: input should be less than 1"),
         ("clustering=private", "privacy.epsilon: must be given with clustering=private"),
         ("privacy.epsilon=1", "privacy.epsilon=1: needs clustering=private"),

@@ -1,0 +1,68 @@
+"""What a part of the configuration is, and how its errors are told in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; its text is one line: the key and what is allowed."""
+
+
+class Section(BaseModel):
+    """A frozen part of the configuration that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Composed(Section):
+    """A whole configuration, composed by Hydra from a file of `conf/`."""
+
+    file: ClassVar[str]
+
+
+S = TypeVar("S", bound=Section)
+
+
+def parse(section: type[S], values: Any, path: str = "") -> S:
+    """Checks plain values against a section; `path` is where the section stands.
+
+    Raises:
+        ConfigError: names the first wrong key by its full path, its value and what is allowed.
+    """
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_describe(error, section, path)) from None
+
+
+def suggestion(key: str, known: Sequence[str]) -> str:
+    """What may have been meant by an unknown key."""
+    close = difflib.get_close_matches(key, known, n=2, cutoff=0.75)
+    return f" (did you mean {' or '.join(close)}?)" if close else " (see --help)"
+
+
+def known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """The full names of all keys of a section and of those in it."""
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from known_keys(field.annotation, f"{prefix}{name}.")
+
+
+def _describe(error: ValidationError, section: type[Section], path: str) -> str:
+    first = error.errors()[0]
+    key = ".".join([*([path] if path else []), *map(str, first["loc"])])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        prefix = f"{path}." if path else ""
+        return f"{key}: unknown key{suggestion(key, list(known_keys(section, prefix)))}"
+    if first["type"] == "missing":
+        return f"{key}: must be given"
+    if first["type"] == "value_error":
+        return message
+    return f"{key}={first['input']}: {message[:1].lower()}{message[1:]}"
