@@ -31,12 +31,13 @@ def global_clustering(local_centroids: Tensor, clusters: int, generator: torch.G
     """
     points = in_canonical_order(unit_rows(local_centroids))
     k = min(clusters, len(points))
-    centroids, _ = equal_mass_clustering(points, spread_out(points, k, generator))
+    centroids = equal_mass_clustering(points, spread_out(points, k, generator))
     spare = torch.randn(clusters - k, points.shape[1], generator=generator).to(points)
     return torch.cat([centroids, F.normalize(spare, dim=1)])
 
 
 def in_canonical_order(points: Tensor) -> Tensor:
-    """The rows sorted lexicographically, so that what follows cannot depend on their order."""
-    order = np.lexsort(points.cpu().numpy().T[::-1])
-    return points[torch.from_numpy(order).to(points.device)]
+    """The rows sorted by their bytes, so that what follows cannot depend on their order."""
+    rows = np.ascontiguousarray(points.cpu().numpy())
+    keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
+    return points[torch.from_numpy(keys.argsort()).to(points.device)]

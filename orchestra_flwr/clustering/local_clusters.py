@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from orchestra_flwr.clustering.sinkhorn import sinkhorn
 from orchestra_flwr.clustering.spherical import equal_mass_clustering, spread_out, unit_rows
 
 
@@ -52,8 +53,9 @@ def local_clustering(
         nowhere = torch.full((len(points),), -1, device=points.device)
         return LocalClusters(points[:0], nowhere[:0], nowhere)
     seeds = spread_out(points, k, generator)
-    seeds, plan = equal_mass_clustering(points, seeds)
-    assignment = round_to_equal_sizes(plan)
+    seeds = equal_mass_clustering(points, seeds)
+    plan, _ = sinkhorn(points @ seeds.T)
+    assignment = round_to_equal_sizes(plan.log())
     members = F.one_hot(assignment, k).to(points.dtype)
     means = F.normalize(members.T @ points, dim=1)
     centroids = torch.where(means.norm(dim=1, keepdim=True) > 0.5, means, seeds)

@@ -33,8 +33,8 @@ def test_independent_of_the_order_of_clients():
 def test_clusters_have_equal_mass():
     points = torch.randn(200, 16, generator=generator(2))
     found = global_clustering(points, 10, generator())
-    mass = sinkhorn(F.normalize(points, dim=1) @ found.T)[0].exp().sum(0)
-    torch.testing.assert_close(mass, torch.full((10,), 0.1), rtol=0.02, atol=0)
+    mass = sinkhorn(F.normalize(points, dim=1) @ found.T)[0].sum(0)
+    torch.testing.assert_close(mass.float(), torch.full((10,), 0.1), rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("n", [1, 3, 31, 32])
@@ -57,7 +57,7 @@ def test_better_than_random_centroids():
 
     def objective(points: torch.Tensor, centroids: torch.Tensor) -> float:
         score = F.normalize(points, dim=1) @ centroids.T
-        return float((sinkhorn(score)[0].exp() * score).sum())
+        return float((sinkhorn(score)[0] * score).sum())
 
     points, _ = planted(12, 20, noise=0.1)
     chance = F.normalize(torch.randn(12, 64, generator=generator(9)), dim=1)
