@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 from collections.abc import Iterator
@@ -143,16 +142,6 @@ def torch_threads(count: int | None = None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def return_freed_memory() -> None:
-    """Gives freed memory back to the system, where the C library would keep it (glibc).
-
-    It keeps about as much as a step's activations, and cannot use it for large arrays.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def usable_cpus() -> int:

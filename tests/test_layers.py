@@ -8,7 +8,7 @@ import pytest
 import orchestra_flwr
 
 LAYERS = [
-    ["config", "seeding", "optimizer"],
+    ["config", "seeding", "optimizer", "heap"],
     ["data", "precision", "privacy"],
     ["models"],
     ["clustering"],

@@ -1,9 +1,7 @@
 import copy
 import os
-import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from orchestra_flwr.training import (
     TrainingError,
     observe_round,
     resolve_device,
-    return_freed_memory,
     torch_threads,
     train_round,
 )
@@ -187,19 +184,6 @@ def test_threads_are_given_back():
     with torch_threads(1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to")
-def test_freed_memory_goes_back_to_the_system():
-    def resident():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-    blocks = [torch.ones(25_000) for _ in range(400)]  # 40 MB in pieces that glibc keeps
-    last = blocks.pop()  # memory above it in the heap would be returned anyway
-    del blocks
-    before = resident()
-    return_freed_memory()
-    assert resident() < before - 20e6 and last.all()
 
 
 def test_a_gpu_that_is_not_there_is_told():

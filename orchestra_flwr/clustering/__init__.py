@@ -1,6 +1,7 @@
 """Clustering of features: local on the clients, private if wanted, and global on the server."""
 
 from orchestra_flwr.clustering.global_clusters import global_clustering
+from orchestra_flwr.clustering.gradient import gradient_clustering
 from orchestra_flwr.clustering.local_clusters import LocalClusters, local_clustering
 from orchestra_flwr.clustering.private import private_clustering
 from orchestra_flwr.clustering.sinkhorn import sinkhorn
@@ -8,6 +9,7 @@ from orchestra_flwr.clustering.sinkhorn import sinkhorn
 __all__ = [
     "LocalClusters",
     "global_clustering",
+    "gradient_clustering",
     "local_clustering",
     "private_clustering",
     "sinkhorn",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 SHARPNESS = 25.0  # inverse of the entropic regularisation, as in the published code

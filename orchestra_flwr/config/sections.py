@@ -73,6 +73,7 @@ class ClusteringConfig(Section):
     global_clusters: int = Field(ge=2)
     local_clusters: int = Field(ge=2)
     memory: int = Field(128, ge=2)
+    solver: Literal["alternating", "gradient"] = "alternating"
 
 
 class FederationConfig(Section):

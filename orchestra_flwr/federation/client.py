@@ -11,10 +11,11 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.wire import SMALLEST_CLUSTER, Schemas, unpack_state
+from orchestra_flwr.heap import keep_freed_memory, return_freed_memory
 from orchestra_flwr.methods import Role, build_method
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import observe_round, return_freed_memory, torch_threads, train_round
+from orchestra_flwr.training import observe_round, torch_threads, train_round
 
 
 class OrchestraClient(NumPyClient):
@@ -68,6 +69,7 @@ class OrchestraClient(NumPyClient):
             TrainingError: a loss that is not finite.
         """
         started = time.perf_counter()
+        keep_freed_memory()
         with torch_threads(self.config.training.threads):
             clip = self.config.privacy.clip
             received = dict(zip(self.receives, parameters, strict=True))

@@ -15,7 +15,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from orchestra_flwr.clustering import global_clustering, local_clustering, private_clustering
+from orchestra_flwr.clustering import (
+    global_clustering,
+    gradient_clustering,
+    local_clustering,
+    private_clustering,
+)
 from orchestra_flwr.config import Config, Section, parse
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Contribution, Method, Role
@@ -160,11 +165,12 @@ class Orchestra(Method):
         self, contributions: Mapping[str, Tensor], generator: torch.Generator
     ) -> None:
         """Global clustering of all local centroids (Algorithm 2, lines 7 and 8)."""
-        self.global_centroids.copy_(
-            global_clustering(
-                contributions["local_centroids"], self.clustering.global_clusters, generator
-            )
-        )
+        points = contributions["local_centroids"]
+        if self.clustering.solver == "gradient":
+            found = gradient_clustering(points, self.global_centroids, generator)
+        else:
+            found = global_clustering(points, self.clustering.global_clusters, generator)
+        self.global_centroids.copy_(found)
 
     def _private_centroids(self, images: Tensor, seed: ClientSeed) -> Contribution:
         """Differentially private centroids of one feature for each image.

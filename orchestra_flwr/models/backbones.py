@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig
@@ -113,5 +114,12 @@ BACKBONES: dict[str, Callable[..., Backbone]] = {"resnet18": ResNet18, "convnet"
 
 
 def build_backbone(model: ModelConfig, channels: int) -> Backbone:
-    """The backbone named by the configuration, freshly initialised, for images of `channels`."""
-    return partial(BACKBONES[model.name], norm=_norm(model.norm))(channels, model.width)
+    """The backbone named by the configuration, freshly initialised, for images of `channels`.
+
+    Its weights lie channels-last, and so does all that it computes: convolutions then need not
+    reorder what they read and write.
+    """
+    backbone: Backbone = partial(BACKBONES[model.name], norm=_norm(model.norm))(
+        channels, model.width
+    )
+    return backbone.to(memory_format=torch.channels_last)

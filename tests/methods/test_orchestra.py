@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from orchestra_flwr.clustering import gradient_clustering
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.methods import METHODS, Batch, Role, build_method
 from orchestra_flwr.methods.orchestra import RECIPES, cluster_loss, ema_update
@@ -217,6 +218,17 @@ def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):
     assert (points @ centroids.T).max(1).values.mean() > (points @ unit(16, 4, seed=5)).max(
         1
     ).values.mean()
+
+
+def test_the_gradient_solver_goes_on_from_the_last_rounds_centroids(tiny, generator):
+    method = build_method(tiny("clustering.solver=gradient"), 1)
+    points = {"local_centroids": unit(40, 16, seed=4)}
+    before = unit(4, 16, seed=6)
+    method.global_centroids.copy_(before)
+    method.update_server_state(points, generator)
+    assert torch.equal(
+        method.global_centroids, gradient_clustering(points["local_centroids"], before, generator)
+    )
 
 
 def test_methods_are_found_by_their_files():

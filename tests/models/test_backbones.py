@@ -39,3 +39,20 @@ def test_projector_centres_its_features():
     assert features.shape == (50, 16)
     torch.testing.assert_close(features.mean(0), torch.zeros(16), atol=1e-5, rtol=0)
     assert sum(p.numel() for p in head.parameters()) == 32 * 64 + 2 * 64 + 64 * 16
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnet"])
+def test_convolutions_never_reorder_what_they_read(name):
+    """Channels-last weights make channels-last features, whatever the images' layout."""
+    backbone = build_backbone(ModelConfig(name=name, width=16), channels=3)
+    layouts = []
+
+    def look(module, inputs, output):
+        layouts.append(output.is_contiguous(memory_format=torch.channels_last))
+
+    for module in backbone.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(look)
+    backbone(torch.randn(4, 3, 16, 16))
+    assert len(layouts) >= 4
+    assert all(layouts)

@@ -1,0 +1,63 @@
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to")
+
+# In a process of its own: what malloc does depends on all that was allocated before.
+BEGIN = """
+import resource
+from pathlib import Path
+import numpy as np
+from orchestra_flwr.heap import keep_freed_memory, return_freed_memory
+
+def step():
+    activations = [np.ones(500_000) for _ in range(20)]  # 80 MB
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+"""
+
+
+def told(program: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + program], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+STEPS = "step(); step()\nbefore = faults()\nfor _ in range(5): step()\nprint(faults() - before)"
+
+
+def test_kept_memory_is_not_fetched_again():
+    assert told("keep_freed_memory()\n" + STEPS) < 1000 < told(STEPS)
+
+
+def test_freed_memory_goes_back_to_the_system():
+    program = """
+keep_freed_memory()
+base = resident()
+step()
+kept = resident() - base
+return_freed_memory()
+print(int(kept > 70e6 and resident() - base < 10e6))
+"""
+    assert told(program) == 1
+
+
+def test_pieces_below_used_memory_go_back_too():
+    program = """
+blocks = [np.ones(12_500) for _ in range(400)]  # 40 MB in pieces that glibc keeps
+last = blocks.pop()  # memory above it in the heap would be returned anyway
+del blocks
+before = resident()
+return_freed_memory()
+print(before - resident())
+"""
+    assert told(program) > 20e6
