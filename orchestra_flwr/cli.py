@@ -92,7 +92,7 @@ def _command(
 
 def _simulate(config: Config) -> int:
     # Heavy imports wait until the configuration is known to be right.
-    from orchestra_flwr.federation.population import check_contributions, load_population
+    from orchestra_flwr.federation.population import check_population, load_population
     from orchestra_flwr.federation.simulation import check_resources, simulate
     from orchestra_flwr.methods import build_method
     from orchestra_flwr.reporting import Progress, RunFolder
@@ -100,7 +100,7 @@ def _simulate(config: Config) -> int:
     check_resources(config)
     population = load_population(config)
     method = build_method(config, config.data.channels)  # checks the method's own options
-    check_contributions(config, population, method)
+    check_population(config, population, method)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return simulate(config, population, folder, progress)

@@ -46,6 +46,7 @@ def train_round(
     augmentation: AugmentationConfig,
     seed: ClientSeed,
     *,
+    labels: Tensor | None = None,
     contribute: bool = True,
 ) -> LocalResult:
     """Trains a method on one client's images for the round's local epochs (Algorithm 1).
@@ -56,11 +57,17 @@ def train_round(
         training: epochs, batch size, optimizer and precision.
         augmentation: limits that the images set on augmentations.
         seed: the client's randomness.
+        labels: (n,) int64 classes of the images, for methods that need them; no other sees them.
         contribute: false: the method makes nothing for the server.
 
     Raises:
         TrainingError: the loss is not finite at the end of the round.
+        ValueError: the method needs labels and there are none.
     """
+    if method.needs_labels and labels is None:
+        raise ValueError("the method learns from labels, and there are none")
+    if not method.needs_labels:
+        labels = None
     with passes_in(training.precision, method, images.device.type):
         method.train()
         method.start_round()
@@ -68,8 +75,16 @@ def train_round(
         optimizer = SGD(parameters, training.lr, training.momentum, training.weight_decay)
         totals: dict[str, Tensor] = {}
         steps = 0
-        epochs = training.local_epochs
-        for batch in _batches(method, images, training, augmentation, seed, epochs=epochs):
+        batches = _batches(
+            method,
+            images,
+            training,
+            augmentation,
+            seed,
+            epochs=training.local_epochs,
+            labels=labels,
+        )
+        for batch in batches:
             parts = method.loss(batch)
             torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -94,7 +109,8 @@ def observe_round(
 ) -> LocalResult:
     """The first round: nothing is trained, the method only looks at each image once.
 
-    Arguments as in :func:`train_round`; the method's shared state is left bit-identical.
+    Arguments as in :func:`train_round`, but no labels. The method's shared state is left
+    bit-identical.
     """
     with passes_in(training.precision, method, images.device.type):
         method.train()
@@ -118,6 +134,7 @@ def _batches(
     seed: ClientSeed,
     *,
     epochs: int,
+    labels: Tensor | None = None,
 ) -> Iterator[Batch]:
     recipes = [recipe.limited(augmentation) for recipe in method.recipes()]
     shuffle = seed.generator("shuffle")
@@ -126,7 +143,8 @@ def _batches(
         for chosen in epoch_batches(len(images), training.batch_size, shuffle):
             rows = chosen.to(images.device)
             views = augment(images[rows], recipes, draw)
-            yield Batch(rows, tuple(normalise(v) for v in views.images), views.rotations)
+            normalised = tuple(normalise(view) for view in views.images)
+            yield Batch(rows, normalised, views.rotations, None if labels is None else labels[rows])
 
 
 @contextmanager

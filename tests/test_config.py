@@ -24,6 +24,29 @@ def test_cifar10_is_the_papers_cross_device_run():
     assert config.method.options == {"ema": 0.996, "temperature": 0.1}
 
 
+@pytest.mark.parametrize(
+    ("method", "device", "silo"),
+    [
+        ("orchestra", (0.003, 0.996), (0.01, 0.99)),
+        ("byol", (0.01, 0.996), (0.03, 0.99)),
+        ("simclr", (0.003, None), (0.03, None)),
+        ("simsiam", (0.01, None), (0.03, None)),
+        ("specloss", (0.003, None), (0.03, None)),
+    ],
+)
+def test_every_method_takes_what_the_paper_tuned_for_it(method, device, silo):
+    for setting, expected in (("device", device), ("silo", silo)):
+        given = ["data=cifar10", f"method={method}", f"training.setting={setting}"]
+        config = load_config(given)
+        assert (config.training.lr, config.method.options.get("ema")) == expected
+    assert load_config([*given, "training.lr=0.5"]).training.lr == 0.5
+
+
+def test_a_given_decay_wins_over_the_papers():
+    config = load_config(["data=cifar10", "method=byol", "method.ema=0.5"])
+    assert config.method.options == {"ema": 0.5}
+
+
 def test_cifar100_has_its_own_clusters():
     config = load_config(["data=cifar100"])
     assert (config.clustering.global_clusters, config.clustering.local_clusters) == (256, 16)
@@ -65,6 +88,7 @@ def test_the_command_line_wins_over_the_data_set():
             "training.precision=float16",
             "training.precision=float16: input should be 'float32' or 'bfloat16'",
         ),
+        ("training.setting=home", "training.setting=home: input should be 'device' or 'silo'"),
         ("engine=dask", "engine=dask: input should be 'ray' or 'inline'"),
         ("device=tpu", "device=tpu: must be auto, cpu, cuda or cuda:N"),
         ("data=imagenet", "data=imagenet: must be one of cifar10, cifar100, digits, image_folder"),
@@ -120,6 +144,15 @@ def test_resume_alone_takes_the_runs_own_configuration(run):
 def test_resume_may_repeat_the_configuration_and_move_the_run(run):
     config = load_config([f"resume={run}", "seed=5", "engine=inline", "ray.workers=1"])
     assert (config.engine, config.ray.workers) == ("inline", 1)
+
+
+def test_resume_may_repeat_a_method_and_its_values(tmp_path):
+    given = ["data=cifar10", "method=byol", f"run_dir={tmp_path}"]
+    (tmp_path / "config.yaml").write_text(config_to_yaml(load_config(given)))
+    again = load_config([f"resume={tmp_path}", "data=cifar10", "method=byol"])
+    assert (again.method.name, again.training.lr) == ("byol", 0.01)
+    with pytest.raises(ConfigError, match="a resumed run keeps its own configuration"):
+        load_config([f"resume={tmp_path}", "method=simclr"])
 
 
 @pytest.mark.parametrize("change", ["training.lr=0.02", "seed=0", "data=cifar10", "model=resnet18"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_flwr.config import Config, load, load_config
+from orchestra_flwr.config import Config, MethodConfig, load, load_config
 from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
 from orchestra_flwr.deployment.keys import main as keys_main
 from orchestra_flwr.methods import METHODS
@@ -94,6 +94,7 @@ def test_the_method_that_the_readme_shows_works(tiny):
     from orchestra_flwr.training import train_round
 
     config = tiny("training.local_epochs=2")
+    config = config.model_copy(update={"method": MethodConfig(name="rotation_only")})
     method = names["RotationOnly"](config, 1)
     images = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
     result = train_round(

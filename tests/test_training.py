@@ -115,6 +115,20 @@ def test_the_target_follows_before_the_optimizer_steps(tiny, monkeypatch):
         torch.testing.assert_close(t, 0.9 * t0 + 0.1 * o1)
 
 
+def test_no_label_reaches_a_method_that_needs_none(tiny, monkeypatch):
+    config = tiny()
+    method = build_method(config, 1)
+    seen, loss = [], type(method).loss
+    monkeypatch.setattr(
+        type(method), "loss", lambda self, batch: (seen.append(batch.labels), loss(self, batch))[1]
+    )
+    train_round(
+        method, images(40), config.training, config.data.augmentation, SEED,
+        labels=torch.zeros(40, dtype=torch.long),
+    )  # fmt: skip
+    assert seen == [None] * 3
+
+
 def test_the_first_round_changes_nothing_shared(tiny):
     before = copy.deepcopy(shared(build_method(tiny(), 1)))
     method, result = train(tiny(), work=observe_round)

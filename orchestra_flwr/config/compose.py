@@ -63,7 +63,11 @@ def load(section: type[C], overrides: Sequence[str] = ()) -> C:
     composed = _compose(section, overrides)
     if composed.get("resume"):
         return parse(section, _resumed(Path(str(composed.resume)), composed, overrides))
-    return parse(section, OmegaConf.to_container(composed, resolve=True))
+    try:
+        return parse(section, OmegaConf.to_container(composed, resolve=True))
+    except OmegaConfBaseException as error:
+        parse(section, OmegaConf.to_container(composed))  # tells the value that leads nowhere
+        raise ConfigError(_one_line(error)) from None
 
 
 def config_to_yaml(config: Section) -> str:

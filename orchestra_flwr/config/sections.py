@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 
 Precision = Literal["float32", "bfloat16"]
+Setting = Literal["device", "silo"]
 
 
 class AugmentationConfig(Section):
@@ -36,6 +37,11 @@ class DataConfig(Section):
         """Colour channels of an image."""
         return 1 if self.name == "digits" else 3
 
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None where it depends on the images."""
+        return {"digits": 10, "cifar10": 10, "cifar100": 100}.get(self.name)
+
 
 class PartitionConfig(Section):
     """How the images are spread over the clients."""
@@ -54,11 +60,15 @@ class ModelConfig(Section):
 
 
 class MethodConfig(Section):
-    """The method's name and its own options, which the method checks itself."""
+    """The method's name and its own options, which the method checks itself.
+
+    `paper` holds the values that the paper found for each setting, for `conf/` to point at.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str
+    paper: dict[Setting, dict[str, float]] = Field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -104,6 +114,7 @@ class PrivacyConfig(Section):
 class TrainingConfig(Section):
     """Local training of a client."""
 
+    setting: Setting = "device"  # whose values of `method.paper` stand in `conf/`
     local_epochs: int = Field(ge=1)
     batch_size: int = Field(ge=2)
     lr: float = Field(gt=0)

@@ -35,7 +35,7 @@ def run_client(config: ClientConfig) -> None:
     name = _name(config, keys)
     with _own_folder(config, name) as folder, tempfile.TemporaryDirectory(prefix="orch") as short:
         tell = _teller(name)
-        kind = "in class folders; labels are not used" if labelled else "without labels"
+        kind = "in class folders" if labelled else "without labels"
         tell(f"{count} images in {root} ({kind})")
         tell(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
         trainer = Trainer(config, name, tell)

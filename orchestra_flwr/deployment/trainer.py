@@ -6,17 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
-from torch import Tensor
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
-from orchestra_flwr.data import load_dataset
+from orchestra_flwr.data import ImageSet, load_dataset
 from orchestra_flwr.deployment.config import ClientConfig
 from orchestra_flwr.deployment.records import Encoded, decode, encode
 from orchestra_flwr.federation.answers import describe, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.wire import CLIENT_FAILED, CONFIG, METRICS, SMALLEST_CLUSTER, Schemas
-from orchestra_flwr.methods import build_method
+from orchestra_flwr.methods import build_method, labels_for
 from orchestra_flwr.training import resolve_device, usable_cpus
 
 
@@ -38,7 +37,7 @@ class Trainer:
         self._name = name
         self._tell = tell
         self._device = resolve_device(config.device)
-        self._images: Tensor | None = None
+        self._images: ImageSet | None = None
         self._image_size: int | None = None
         self._latest: tuple[str, OrchestraClient] | None = None
 
@@ -95,10 +94,10 @@ class Trainer:
     def _client(self, config_json: str) -> OrchestraClient:
         if self._latest is None or self._latest[0] != config_json:
             config = self._localised(Config.from_json(config_json))
-            self._latest = (
-                config_json,
-                OrchestraClient(config, self._name, self._load(config), hides=True),
-            )
+            own = self._load(config)
+            labels = labels_for(build_method(config, config.data.channels), own)
+            client = OrchestraClient(config, self._name, own.images, labels, hides=True)
+            self._latest = (config_json, client)
         return self._latest[1]
 
     def _accept(self, task: ConfigRecord) -> Config:
@@ -115,7 +114,8 @@ class Trainer:
                 f"the server trains on images of {size} x {size} pixels, this client has "
                 f"data.image_size={wanted}: start it with data.image_size={size}, or without it"
             )
-        schema = Schemas.of(build_method(config, config.data.channels)).fingerprint
+        method = build_method(config, config.data.channels)
+        schema = Schemas.of(method).fingerprint
         told = str(task["schema"])
         if schema != told:
             raise RefusalError(
@@ -129,6 +129,7 @@ class Trainer:
                 f"{self._config.data.root}, or lower federation.min_images at the server"
             )
         config.check_images(len(images))
+        labels_for(method, images)
         return config
 
     def _localised(self, config: Config) -> Config:
@@ -141,7 +142,7 @@ class Trainer:
         training = config.training.model_copy(update=machine)
         return config.model_copy(update={"training": training, "device": self._config.device})
 
-    def _load(self, config: Config) -> Tensor:
+    def _load(self, config: Config) -> ImageSet:
         if self._images is None or self._image_size != config.data.image_size:
             own = self._config.data
             data = DataConfig(
@@ -154,6 +155,6 @@ class Trainer:
             dataset = load_dataset(data)
             if dataset.skipped:
                 self._tell(f"{len(dataset.skipped)} image files cannot be read and are left out")
-            self._images = dataset.train.images.to(self._device)
+            self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images

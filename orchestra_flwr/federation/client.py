@@ -15,7 +15,7 @@ from orchestra_flwr.heap import keep_freed_memory, return_freed_memory
 from orchestra_flwr.methods import Role, build_method
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import observe_round, torch_threads, train_round
+from orchestra_flwr.training import LocalResult, observe_round, torch_threads, train_round
 
 
 class OrchestraClient(NumPyClient):
@@ -25,6 +25,7 @@ class OrchestraClient(NumPyClient):
         config: the run's configuration.
         name: which client this is; its randomness follows from it.
         images: (n, C, H, W) uint8 on the device to train on.
+        labels: (n,) int64 beside them, for methods that learn from labels.
         hides: whether the noise of private centroids is drawn afresh from the system, as it must
             be wherever somebody else knows the run's seed; without it follows from the seed.
 
@@ -32,7 +33,15 @@ class OrchestraClient(NumPyClient):
         ValueError: there are fewer images than `federation.min_images`.
     """
 
-    def __init__(self, config: Config, name: str, images: Tensor, *, hides: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        images: Tensor,
+        labels: Tensor | None = None,
+        *,
+        hides: bool = False,
+    ) -> None:
         least = config.federation.min_images
         if len(images) < least:
             raise ValueError(
@@ -41,6 +50,7 @@ class OrchestraClient(NumPyClient):
         self.config = config
         self.name = name
         self.images = images
+        self.labels = labels
         self.hides = hides
         self.method = build_method(config, images.shape[1]).to(images.device)
         self.schemas = Schemas.of(self.method)
@@ -78,12 +88,7 @@ class OrchestraClient(NumPyClient):
             before = received[Role.SHARED.value] if clips else None
             del parameters, received  # frees them where the caller has not kept them
             seed = ClientSeed(self.config.seed, int(config["round"]), self.name, self.hides)
-            work = train_round if config["train"] else observe_round
-            augmentation = self.config.data.augmentation
-            result = work(
-                self.method, self.images, self.config.training, augmentation, seed,
-                contribute=bool(config.get("contribute", True)),
-            )  # fmt: skip
+            result = self._work(seed, bool(config["train"]), bool(config.get("contribute", True)))
         return_freed_memory()  # before the reply is packed, which takes two models' memory
         arrays = [
             result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes
@@ -99,3 +104,9 @@ class OrchestraClient(NumPyClient):
             metrics[SMALLEST_CLUSTER] = result.contribution.smallest_cluster
         metrics["seconds"] = time.perf_counter() - started
         return arrays, len(self.images), metrics
+
+    def _work(self, seed: ClientSeed, train: bool, contribute: bool) -> LocalResult:
+        given = (self.images, self.config.training, self.config.data.augmentation, seed)
+        if not train:
+            return observe_round(self.method, *given, contribute=contribute)
+        return train_round(self.method, *given, labels=self.labels, contribute=contribute)

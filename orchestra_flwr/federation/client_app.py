@@ -17,6 +17,7 @@ from orchestra_flwr.federation.answers import answer, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.population import Population, load_population
 from orchestra_flwr.federation.wire import CONFIG
+from orchestra_flwr.methods import build_method, labels_for
 from orchestra_flwr.training import resolve_device
 
 app = ClientApp()
@@ -42,15 +43,22 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _client(config_json: str, partition_id: int) -> OrchestraClient:
-    population, images = _population(config_json)
+    population, images, labels = _population(config_json)
     name, part = list(population.parts.items())[partition_id]
     chosen = torch.from_numpy(part).to(images.device)
-    return OrchestraClient(Config.from_json(config_json), name, images[chosen])
+    own_labels = None if labels is None else labels[chosen]
+    return OrchestraClient(Config.from_json(config_json), name, images[chosen], own_labels)
 
 
 @lru_cache(maxsize=1)
-def _population(config_json: str) -> tuple[Population, Tensor]:
-    """The clients' parts and all training images, on the device; once a process and run."""
+def _population(config_json: str) -> tuple[Population, Tensor, Tensor | None]:
+    """The clients' parts, all training images and, if the method needs them, their labels.
+
+    On the device; once a process and run.
+    """
     config = Config.from_json(config_json)
+    device = resolve_device(config.device)
     population = load_population(config)
-    return population, population.dataset.train.images.to(resolve_device(config.device))
+    train = population.dataset.train
+    labels = labels_for(build_method(config, config.data.channels), train)
+    return population, train.images.to(device), None if labels is None else labels.to(device)

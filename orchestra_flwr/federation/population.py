@@ -8,7 +8,7 @@ import numpy as np
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset, load_dataset, partition
-from orchestra_flwr.methods import Method
+from orchestra_flwr.methods import Method, labels_for
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,14 @@ def load_population(config: Config) -> Population:
     return Population(dataset, dict(zip(names, parts, strict=True)))
 
 
-def check_contributions(config: Config, population: Population, method: Method) -> None:
-    """Tells, before anything is written, that no client could contribute anything.
+def check_population(config: Config, population: Population, method: Method) -> None:
+    """Tells, before anything is written, what the method lacks for these images.
 
     Raises:
-        ConfigError: all clients have fewer than `privacy.k_min` images, or one has too many for
-            `privacy.delta`.
+        ConfigError: labels that the images do not have, or other classes; all clients have fewer
+            than `privacy.k_min` images, or one has too many for `privacy.delta`.
     """
+    labels_for(method, population.dataset.train)
     most = max(map(len, population.parts.values()))
     config.check_images(most)
     if method.contribution_limits() and most < config.privacy.k_min:

@@ -273,6 +273,7 @@ def _summary(position: Position, judged: list[Scores], backbones: list[str]) -> 
         }
     return {
         **figures,
+        "backbone": kept,
         "rounds": position.round,
         "seconds": position.seconds,
         "bytes_up": position.bytes_up,

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.grid import StreamingGrid
 from orchestra_flwr.federation.members import SimulatedMembers
-from orchestra_flwr.federation.population import check_contributions, load_population
+from orchestra_flwr.federation.population import check_population, load_population
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.reporting import RunFolder, make_progress
@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     """Runs the federation that the run config's `overrides` describe, as on the command line."""
     config = load_config(shlex.split(str(context.run_config.get("overrides", ""))))
     population = load_population(config)
-    check_contributions(config, population, build_method(config, config.data.channels))
+    check_population(config, population, build_method(config, config.data.channels))
     folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)
     with make_progress(config.logging.progress, config.federation.rounds) as progress:
         progress.message(f"run folder: {folder.path.resolve()}")

@@ -9,6 +9,7 @@ import torch
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.methods.base import Batch, Contribution, Method, Role
+from orchestra_flwr.methods.labels import labels_for
 from orchestra_flwr.seeding import derive
 
 
@@ -30,7 +31,7 @@ def _methods() -> dict[str, type[Method]]:
 
 METHODS = _methods()
 
-__all__ = ["METHODS", "Batch", "Contribution", "Method", "Role", "build_method"]
+__all__ = ["METHODS", "Batch", "Contribution", "Method", "Role", "build_method", "labels_for"]
 
 
 def build_method(config: Config, channels: int) -> Method:

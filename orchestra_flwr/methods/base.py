@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.config import Config, Section
+from orchestra_flwr.config import Config, Section, parse
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.seeding import ClientSeed
@@ -37,11 +37,13 @@ class Batch:
         images: (B,) which of the client's images these are.
         views: one normalised (B, C, H, W) tensor for each of the method's recipes.
         rotations: for each view the (B,) quarter turns, 0 to 3; None if its recipe has none.
+        labels: (B,) classes of the images; None for methods that need no labels.
     """
 
     images: Tensor
     views: tuple[Tensor, ...]
     rotations: tuple[Tensor | None, ...]
+    labels: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Method(nn.Module, ABC):
         needs_first_round: whether the server's state is made in a first round without training.
         may_contribute_nothing: whether a client may send arrays of no rows, as one must that has
             fewer than `privacy.k_min` images.
+
+    Attributes:
+        settings: the options, checked.
+        classes: of the labels that it learns from; 0: it needs none, and gets none to see.
+        class_names: the classes in the order of their labels; (): as the data set numbers them.
     """
 
     Settings: ClassVar[type[Section]]
@@ -74,9 +81,19 @@ class Method(nn.Module, ABC):
     needs_first_round: ClassVar[bool] = False
     may_contribute_nothing: ClassVar[bool] = False
 
+    settings: Section
+    classes: int = 0
+    class_names: tuple[str, ...] = ()
+
     @abstractmethod
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__()
+        self.settings = parse(self.Settings, config.method.options, "method")
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it learns from labels."""
+        return self.classes > 0
 
     @abstractmethod
     def recipes(self) -> Sequence[Recipe]:

@@ -21,11 +21,12 @@ from orchestra_flwr.clustering import (
     local_clustering,
     private_clustering,
 )
-from orchestra_flwr.config import Config, Section, parse
+from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Contribution, Method, Role
+from orchestra_flwr.methods.ema import ema_update
 from orchestra_flwr.methods.memory import FeatureMemory
-from orchestra_flwr.models import Backbone, build_backbone, normalise, projector
+from orchestra_flwr.models import Backbone, build_backbone, mlp, normalise
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed
 
@@ -51,15 +52,6 @@ def cluster_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature:
     return F.cross_entropy(online @ centroids.T / temperature, assignment)
 
 
-@torch.no_grad()
-def ema_update(target: nn.Module, online: nn.Module, decay: float) -> None:
-    """target = decay * target + (1 - decay) * online, for parameters (section 4).
-
-    Buffers are left: the target's BatchNorm keeps statistics of its own features.
-    """
-    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), 1 - decay)
-
-
 class OrchestraSettings(Section):
     """Options under `method.` for method=orchestra."""
 
@@ -83,16 +75,16 @@ class Orchestra(Method):
     needs_first_round = True
     may_contribute_nothing = True
 
+    settings: OrchestraSettings
     global_centroids: Tensor
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        self.settings = parse(OrchestraSettings, config.method.options, "method")
         self.clustering = config.clustering
         self.privacy = config.privacy
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
-        self.projector = projector(self.backbone.dim, dim, dim)
+        self.projector = mlp(self.backbone.dim, dim, dim)
         self.rotation_head = nn.Linear(dim, 4)
         self.target_backbone = copy.deepcopy(self.backbone).requires_grad_(False)
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)

@@ -8,7 +8,7 @@ from orchestra_flwr.models.encoder import (
     normalise,
     save_encoder,
 )
-from orchestra_flwr.models.heads import projector
+from orchestra_flwr.models.heads import mlp
 
 __all__ = [
     "Backbone",
@@ -16,7 +16,7 @@ __all__ = [
     "EncoderSpec",
     "build_backbone",
     "load_encoder",
+    "mlp",
     "normalise",
-    "projector",
     "save_encoder",
 ]

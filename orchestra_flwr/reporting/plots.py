@@ -110,11 +110,12 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
     panel.set_title("accuracy on the test images, %")
     untrained = [record for record in metrics if record["round"] == 0]
     trained = _trained(metrics)
+    kept, *others = dict.fromkeys(b for r in metrics for b in r.get("scores") or {}) or ["target"]
     for key, name, colour in (("knn", "kNN", KNN), ("linear", "linear probe", LINEAR)):
-        for backbone, alpha in (("target", 1.0), ("online", 0.4)):
+        for backbone, alpha in ((kept, 1.0), *((other, 0.4) for other in others)):
             points = _points(trained, "scores", backbone, key, factor=100)
             _line(panel, points, f"{name}, {backbone}", colour, alpha=alpha)
-        for _, value in _points(untrained, "scores", "target", key, factor=100)[-1:]:
+        for _, value in _points(untrained, "scores", kept, key, factor=100)[-1:]:
             panel.axhline(value, color=colour, ls="--", lw=1, label=f"{name}, untrained")
 
 

@@ -13,12 +13,7 @@ from rich.text import Text
 
 from orchestra_flwr.reporting.text import duration, lookup, percent, size
 
-ROWS = (
-    ("kNN, target", ("knn",)),
-    ("kNN, online", ("online", "knn")),
-    ("linear probe, target", ("linear",)),
-    ("linear probe, online", ("online", "linear")),
-)
+SCORES = (("kNN", "knn"), ("linear probe", "linear"))
 
 
 def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Table:
@@ -28,16 +23,19 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
 
     Args:
         untrained: scores before training, in the shape of `summary.json`: `knn` and `linear` of
-            the target backbone, and under `online` those of the online one, all as fractions.
-        trained: scores after training, in the same shape.
+            the backbone that is kept, and those of each other one under its name, as fractions.
+        trained: scores after training, in the same shape; its `backbone` names the kept one.
     """
     table = Table(box=box.MARKDOWN)
     table.add_column("accuracy")
     for column in ("untrained", "trained", "gain"):
         table.add_column(column, justify="right")
-    for name, keys in ROWS:
-        before, after = lookup(untrained, *keys), lookup(trained, *keys)
-        table.add_row(name, _cell(before), _cell(after), _gain(before, after))
+    kept = trained.get("backbone", "target")
+    others = [n for n, told in trained.items() if n != "untrained" and _is_scores(told)]
+    for score, key in SCORES:
+        for name, keys in ((kept, (key,)), *((other, (other, key)) for other in others)):
+            before, after = lookup(untrained, *keys), lookup(trained, *keys)
+            table.add_row(f"{score}, {name}", _cell(before), _cell(after), _gain(before, after))
     return table
 
 
@@ -57,6 +55,10 @@ def print_summary(
     for line in (*lines, f"run folder: {folder}"):
         if line:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _is_scores(told: Any) -> bool:
+    return isinstance(told, Mapping) and any(key in told for _, key in SCORES)
 
 
 def _cost(summary: Mapping[str, Any]) -> str:

@@ -162,6 +162,48 @@ def test_a_client_whose_budget_is_spent_says_that_it_sent_no_centroids(trainer, 
     assert "sent no centroids: privacy.total_epsilon is spent" in said[-1]
 
 
+@pytest.fixture
+def supervised(server):
+    values = server.model_dump()
+    values["method"] = {"name": "supervised", "classes": ["ant", "bee", "cat"]}
+    return ServerConfig.model_validate(values)
+
+
+def into_folders(photos, *names):
+    for i, file in enumerate(sorted(photos.iterdir())):
+        folder = photos / names[i % len(names)]
+        folder.mkdir(exist_ok=True)
+        file.rename(folder / file.name)
+
+
+def test_class_folders_are_labels_in_the_servers_numbers(trainer, supervised, photos):
+    """This client has two of the three classes, and numbers them 0 and 1 by itself."""
+    into_folders(photos, "cat", "bee")
+    one = trainer()
+    assert "refusal" not in ask(one, "greet", greeting(supervised))[CONFIG]
+    reply = ask(one, "train", task(supervised))
+    assert "loss/classification" in reply[METRICS]
+    (_, client) = one._latest
+    assert client.labels.bincount().tolist() == [0, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"), [((), "the images have none"), (("bee", "dog"), "dog is missing")]
+)
+def test_without_the_right_labels_a_client_is_refused(trainer, supervised, photos, names, says):
+    if names:
+        into_folders(photos, *names)
+    told = ask(trainer(), "greet", greeting(supervised))[CONFIG]
+    assert says in told["refusal"]
+
+
+def test_labels_that_nobody_needs_are_not_held(trainer, server, photos):
+    into_folders(photos, "bee", "cat")
+    one = trainer()
+    ask(one, "train", task(server))
+    assert one._latest[1].labels is None
+
+
 def test_a_failure_becomes_an_error_that_says_what_happened(trainer, server, said, photos):
     one = trainer()
     for file in photos.iterdir():

@@ -15,7 +15,7 @@ from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.inline import InlineGrid
 from orchestra_flwr.federation.members import SimulatedMembers
-from orchestra_flwr.federation.population import check_contributions, load_population
+from orchestra_flwr.federation.population import check_population, load_population
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.federation.wire import (
@@ -246,8 +246,8 @@ def test_a_run_that_cannot_make_centroids_is_told_before_or_in_its_first_round(c
     given = config(*photos, "privacy.k_min=6")
     population, method = load_population(given), build_method(given, 3)
     with pytest.raises(ConfigError, match=r"privacy.k_min=6: .*must be at most 5"):
-        check_contributions(given, population, method)
-    check_contributions(config(*photos, "privacy.k_min=5"), population, method)
+        check_population(given, population, method)
+    check_population(config(*photos, "privacy.k_min=5"), population, method)
     with pytest.raises(FederationError, match="privacy.k_min=6 .*federation.min_images=1"):
         run(given)
 
@@ -513,4 +513,4 @@ def test_noise_that_leaves_no_centroid_at_all_is_told(config, monkeypatch):
 def test_a_delta_that_protects_nobody_is_refused(config):
     given = config(*PRIVATE, "privacy.delta=0.2")
     with pytest.raises(ConfigError, match=r"privacy.delta=0.2: must be below 1 / \d+"):
-        check_contributions(given, load_population(given), build_method(given, 1))
+        check_population(given, load_population(given), build_method(given, 1))

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import ModelConfig
-from orchestra_flwr.models import build_backbone, projector
+from orchestra_flwr.models import build_backbone
 
 
 def test_resnet18_is_the_papers():
@@ -31,14 +31,6 @@ def test_group_norm_keeps_no_statistics_and_treats_images_alone():
     assert not list(backbone.buffers())
     images = torch.randn(4, 3, 16, 16)
     torch.testing.assert_close(backbone(images)[:1], backbone(images[:1]), atol=1e-5, rtol=1e-4)
-
-
-def test_projector_centres_its_features():
-    head = projector(32, 64, 16).train()
-    features = head(torch.randn(50, 32))
-    assert features.shape == (50, 16)
-    torch.testing.assert_close(features.mean(0), torch.zeros(16), atol=1e-5, rtol=0)
-    assert sum(p.numel() for p in head.parameters()) == 32 * 64 + 2 * 64 + 64 * 16
 
 
 @pytest.mark.parametrize("name", ["resnet18", "convnet"])

@@ -87,6 +87,17 @@ def test_a_panel_without_data_says_so(tmp_path, figures):
     assert texts == [[], ["not measured"], [], []]
 
 
+def test_curves_of_a_method_with_one_backbone(tmp_path, figures):
+    only = {"online": {"knn": 0.5, "linear": 0.6, "feature_std": 0.9}}
+    plot_curves([{"round": 0, "scores": only}, record(1, only)], tmp_path / "curves.png")
+    accuracy = lines(figures[0].axes[1])
+    assert set(accuracy) == {
+        f"{score}, {which}"
+        for score in ("kNN", "linear probe")
+        for which in ("online", "untrained")
+    }
+
+
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (10, 10), (400, 100)])
 def test_partition_shows_every_count(clients, classes, tmp_path, figures):
     counts = np.random.default_rng(0).poisson(2, (clients, classes))

@@ -45,6 +45,21 @@ def test_plain_summary():
     assert text.splitlines()[-1] == f"run folder: {folder}"
 
 
+def test_one_backbone_has_two_rows_under_its_own_name():
+    scores = {"knn": 0.5, "linear": 0.75, "feature_std": 0.9, "backbone": "online"}
+    text = printed(False, {**scores, "untrained": {"knn": 0.25, "linear": 0.5}}, "here")
+    rows = [li.split("|")[1].strip() for li in text.splitlines() if "%" in li]
+    assert rows == ["kNN, online", "linear probe, online"]
+    assert not any(li.split("|")[2].strip() == "-" for li in text.splitlines() if "%" in li)
+
+
+def test_the_kept_backbone_stands_first():
+    scores = {"knn": 0.5, "linear": 0.75, "backbone": "online", "target": {"knn": 0.4}}
+    text = printed(False, scores_table({}, scores))
+    rows = [li.split("|")[1].strip() for li in text.splitlines() if "%" in li]
+    assert rows == ["kNN, online", "kNN, target", "linear probe, online"]
+
+
 def test_gains_are_green_and_losses_red_on_a_terminal():
     text = printed(True, scores_table(SUMMARY["untrained"], SUMMARY))
     assert "\x1b[32m+25.0" in text

@@ -1,0 +1,16 @@
+"""Target networks: exponential moving averages of what is trained."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+@torch.no_grad()
+def ema_update(target: nn.Module, online: nn.Module, decay: float) -> None:
+    """target = decay * target + (1 - decay) * online, for parameters.
+
+    Orchestra, section 4; BYOL (Grill et al., NeurIPS 2020), equation 1. Buffers are left: the
+    target's BatchNorm keeps statistics of its own features.
+    """
+    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), 1 - decay)

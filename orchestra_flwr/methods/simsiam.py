@@ -1,0 +1,64 @@
+"""SimSiam: predict the features of another view of the image, which get no gradient.
+
+Chen and He, "Exploring Simple Siamese Representation Learning", CVPR 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from orchestra_flwr.config import Config, Section
+from orchestra_flwr.data import SIMCLR, Recipe
+from orchestra_flwr.methods.base import Batch, Method, Role
+from orchestra_flwr.models import Backbone, build_backbone, mlp
+
+
+def symmetric_negative_cosine(predictions: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    """D(p1, z2) / 2 + D(p2, z1) / 2 with the negative cosine D (SimSiam, equations 1 and 4).
+
+    Args:
+        predictions: (B, D) of each of the two views; only their directions matter.
+        targets: (B, D) of each of the two views; no gradient goes through them.
+
+    Returns:
+        Scalar mean over the batch, from -1 (each predicts the other) to 1.
+    """
+    (p1, p2), (z1, z2) = predictions, targets
+    cosines = F.cosine_similarity(p1, z2.detach()) + F.cosine_similarity(p2, z1.detach())
+    return -cosines.mean() / 2
+
+
+class SimSiam(Method):
+    """Backbone, a three-layer projector and a predictor of two layers."""
+
+    Settings = Section
+    roles: ClassVar[Mapping[str, Role]] = {
+        "backbone": Role.SHARED,
+        "projector": Role.SHARED,
+        "predictor": Role.SHARED,
+    }
+
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__(config, channels)
+        dim = config.model.projector_dim
+        self.backbone = build_backbone(config.model, channels)
+        self.projector = mlp(self.backbone.dim, dim // 2, dim // 2, dim)
+        self.predictor = mlp(dim, dim, dim, bias=True, norm=False)
+
+    def recipes(self) -> Sequence[Recipe]:
+        """The same augmentation for both views."""
+        return (SIMCLR, SIMCLR)
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Each view predicts the other one."""
+        features = [self.projector(self.backbone(view)) for view in batch.views]
+        predictions = [self.predictor(each) for each in features]
+        return {"similarity": symmetric_negative_cosine(predictions, features)}
+
+    def backbones(self) -> dict[str, Backbone]:
+        """The one backbone."""
+        return {"online": self.backbone}

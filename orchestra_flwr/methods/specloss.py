@@ -1,0 +1,71 @@
+"""SpecLoss: the spectral contrastive loss.
+
+HaoChen et al., "Provable Guarantees for Self-Supervised Deep Learning with Spectral Contrastive
+Loss", NeurIPS 2021, on cosine similarities as in the Orchestra paper (Table 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orchestra_flwr.config import Config, Section
+from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods.base import Batch, Method, Role
+from orchestra_flwr.models import Backbone, build_backbone, mlp
+
+# As published, but for the first view's bilinear crops: all crops here are bicubic.
+RECIPES = (
+    Recipe(crop_scale=(0.08, 1.0), jitter_p=0, gray_p=0, blur_p=0),
+    Recipe(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1)),
+)
+
+
+def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
+    """-2 E[cos(x, x+)] + E[cos(x, y)^2] over pairs of views of one and of different images.
+
+    Args:
+        first: (B, D) outputs for one view of every image, B >= 2; only their directions matter.
+        second: (B, D) outputs for another view of the same images.
+
+    Returns:
+        Scalar: the means over the B equal and the B (B - 1) different pairs.
+    """
+    cosines = F.normalize(first, dim=1) @ F.normalize(second, dim=1).T
+    same = torch.eye(len(cosines), dtype=torch.bool, device=cosines.device)
+    return -2 * cosines[same].mean() + cosines[~same].square().mean()
+
+
+class SpecLoss(Method):
+    """Backbone, a two-layer projector and a linear layer to G outputs."""
+
+    Settings = Section
+    roles: ClassVar[Mapping[str, Role]] = {
+        "backbone": Role.SHARED,
+        "projector": Role.SHARED,
+        "clusters": Role.SHARED,
+    }
+
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__(config, channels)
+        dim = config.model.projector_dim
+        self.backbone = build_backbone(config.model, channels)
+        self.projector = mlp(self.backbone.dim, dim, dim)
+        self.clusters = nn.Linear(dim, config.clustering.global_clusters)
+
+    def recipes(self) -> Sequence[Recipe]:
+        """A plain crop, and a view with colour jitter."""
+        return RECIPES
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """The spectral loss of one step."""
+        first, second = (self.clusters(self.projector(self.backbone(view))) for view in batch.views)
+        return {"spectral": spectral_loss(first, second)}
+
+    def backbones(self) -> dict[str, Backbone]:
+        """The one backbone."""
+        return {"online": self.backbone}

@@ -1,0 +1,83 @@
+import math
+
+import pytest
+import torch
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.methods import Batch, build_method
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import train_round
+
+PHOTOS = ("method=supervised", "data=image_folder", "data.root=x")
+
+
+def test_the_loss_is_the_cross_entropy_of_the_labels(tiny):
+    method = build_method(tiny("method=supervised"), 1).train()
+    view = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([9, 0, 3, 3])
+    batch = Batch(torch.arange(4), (view,), (None,), labels)
+    loss = method.loss(batch)["classification"]
+    scores = method.classifier(method.backbone(view)).tolist()
+    expected = [
+        math.log(sum(math.exp(s) for s in row)) - row[label]
+        for row, label in zip(scores, labels.tolist(), strict=True)
+    ]
+    assert loss.item() == pytest.approx(sum(expected) / 4, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "classes"),
+    [
+        (["method=supervised"], 10),
+        (["method=supervised", "data=cifar100"], 100),
+        ([*PHOTOS, "method.classes=[cat,dog,ant]"], 3),
+    ],
+)
+def test_one_output_for_each_class(tiny, overrides, classes):
+    method = build_method(tiny(*overrides, "model=convnet"), 1)
+    assert (method.classes, method.classifier.out_features) == (classes, classes)
+    assert method.needs_labels
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (PHOTOS, "method.classes: must be given with data=image_folder"),
+        ([*PHOTOS, "method.classes=[cat]"], "method.classes=.*at least 2"),
+        ([*PHOTOS, "method.classes=3"], "method.classes=3: input should be a valid tuple"),
+    ],
+)
+def test_wrong_classes_are_told(tiny, overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        build_method(tiny(*overrides), 3)
+
+
+def test_it_does_not_train_without_labels(tiny):
+    config = tiny("method=supervised")
+    images = torch.zeros(8, 1, 8, 8, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="learns from labels"):
+        train_round(
+            build_method(config, 1), images, config.training, config.data.augmentation,
+            ClientSeed(0, 1, "0"),
+        )  # fmt: skip
+
+
+def test_the_labels_are_those_of_the_images(tiny, monkeypatch):
+    """Each image is painted in its own label: what arrives in a batch must agree."""
+    config = tiny("method=supervised", "training.local_epochs=2")
+    method = build_method(config, 1)
+    labels = torch.arange(40) % 10
+    images = (labels * 25).to(torch.uint8)[:, None, None, None].expand(40, 1, 8, 8)
+    seen, loss = [], type(method).loss
+
+    def looking(self, batch):
+        painted = ((batch.views[0].mean((1, 2, 3)) + 1) / 2 * 255 / 25).round().long()
+        seen.append(torch.equal(painted, batch.labels))
+        return loss(self, batch)
+
+    monkeypatch.setattr(type(method), "loss", looking)
+    train_round(
+        method, images, config.training, config.data.augmentation, ClientSeed(0, 1, "0"),
+        labels=labels,
+    )  # fmt: skip
+    assert len(seen) == 6 and all(seen)
