@@ -1,0 +1,41 @@
+"""What the benchmarks share: timing that takes turns, and results with the machine beside them."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestra_flwr.reporting import environment
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def in_turns(tasks: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2) -> dict[str, float]:
+    """Median seconds of each task; they take turns, so that all meet the same weather."""
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for turn in range(warm_up + rounds):
+        for name, task in tasks.items():
+            started = time.perf_counter()
+            task()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if turn >= warm_up:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def write(name: str, result: Mapping[str, Any]) -> None:
+    """Writes `results/<name>.json`."""
+    RESULTS.mkdir(exist_ok=True)
+    text = json.dumps({"environment": environment(), **result}, indent=2)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+    """Prints a Markdown table."""
+    for line in (head, ("---",) * len(head), *rows):
+        print("| " + " | ".join(map(str, line)) + " |")

@@ -1,0 +1,74 @@
+"""Global clustering of 800 x 512 local centroids into 128: ours beside 500 steps of SGD.
+
+    python benchmarks/global_clustering.py
+
+Worth: the similarity that an equal-mass assignment transports (the objective of optimal transport,
+regularised as in the paper), and the published code's own loss, the less the better.
+"""
+
+import torch
+import torch.nn.functional as F
+from common import in_turns, table, write
+from torch import Tensor
+
+from orchestra_flwr.clustering import global_clustering, gradient_clustering, sinkhorn
+from orchestra_flwr.clustering.sinkhorn import SHARPNESS
+
+N, DIM, G, TRUE = 800, 512, 128, 160
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def kinds() -> dict[str, Tensor]:
+    """Local centroids around true directions, without any structure, and of few dimensions."""
+    true = torch.randn(TRUE, DIM, generator=generator(0))
+    chosen = torch.randint(0, TRUE, (N,), generator=generator(1))
+    noise = torch.randn(N, DIM, generator=generator(2))
+    flat = torch.randn(N, 20, generator=generator(3)) @ torch.randn(20, DIM, generator=generator(4))
+    points = {"around 160 directions": true[chosen] + 0.8 * noise, "noise": noise, "flat": flat}
+    return {name: F.normalize(each, dim=1) for name, each in points.items()}
+
+
+def objective(points: Tensor, centroids: Tensor) -> float:
+    cosines = points @ centroids.T
+    plan, _ = sinkhorn(cosines)
+    return float((plan * (cosines - plan.log() / SHARPNESS)).sum())
+
+
+def published_loss(points: Tensor, centroids: Tensor) -> float:
+    cosines = points @ centroids.T
+    wanted = sinkhorn(cosines)[0].float()
+    return -float(F.cosine_similarity(wanted, F.softmax(cosines / 0.1, dim=1), dim=1).mean())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    results, rows = [], []
+    for name, points in kinds().items():
+        seconds = in_turns({"ours": lambda p=points: global_clustering(p, G, generator(0))}, 9)
+        start = torch.zeros(G, DIM)
+        seconds |= in_turns(
+            {"published": lambda p=points: gradient_clustering(p, start, generator(0))},
+            rounds=1,
+            warm_up=0,
+        )
+        found = {
+            "ours": global_clustering(points, G, generator(0)),
+            "published": gradient_clustering(points, start, generator(0)),
+        }
+        for solver, centroids in found.items():
+            worth = objective(points, centroids), published_loss(points, centroids)
+            ms = 1e3 * seconds[solver]
+            rows.append((name, solver, f"{ms:.0f}", f"{worth[0]:.4f}", f"{worth[1]:.4f}"))
+            results.append(
+                {"points": name, "solver": solver, "ms": ms, "objective": worth[0], "loss": worth[1]}
+            )
+    table(("points", "solver", "ms", "objective (more)", "published loss (less)"), rows)
+    slowest = max(each["ms"] for each in results if each["solver"] == "ours")
+    write("global_clustering", {"global_clustering_ms": slowest, "results": results})
+
+
+if __name__ == "__main__":
+    main()

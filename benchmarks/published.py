@@ -1,0 +1,122 @@
+"""The published recipe's local step, written from its description: what our speed is held against.
+
+Augmentation of one image at a time with PIL in a DataLoader without workers, three online forward
+passes (the result of the first is never used) and one of the target, SGD and the moving average
+one parameter after the other, all in float32.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from orchestra_flwr.config import Config, TrainingConfig
+from orchestra_flwr.methods.orchestra import Orchestra
+
+
+def recipe(blur_p: float = 0.5, solarize_p: float = 0.0) -> transforms.Compose:
+    """One view of a PIL image: crop, flip, colours, gray, blur, solarization; to [-1, 1]."""
+    size, bicubic = 32, transforms.InterpolationMode.BICUBIC
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(size, scale=(0.5, 1.0), interpolation=bicubic),
+            transforms.RandomHorizontalFlip(),
+            transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
+            transforms.RandomGrayscale(p=0.2),
+            transforms.RandomApply([transforms.GaussianBlur(3, (0.1, 2.0))], p=blur_p),
+            transforms.RandomSolarize(128, p=solarize_p),
+            transforms.ToTensor(),
+            transforms.Normalize([0.5] * 3, [0.5] * 3),
+        ]
+    )
+
+
+class ThreeViews(Dataset[tuple[Tensor, Tensor, Tensor, int]]):
+    """The target's view, the online encoder's and a rotated one of each image."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images.permute(0, 2, 3, 1).numpy()
+        self.target, self.online = recipe(), recipe(blur_p=0.1, solarize_p=0.2)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        image = Image.fromarray(self.images[index])
+        turns = int(np.random.randint(4))
+        rotated = torch.rot90(self.target(image), turns, dims=(1, 2))
+        return self.target(image), self.online(image), rotated, turns
+
+
+class PublishedClient:
+    """Steps through a client's images as the published code does.
+
+    Args:
+        model: as ours; trained in place.
+        images: (n, 3, 32, 32) uint8.
+        training: batch size and optimizer.
+    """
+
+    def __init__(self, model: Orchestra, images: Tensor, training: TrainingConfig) -> None:
+        self.model = model
+        self.temperature, self.decay = model.settings.temperature, model.settings.ema
+        self.memory = torch.zeros(128, model.global_centroids.shape[1])
+        self.loader = DataLoader(
+            ThreeViews(images), batch_size=training.batch_size, shuffle=True, drop_last=True
+        )
+        self.batches = self._endless()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(
+            trained,
+            training.lr,
+            training.momentum,
+            weight_decay=training.weight_decay,
+            foreach=False,
+        )
+
+    def _endless(self) -> Iterator[list[Tensor]]:
+        while True:
+            yield from self.loader
+
+    def step(self) -> None:
+        """One batch: views, passes, losses, backward, SGD, moving average, memory."""
+        model = self.model
+        target_view, online_view, rotated, turns = next(self.batches)
+        self.optimizer.zero_grad()
+        model.projector(model.backbone(target_view))  # nobody uses it
+        online = F.normalize(model.projector(model.backbone(online_view)), dim=1)
+        self._move_target()
+        with torch.no_grad():
+            target = model.target_projector(model.target_backbone(target_view))
+            target = F.normalize(target, dim=1)
+        centroids = model.global_centroids
+        wanted = F.softmax(target @ centroids.T / self.temperature, dim=1)
+        predicted = F.softmax(online @ centroids.T / self.temperature, dim=1)
+        cluster = -(wanted * predicted.log()).sum(1).mean()
+        turned = model.rotation_head(model.projector(model.backbone(rotated)))
+        (cluster + F.cross_entropy(turned, turns)).backward()
+        self.optimizer.step()
+        self.memory = torch.cat([self.memory[len(target) :], target])
+
+    @torch.no_grad()
+    def _move_target(self) -> None:
+        model = self.model
+        pairs = (
+            (model.target_backbone, model.backbone),
+            (model.target_projector, model.projector),
+        )
+        for target, online in pairs:
+            for old, new in zip(target.parameters(), online.parameters(), strict=True):
+                old.data = self.decay * old.data + (1 - self.decay) * new.data
+
+
+def client_images(config: Config, count: int = 500) -> Tensor:
+    """Images of one client: smooth random ones, since colours decide no operation's cost."""
+    coarse = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(config.seed))
+    fine = F.interpolate(coarse, config.data.image_size, mode="bicubic").clamp(0, 1)
+    return (fine * 255).to(torch.uint8)
