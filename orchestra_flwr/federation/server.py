@@ -197,7 +197,7 @@ class _Run:
             "versions": self.versions,
         }
         if self.releases:
-            summary["epsilon_spent"] = self.releases.ledger.worst()
+            summary["epsilon_spent"] = self.releases.spent()
         kept, backbone = next(iter(self.method.backbones().items()))
         save_encoder(
             self.folder.encoder,

@@ -250,7 +250,7 @@ def audited_epsilon(mechanism: ClusteringMechanism, trials: int = 500) -> float:
 @pytest.mark.parametrize(("epsilon", "alpha"), [(0.8, 3.13), (4, 0.85)])
 def test_audit_finds_less_than_epsilon(epsilon, alpha):
     promised = ClusteringMechanism(epsilon, 1e-3, 3, alpha, 1 / (20 * alpha))
-    assert spent(promised, 1, 1e-3) <= epsilon
+    assert spent({promised: 1}, 1e-3) <= epsilon
     found = audited_epsilon(promised)
     assert found < epsilon
     assert found > 0 or epsilon < 1  # so few guesses tell nothing about strong noise

@@ -467,7 +467,7 @@ PRIVATE = ["clustering=private", "privacy.epsilon=20", "federation.rounds=3"]
 
 def test_private_centroids_are_counted_and_end_with_the_budget(config, tmp_path):
     """Three releases fit into the total: in the last round all clients train and send no row."""
-    total = spent(calibrate(20.0, 1e-3), 3, 1e-3) + 1e-6
+    total = spent({calibrate(20.0, 1e-3): 3}, 1e-3) + 1e-6
     rows = []
 
     def note(client, round_, reply):
