@@ -504,7 +504,8 @@ def test_the_ledger_of_a_run_that_was_killed_and_resumed_is_exact(config, tmp_pa
 
 def test_noise_that_leaves_no_centroid_at_all_is_told(config, monkeypatch):
     monkeypatch.setattr(
-        "orchestra_flwr.methods.orchestra.private_clustering", lambda features, *_: features[:0]
+        "orchestra_flwr.methods.orchestra.private_clustering",
+        lambda features, *_, **__: features[:0],
     )
     with pytest.raises(FederationError, match=r"noise of privacy.epsilon=20 left none: raise it"):
         run(config(*PRIVATE))
