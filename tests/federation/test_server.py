@@ -377,6 +377,36 @@ def test_a_rogue_client_moves_a_clipped_run_by_its_share(config, tmp_path):
     assert moved == pytest.approx(0.5 / 4, rel=1e-2)
 
 
+def test_more_clients_than_delta_protects_are_told_and_end_the_guarantee(config, capsys):
+    """As where real clients come: the configuration knows of two, four are there."""
+    few, many = (
+        config(*NOISY, "federation.rounds=1", f"federation.clients={n}", f"privacy.delta={delta}")
+        for n, delta in ((2, 0.3), (4, 0.2))
+    )
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        message.content[CONFIG]["config"] = many.to_json()
+        return client_app(message, context)
+
+    @app.query()
+    def query(message, context):
+        return client_app(message, context)
+
+    population, grid = load_population(many), InlineGrid(app, 4)
+    folder, members = RunFolder.create(few), SimulatedMembers(grid, list(population.parts))
+    with make_progress("plain", 1) as progress:
+        summary = run_federation(
+            grid, few, members, dataset=population.dataset, folder=folder, progress=progress
+        )
+    assert summary["privacy"]["updates"] == (
+        "not covered by differential privacy: privacy.delta=0.3 must be below 1 / 4, "
+        "one by the clients that were there"
+    )
+    assert "privacy.delta=0.3 protects none of 4 clients" in capsys.readouterr().out
+
+
 def test_a_run_without_noise_says_what_it_is_not(config):
     summary, folder = run(config("federation.rounds=1"))
     assert summary["privacy"] == {"updates": "not covered by differential privacy"}
