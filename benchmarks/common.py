@@ -14,7 +14,9 @@ from orchestra_flwr.reporting import environment
 RESULTS = Path(__file__).parent / "results"
 
 
-def in_turns(tasks: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2) -> dict[str, float]:
+def in_turns(
+    tasks: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2
+) -> dict[str, float]:
     """Median seconds of each task; they take turns, so that all meet the same weather."""
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(warm_up + rounds):

@@ -63,7 +63,13 @@ def main() -> None:
             ms = 1e3 * seconds[solver]
             rows.append((name, solver, f"{ms:.0f}", f"{worth[0]:.4f}", f"{worth[1]:.4f}"))
             results.append(
-                {"points": name, "solver": solver, "ms": ms, "objective": worth[0], "loss": worth[1]}
+                {
+                    "points": name,
+                    "solver": solver,
+                    "ms": ms,
+                    "objective": worth[0],
+                    "loss": worth[1],
+                }
             )
     table(("points", "solver", "ms", "objective (more)", "published loss (less)"), rows)
     slowest = max(each["ms"] for each in results if each["solver"] == "ours")

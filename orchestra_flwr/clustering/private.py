@@ -45,7 +45,7 @@ class Leaves:
 
 
 def private_clustering(
-    features: Tensor, clusters: int, mechanism: ClusteringMechanism, key: bytes
+    features: Tensor, clusters: int, mechanism: ClusteringMechanism, key: bytes, *, k_min: int = 1
 ) -> Tensor:
     """Clusters n features into at most `clusters` centroids with differential privacy.
 
@@ -56,6 +56,8 @@ def private_clustering(
         mechanism: the noise, from `privacy.calibrate`.
         key: 32 bytes from which all randomness follows. They have to be a secret from those
             whom the centroids are shown to: with them the noise can be subtracted.
+        k_min: rows behind a leaf's mean, at least, as far as its noisy count tells. What protects
+            is the noise; this keeps a weak one (a large epsilon) from sending single rows.
 
     Returns:
         (k, d) unit vectors, 0 <= k <= clusters: as many as there were leaves. None at all, if
@@ -69,7 +71,8 @@ def private_clustering(
     points = rows_on_grid(features)
     noise = NoiseStream(key)
     planes = random_planes(mechanism.depth, points.shape[1], noise)
-    leaves = grow_tree(points @ planes.T > 0, points.shape[1], clusters, mechanism, noise)
+    bits = points @ planes.T > 0
+    leaves = grow_tree(bits, points.shape[1], clusters, mechanism, noise, k_min=k_min)
     sums = noisy_sums(points, leaves, mechanism.sum_noise, noise)
     means = sums / leaves.counts[:, None]
     means = means / means.norm(dim=1, keepdim=True).clamp(min=1)  # no true mean is longer
@@ -113,7 +116,13 @@ def threshold(
 
 
 def grow_tree(
-    bits: Tensor, dimensions: int, clusters: int, mechanism: ClusteringMechanism, noise: NoiseStream
+    bits: Tensor,
+    dimensions: int,
+    clusters: int,
+    mechanism: ClusteringMechanism,
+    noise: NoiseStream,
+    *,
+    k_min: int = 1,
 ) -> Leaves:
     """Sorts rows into leaves by noisy counts, one level after another.
 
@@ -126,10 +135,11 @@ def grow_tree(
         clusters: how many are wanted.
         mechanism: the noise of counts, and that of sums, which the threshold depends on.
         noise: where noise comes from.
+        k_min: least noisy count of a leaf.
     """
     node = torch.zeros(len(bits), dtype=torch.long)  # in the current level; -1: not there
     counts = noisy_counts(node, 1, mechanism.count_noise, noise)
-    m = threshold(counts.item(), dimensions, clusters, mechanism)
+    m = max(k_min, threshold(counts.item(), dimensions, clusters, mechanism))
     node, counts = prune(node, counts, m)
     leaf, found, leaf_counts = torch.full_like(node, -1), 0, [counts[:0]]
     for level, side in enumerate(F.pad(bits, (0, 1)).long().T):

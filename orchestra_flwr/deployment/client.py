@@ -26,19 +26,21 @@ def run_client(config: ClientConfig) -> None:
     """Serves a federation until it is interrupted.
 
     Raises:
-        ConfigError: images, keys or a state folder that cannot be used.
+        ConfigError: images, keys or a state folder that cannot be used, or a privacy.delta that
+            protects none of so many images.
         KeyboardInterrupt: a person or a supervisor stopped the client.
     """
     keys = client_files(Path(config.security)) if config.tls else None
     root = str(config.data.root)
     count, labelled = survey(root)
+    config.privacy.check_images(min(count, config.data.limit or count))
     name = _name(config, keys)
     with _own_folder(config, name) as folder, tempfile.TemporaryDirectory(prefix="orch") as short:
         tell = _teller(name)
         kind = "in class folders" if labelled else "without labels"
         tell(f"{count} images in {root} ({kind})")
         tell(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
-        trainer = Trainer(config, name, tell)
+        trainer = Trainer(config, name, folder, tell)
         listener = Listener(Path(short))
         supernode = Supernode(str(config.server), keys, listener.address, folder, tell)
         supernode.start()

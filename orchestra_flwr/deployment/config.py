@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
-from orchestra_flwr.config import Composed, Config, Precision, Section, known_device
+from orchestra_flwr.config import Composed, Config, ConfigError, Precision, Section, known_device
 from orchestra_flwr.deployment.client_keys import NAME_PATTERN
 
 
@@ -65,6 +65,28 @@ class ClientTrainingConfig(Section):
     precision: Precision | None  # None: as the server says
 
 
+class ClientPrivacyConfig(Section):
+    """What a client allows, whatever its server asks for."""
+
+    k_min: int = Field(ge=1)  # least images that a centroid stands for
+    epsilon: float | None = Field(ge=1e-4)  # most for one release, at delta; None: as a run says
+    total_epsilon: float | None = Field(ge=1e-4)  # most for all releases of all runs; None: any
+    delta: float = Field(ge=1e-12, lt=1)
+
+    def check_images(self, count: int) -> None:
+        """Refuses a bound that protects no image, with so many of them.
+
+        Raises:
+            ConfigError: a delta at which a mechanism may publish a whole image and keep its word.
+        """
+        bounded = self.epsilon is not None or self.total_epsilon is not None
+        if bounded and self.delta >= 1 / count:
+            raise ConfigError(
+                f"privacy.delta={self.delta:g}: must be below 1 / {count} = {1 / count:.3g}, "
+                "one by this client's images"
+            )
+
+
 class ClientConfig(Composed):
     """One client of a real federation."""
 
@@ -74,6 +96,7 @@ class ClientConfig(Composed):
     name: str | None = Field(pattern=f"^{NAME_PATTERN}$")
     data: ClientDataConfig
     training: ClientTrainingConfig
+    privacy: ClientPrivacyConfig
     device: str
     insecure: bool
     security: str

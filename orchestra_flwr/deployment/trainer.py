@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
@@ -11,6 +12,7 @@ from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
 from orchestra_flwr.data import ImageSet, load_dataset
 from orchestra_flwr.deployment.config import ClientConfig
+from orchestra_flwr.deployment.own_privacy import OwnPrivacy
 from orchestra_flwr.deployment.records import Encoded, decode, encode
 from orchestra_flwr.federation.answers import describe, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
@@ -29,17 +31,24 @@ class Trainer:
     Args:
         config: the client's configuration.
         name: the client's name.
+        folder: where the client keeps what it has released.
         tell: told, in a line, what happens.
+
+    Raises:
+        ConfigError: the record of releases cannot be read, or the device is not there.
     """
 
-    def __init__(self, config: ClientConfig, name: str, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: ClientConfig, name: str, folder: Path, tell: Callable[[str], None]
+    ) -> None:
         self._config = config
         self._name = name
         self._tell = tell
+        self._privacy = OwnPrivacy(config.privacy, folder / "releases.jsonl")
         self._device = resolve_device(config.device)
         self._images: ImageSet | None = None
         self._image_size: int | None = None
-        self._latest: tuple[str, OrchestraClient] | None = None
+        self._latest: tuple[Config, OrchestraClient] | None = None
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
         """The answer to a request of the relay app; an exception becomes an error."""
@@ -76,29 +85,45 @@ class Trainer:
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
         self._tell(f"round {round_}: {'training' if task['train'] else 'first clustering'}")
-        client = self._client(str(task["config"]))
+        given = Config.from_json(str(task["config"]))
+        client = self._client(given)
+        why_silent = self._why_silent(given, client, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
         trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
-        silent = []
-        if not task["contribute"]:
-            silent = ["sent no centroids: privacy.total_epsilon is spent"]
-        elif metrics.get(SMALLEST_CLUSTER) == 0:
-            k_min = client.config.privacy.k_min
-            silent = [f"sent no centroids: fewer than privacy.k_min={k_min} images"]
+        if metrics.get(SMALLEST_CLUSTER) == 0:
+            why_silent = f"fewer than privacy.k_min={given.privacy.k_min} images"
+        silent = [f"sent no centroids: {why_silent}"] if why_silent else []
         facts = [*trained, *silent, f"{metrics['seconds']:.1f} s"]
         self._tell(f"round {round_}: {', '.join(facts)}")
         return reply
 
-    def _client(self, config_json: str) -> OrchestraClient:
-        if self._latest is None or self._latest[0] != config_json:
-            config = self._localised(Config.from_json(config_json))
+    def _client(self, given: Config) -> OrchestraClient:
+        if self._latest is None or self._latest[0] != given:
+            config = self._localised(given)
             own = self._load(config)
             labels = labels_for(build_method(config, config.data.channels), own)
             client = OrchestraClient(config, self._name, own.images, labels, hides=True)
-            self._latest = (config_json, client)
+            # Not for the greeting alone: nobody says that its configuration is the round's.
+            self._permit(given, bool(client.contributes), len(client.images))
+            self._latest = (given, client)
         return self._latest[1]
+
+    def _permit(self, given: Config, shares: bool, images: int) -> None:
+        given.check_images(images)
+        if shares:
+            self._privacy.check(given)
+
+    def _why_silent(self, given: Config, client: OrchestraClient, task: ConfigRecord) -> str:
+        """Why no centroids are sent, "" if they are; then the release is on record already."""
+        if not task["contribute"]:
+            return "privacy.total_epsilon is spent"
+        private = given.clustering.name == "private" and client.contributes
+        if private and not self._privacy.release(given, int(task["round"])):  # type: ignore[arg-type]
+            task["contribute"] = False
+            return "this client's own privacy.total_epsilon is spent"
+        return ""
 
     def _accept(self, task: ConfigRecord) -> Config:
         server = str(task["version"])
@@ -107,7 +132,8 @@ class Trainer:
                 f"the server runs orchestra_flwr {server}, this client {__version__}: "
                 "install the same version on both"
             )
-        config = self._localised(Config.from_json(str(task["config"])))
+        given = Config.from_json(str(task["config"]))
+        config = self._localised(given)
         size, wanted = config.data.image_size, self._config.data.image_size
         if wanted is not None and wanted != size:
             raise RefusalError(
@@ -128,7 +154,7 @@ class Trainer:
                 f"{len(images)} images, the server asks for at least {least}: add images to "
                 f"{self._config.data.root}, or lower federation.min_images at the server"
             )
-        config.check_images(len(images))
+        self._permit(given, bool(method.contribution_limits()), len(images))
         labels_for(method, images)
         return config
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from orchestra_flwr.config import PrivacyConfig
 from orchestra_flwr.privacy import Ledger, calibrate
+from orchestra_flwr.reporting.files import append_durably, read_whole_lines
 
 
 class Releases:
@@ -24,6 +24,9 @@ class Releases:
         privacy: epsilon and delta of a release, and what a client may spend.
         replays: whether a round that is repeated after a crash draws the same noise for the same
             features, and so releases nothing new. Real clients draw fresh noise.
+
+    Raises:
+        OSError: the record cannot be read.
     """
 
     def __init__(self, file: Path, privacy: PrivacyConfig, *, replays: bool) -> None:
@@ -32,15 +35,19 @@ class Releases:
         self._privacy = privacy
         self._replays = replays
         self._mechanism = calibrate(privacy.epsilon, privacy.delta)
-        self._asked = _read(file)
+        self._asked: list[dict[str, Any]] = [json.loads(line) for line in read_whole_lines(file)]
 
     @property
-    def ledger(self) -> Ledger:
-        """Releases so far."""
+    def counts(self) -> dict[str, int]:
+        """Releases so far by the client's name."""
         rounds = self._asked
         if self._replays:
             rounds = list({line["round"]: line for line in rounds}.values())
-        return Ledger(self._mechanism, Counter(name for line in rounds for name in line["clients"]))
+        return dict(Counter(name for line in rounds for name in line["clients"]))
+
+    def spent(self) -> float:
+        """The epsilon of the client that spent most; 0 before any release."""
+        return self._ledger(max(self.counts.values(), default=0)).spent()
 
     def exhausted(self, names: Collection[str], round_: int) -> set[str]:
         """Those of `names` that would exceed `privacy.total_epsilon` by a release in `round_`."""
@@ -49,8 +56,12 @@ class Releases:
             return set()
         again = {n for line in self._asked if line["round"] == round_ for n in line["clients"]}
         counted = again if self._replays else set()
-        ledger = self.ledger
-        return {n for n in names if n not in counted and not ledger.may_release(n, total)}
+        counts = self.counts
+
+        def may_release(name: str) -> bool:
+            return self._ledger(counts.get(name, 0)).may_release(self._mechanism, total)
+
+        return {name for name in names if name not in counted and not may_release(name)}
 
     def ask(self, round_: int, names: Collection[str]) -> None:
         """Writes down that these clients are about to release.
@@ -60,28 +71,18 @@ class Releases:
         """
         line = {"round": round_, "clients": list(names)}
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_durably(self._file, (json.dumps(line) + "\n").encode())
         self._asked.append(line)
 
     def told(self) -> dict[str, Any]:
         """For metrics and summary: the epsilon of the client that spent most, and all counts."""
-        ledger = self.ledger
         return {
-            "epsilon": ledger.worst(),
+            "epsilon": self.spent(),
             "delta": self._privacy.delta,
             "epsilon_each": self._privacy.epsilon,
-            "releases": dict(ledger.releases),
+            "releases": self.counts,
         }
 
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    """The lines of the record; a last one that a crash cut off was never acted on, and goes."""
-    if not file.is_file():
-        return []
-    whole, _, torn = file.read_text().rpartition("\n")
-    if torn:
-        os.truncate(file, file.stat().st_size - len(torn.encode()))
-    return [json.loads(line) for line in whole.splitlines()]
+    def _ledger(self, times: int) -> Ledger:
+        """Of a client that has released so often."""
+        return Ledger(self._privacy.delta, {self._mechanism: times})

@@ -153,6 +153,7 @@ class _Run:
         if self.releases:
             strategy.silent = self.releases.exhausted(strategy.nodes, number)
         messages = strategy.configure_train(number, arrays, ConfigRecord(), self.grid)
+        self._check_delta(number, strategy.report.population)
         if self.releases:
             self._count_releases(number, strategy, self.releases)
         label = "training" if number > 0 else "first clustering"
@@ -165,6 +166,16 @@ class _Run:
             )
         self.members.lost([each.client for each in strategy.report.dropped if each.silent])
         return strategy.report
+
+    def _check_delta(self, number: int, clients: int) -> None:
+        """Real clients come and go: the configuration knows the least of them only."""
+        delta = self.config.privacy.delta
+        if self.noisy and delta >= 1 / clients:
+            self.progress.message(
+                f"round {number}: privacy.delta={delta:g} protects none of {clients} clients, "
+                f"it must be below {1 / clients:.3g}: this run is not covered by "
+                "differential privacy any more"
+            )
 
     def _count_releases(self, number: int, strategy: OrchestraStrategy, releases: Releases) -> None:
         """Before anybody is asked: what may have left a client is never missing in the ledger."""
@@ -197,7 +208,7 @@ class _Run:
             "versions": self.versions,
         }
         if self.releases:
-            summary["epsilon_spent"] = self.releases.ledger.worst()
+            summary["epsilon_spent"] = self.releases.spent()
         kept, backbone = next(iter(self.method.backbones().items()))
         save_encoder(
             self.folder.encoder,
@@ -252,6 +263,13 @@ def _update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float] 
     privacy = config.privacy
     if privacy.clip is None or not drawn:
         return "not covered by differential privacy"
+    most = max(clients for clients, _, _ in drawn)
+    if privacy.noise_multiplier > 0 and privacy.delta >= 1 / most:
+        # Only real clients come to be more than the configuration knows.
+        return (
+            f"not covered by differential privacy: privacy.delta={privacy.delta:g} must be below "
+            f"1 / {most}, one by the clients that were there"
+        )
     return {
         "epsilon": composed_epsilon(privacy.noise_multiplier, drawn, privacy.delta),
         "delta": privacy.delta,

@@ -30,7 +30,7 @@ from orchestra_flwr.models import Backbone, build_backbone, mlp, normalise
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed
 
-FEATURE_BATCH = 256  # images of which private clustering takes the features at a time
+FEATURE_BATCH = 64  # images of which private clustering takes the features at a time, always
 # The published recipe: SimCLR's augmentations, with less blur and some solarisation for the view
 # that predicts, and a rotation for the third.
 RECIPES = (Recipe(), Recipe(blur_p=0.1, solarize_p=0.2), Recipe(rotate=True))
@@ -174,13 +174,27 @@ class Orchestra(Method):
         mechanism = calibrate(self.privacy.epsilon, self.privacy.delta)
         training = self.training
         self.eval()
-        batches = torch.split(images, FEATURE_BATCH)
-        features = torch.cat([self._target_features(normalise(batch / 255)) for batch in batches])
+        features = self._features_alone(images).float()
         self.train(training)
         centroids = private_clustering(
-            features.float(), self.clustering.local_clusters, mechanism, seed.noise_key()
-        )
+            features, self.clustering.local_clusters, mechanism, seed.noise_key(),
+            k_min=self.privacy.k_min,
+        )  # fmt: skip
         return Contribution({"local_centroids": centroids})
+
+    def _features_alone(self, images: Tensor) -> Tensor:
+        """(n, D) target features, none of which depends on another image, not even by a bit.
+
+        Libraries choose kernels, and so the order of additions, by the size of a batch. If the
+        last batch were as large as what is left, one image more could change the last bits of
+        others, and the side of a hyperplane on which they lie, which no noise accounts for. So
+        all batches have one size, the last one filled up with black images.
+        """
+        missing = -len(images) % FEATURE_BATCH
+        filled = F.pad(images, (0, 0, 0, 0, 0, 0, 0, missing))
+        batches = torch.split(filled, FEATURE_BATCH)
+        features = [self._target_features(normalise(batch / 255)) for batch in batches]
+        return torch.cat(features)[: len(images)]
 
     @torch.no_grad()
     def _target_features(self, images: Tensor) -> Tensor:

@@ -10,12 +10,14 @@ Google's dp-accounting; every error of its grids makes epsilon larger, never sma
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
 
 COUNTS_PER_SUM = 20  # how much more precise a level's counts are than the sums, as published
 LARGEST_ALPHA = 2.0**30
+FINEST = 64  # a grid is so much finer, at most, than the weakest noise of a sum asks for
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,11 @@ def _calibrate(epsilon: float, delta: float, depth: int) -> ClusteringMechanism:
     return _mechanism(epsilon, delta, depth, float(alpha))
 
 
-@cache
-def spent(mechanism: ClusteringMechanism, rounds: int, delta: float) -> float:
-    """The epsilon of so many releases together, at one delta for all of them.
+def spent(releases: Mapping[ClusteringMechanism, int], delta: float) -> float:
+    """The epsilon of all these releases together, at one delta for all of them.
 
     What is composed are the distributions of the privacy loss of all Gaussian and discrete
-    Laplace noises that were really added, not `rounds` times "epsilon with probability
+    Laplace noises that were really added, not so many times "epsilon with probability
     1 - delta": the deltas do not add up, and the `delta` given here is the probability that the
     whole sum exceeds what is returned. 50 releases of (.8, 1e-3) cost 8.99 and 50 of (10, 1e-3)
     204.3, both at 1e-3. The published 9.04 and 204.6 are bounds of the same thing by the
@@ -113,41 +114,49 @@ def spent(mechanism: ClusteringMechanism, rounds: int, delta: float) -> float:
     here (connecting the dots: Doroshenko et al., 2022) is not too low either, but tighter.
 
     Args:
-        mechanism: the noise of one release.
-        rounds: how many releases, at least 0.
+        releases: how many there were, at least 0, by the noise of one.
         delta: between 0 and 1.
 
     Raises:
         ValueError: a value is out of its range.
     """
-    check_budget(mechanism.epsilon, delta)
-    if rounds < 0:
-        raise ValueError(f"rounds must be at least 0, not {rounds}")
-    if rounds == 0:
-        return 0.0
-    return float(_losses(mechanism, rounds).get_epsilon_for_delta(delta))
+    check_budget(1.0, delta)
+    if any(times < 0 for times in releases.values()):
+        raise ValueError(f"releases must be at least 0, not {min(releases.values())}")
+    return _spent(frozenset((each, times) for each, times in releases.items() if times), delta)
 
 
-def _losses(mechanism: ClusteringMechanism, rounds: int) -> Any:
-    """The privacy loss distribution of `rounds` releases, on a grid that rounds up."""
+@cache
+def _spent(releases: frozenset[tuple[ClusteringMechanism, int]], delta: float) -> float:
+    return float(_losses(dict(releases)).get_epsilon_for_delta(delta)) if releases else 0.0
+
+
+def _losses(releases: Mapping[ClusteringMechanism, int]) -> Any:
+    """The privacy loss distribution of all releases, on a grid that rounds up."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    # The loss of one count is +a or -a: on this grid it needs no rounding, however many counts.
-    grid = mechanism.count_noise / 8
-    sums = pld.from_gaussian_mechanism(
-        mechanism.sum_noise / math.sqrt(rounds), value_discretization_interval=grid
+    # The loss of one count is +a or -a: on a grid of a / 8 it needs no rounding, however many
+    # counts. Beside releases of far less noise that would be needlessly fine, and very slow.
+    losses = [mechanism.count_noise for mechanism in releases]
+    grid = max(min(losses), max(losses) / FINEST) / 8
+    precision = sum(times / mechanism.sum_noise**2 for mechanism, times in releases.items())
+    total = pld.from_gaussian_mechanism(
+        1 / math.sqrt(precision), value_discretization_interval=grid
     )
-    counts = pld.from_discrete_laplace_mechanism(
-        mechanism.count_noise, value_discretization_interval=grid, use_connect_dots=True
-    )
-    return sums.compose(counts.self_compose(rounds * (mechanism.depth + 1)))
+    # In one order always: floating point must not depend on how a set was sorted.
+    for mechanism, times in sorted(releases.items(), key=lambda item: astuple(item[0])):
+        counts = pld.from_discrete_laplace_mechanism(
+            mechanism.count_noise, value_discretization_interval=grid, use_connect_dots=True
+        )
+        total = total.compose(counts.self_compose(times * (mechanism.depth + 1)))
+    return total
 
 
 def _search(epsilon: float, delta: float, depth: int) -> float:
     """Alpha within half a per cent, by bisection of its logarithm."""
 
     def suffices(alpha: float) -> bool:
-        losses = _losses(_mechanism(epsilon, delta, depth, alpha), 1)
+        losses = _losses({_mechanism(epsilon, delta, depth, alpha): 1})
         return bool(losses.get_delta_for_epsilon(epsilon) <= delta)
 
     high = 1.0

@@ -36,6 +36,8 @@ def append_durably(path: Path, data: bytes) -> None:
     """
     with _naming(path), path.open("ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
+        if size == 0:
+            _sync_folder(path.parent)
         try:
             written = 0
             while written < len(data):
@@ -44,6 +46,23 @@ def append_durably(path: Path, data: bytes) -> None:
         except BaseException:
             file.truncate(size)
             raise
+
+
+def read_whole_lines(path: Path) -> list[str]:
+    """The lines that :func:`append_durably` wrote, none where there is no file.
+
+    A last one that a crash cut off was never on the disk when somebody acted on it; it is removed,
+    so that the next one starts a line.
+
+    Raises:
+        OSError: the file cannot be read or cut.
+    """
+    if not path.exists():
+        return []
+    whole, _, torn = path.read_bytes().rpartition(b"\n")
+    if torn:
+        os.truncate(path, path.stat().st_size - len(torn))
+    return whole.decode().splitlines()
 
 
 @contextmanager

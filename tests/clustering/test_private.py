@@ -8,7 +8,7 @@ from scipy import stats
 from orchestra_flwr.clustering import private
 from orchestra_flwr.clustering.noise import NoiseStream
 from orchestra_flwr.clustering.private import Leaves, grow_tree, noisy_sums, private_clustering
-from orchestra_flwr.privacy import ClusteringMechanism, spent
+from orchestra_flwr.privacy import ClusteringMechanism
 
 UNLIKELY = 1e-4  # seeds are fixed: a test that passes today passes always
 STRONG = ClusteringMechanism(0.8, 1e-3, 20, 3.19, 0.0157)
@@ -70,6 +70,20 @@ def test_number_of_centroids_shrinks_and_may_be_zero(n):
             private_clustering(points, 4, STRONG, key(seed)).shape == (size, 16)
             for seed, size in enumerate(sizes)
         )
+
+
+@pytest.mark.parametrize("k_min", [2, 40])
+def test_no_leaf_has_fewer_rows_than_k_min_by_its_noisy_count(k_min):
+    """Without any noise to speak of that is k-anonymity; with noise, the noisy count's."""
+    points = private.rows_on_grid(planted(300, dim=32)[0])
+    for mechanism in (SILENT, WEAK):
+        noise = NoiseStream(key(3))
+        bits = points @ private.random_planes(20, 32, noise).T > 0
+        leaves = grow_tree(bits, 32, 100, mechanism, noise, k_min=k_min)
+        assert len(leaves.counts) > 1 and leaves.counts.min() >= k_min
+        if mechanism is SILENT:
+            assert leaves.of_row[leaves.of_row >= 0].bincount().min() >= k_min
+    assert len(private_clustering(points[:39], 4, SILENT, key(), k_min=40)) == 0
 
 
 def test_one_cluster_of_duplicates_and_rows_of_zeros():
@@ -225,36 +239,3 @@ def test_every_count_of_a_run_has_the_calibrated_noise(monkeypatch):
     assert found.size > 1000
     # Steps of 1 are small beside a scale of 64.
     assert stats.kstest(found, stats.laplace(scale=1 / STRONG.count_noise).cdf).pvalue > UNLIKELY
-
-
-# A membership audit: guess from the output whether the last row was there.
-
-
-def audited_epsilon(mechanism: ClusteringMechanism, trials: int = 500) -> float:
-    """What the guesses prove about epsilon, at 99.5 % confidence each way (Clopper-Pearson)."""
-    without = torch.tensor([[1.0, 0.0]])
-    rows = torch.cat([without, torch.tensor([[0.0, 1.0]])])
-
-    def guesses(points: torch.Tensor, seed: int) -> int:
-        return sum(
-            bool((private_clustering(points, 2, mechanism, random) @ rows[1] > 0.5).any())
-            for random in (key(seed + trial) for trial in range(trials))
-        )
-
-    hits, alarms = guesses(rows, 0), guesses(without, 10**6)
-    least = stats.beta.ppf(0.005, hits, trials - hits + 1) if hits else 0.0
-    most = stats.beta.ppf(0.995, alarms + 1, trials - alarms) if alarms < trials else 1.0
-    return math.log(max(least - mechanism.delta, 1e-12) / most)
-
-
-@pytest.mark.parametrize(("epsilon", "alpha"), [(0.8, 3.13), (4, 0.85)])
-def test_audit_finds_less_than_epsilon(epsilon, alpha):
-    promised = ClusteringMechanism(epsilon, 1e-3, 3, alpha, 1 / (20 * alpha))
-    assert spent(promised, 1, 1e-3) <= epsilon
-    found = audited_epsilon(promised)
-    assert found < epsilon
-    assert found > 0 or epsilon < 1  # so few guesses tell nothing about strong noise
-
-
-def test_audit_finds_out_a_broken_promise():
-    assert audited_epsilon(ClusteringMechanism(0.8, 1e-3, 3, 0.1, 2.0)) > 2 * 0.8

@@ -79,12 +79,25 @@ def test_wrong_servers_are_told_in_one_line(override, says):
         (["server=a:1", "data.root=x", "device=tpu"], "device=tpu: must be auto, cpu"),
         (["server=a:1", "data.root=x", "training.threads=0"], "training.threads=0: input"),
         (["training.lr=1"], "training.lr: unknown key"),
+        (["privacy.k_min=0"], "privacy.k_min=0: input should be greater"),
+        (["privacy.epsilon=0"], "privacy.epsilon=0: input should be greater"),
+        (["privacy.total_epsilon=-1"], "privacy.total_epsilon=-1: input should be greater"),
+        (["privacy.delta=1"], "privacy.delta=1: input should be less"),
     ],
 )
 def test_wrong_clients_are_told_in_one_line(overrides, says):
     with pytest.raises(ConfigError) as error:
         load(ClientConfig, overrides)
     assert str(error.value).startswith(says)
+
+
+def test_a_delta_that_protects_no_image_is_refused_where_it_bounds_anything():
+    for key in ("epsilon", "total_epsilon"):
+        privacy = client(f"privacy.{key}=1", "privacy.delta=0.01").privacy
+        privacy.check_images(99)
+        with pytest.raises(ConfigError, match=r"^privacy.delta=0.01: must be below 1 / 100"):
+            privacy.check_images(100)
+    client("privacy.delta=0.01").privacy.check_images(100)
 
 
 def test_an_ipv6_server():

@@ -1,6 +1,7 @@
 """A client's own process, told what the server tells and without any network."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -8,12 +9,14 @@ from flwr.app import ConfigRecord, RecordDict
 from PIL import Image
 
 from orchestra_flwr import __version__
-from orchestra_flwr.config import load
+from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
+from orchestra_flwr.deployment.own_privacy import OwnPrivacy
 from orchestra_flwr.deployment.records import decode, encode
 from orchestra_flwr.deployment.trainer import Trainer
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schemas, pack_state
 from orchestra_flwr.methods import build_method
+from orchestra_flwr.privacy import calibrate, spent
 
 
 @pytest.fixture
@@ -43,14 +46,14 @@ def said():
 
 
 @pytest.fixture
-def trainer(photos, said):
+def trainer(photos, said, tmp_path):
     def make(*overrides):
         config = load(
             ClientConfig,
             ["server=127.0.0.1:1", f"data.root={photos}", "device=cpu", "training.threads=1",
              *overrides],
         )  # fmt: skip
-        return Trainer(config, "kitchen", said.append)
+        return Trainer(config, "kitchen", tmp_path, said.append)
 
     return make
 
@@ -202,6 +205,117 @@ def test_labels_that_nobody_needs_are_not_held(trainer, server, photos):
     one = trainer()
     ask(one, "train", task(server))
     assert one._latest[1].labels is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told", "says"),
+    [
+        (["privacy.k_min=3"], {}, "privacy.k_min=2: this client asks for at least 3"),
+        (["privacy.epsilon=10"], None,
+         "clustering=sinkhorn: must be private with this client, which allows privacy.epsilon=10"),
+        (["privacy.total_epsilon=10"], None, "which allows privacy.total_epsilon=10"),
+        (["privacy.epsilon=10"], {}, "privacy.epsilon=50 at privacy.delta=0.001: one release costs "
+         "epsilon 50 at this client's privacy.delta=0.001, it allows at most 10"),
+        (["privacy.epsilon=50", "privacy.delta=1e-5"], {}, "it allows at most 50"),
+        (["privacy.total_epsilon=49"], {}, "privacy.epsilon=50: one more release would exceed "
+         "this client's privacy.total_epsilon=49, of which 0 is spent"),
+    ],
+)  # fmt: skip
+def test_what_a_client_does_not_allow_it_refuses_whoever_asks(
+    trainer, server, said, tmp_path, overrides, told, says
+):
+    """When greeted, and when a server asks for another thing than it said then."""
+    given = server if told is None else private(server, **told)
+    one = trainer(*overrides)
+    refusal = ask(one, "greet", greeting(given))[CONFIG]["refusal"]
+    assert says in refusal and "\n" not in refusal
+    assert said == [f"cannot take part: {refusal}"]
+    assert says in ask(one, "train", task(given))["error"]
+    assert not (tmp_path / "releases.jsonl").exists()
+
+
+def test_bounds_that_are_kept_keep_nobody_out(trainer, server):
+    one = trainer("privacy.epsilon=50", "privacy.total_epsilon=300", "privacy.k_min=4")
+    told = ask(one, "greet", greeting(private(server, k_min=4)))[CONFIG]
+    assert "refusal" not in told
+
+
+def rows(reply):
+    return len(reply[ARRAYS]["local_centroids"].numpy())
+
+
+def test_a_client_counts_for_itself_over_runs_and_restarts(trainer, server, said, tmp_path):
+    """Two releases of one run and a third of another spend all; a repeated round counts again."""
+    weak, strong = private(server), private(server, epsilon=20.0)
+    noises = [calibrate(epsilon, 1e-3) for epsilon in (50.0, 20.0)]
+    total = spent({noises[0]: 2, noises[1]: 1}, 1e-3)
+    mine = [f"privacy.total_epsilon={total + 1e-6}"]
+    for _ in range(2):
+        ask(trainer(*mine), "train", task(weak, 1))
+    last = trainer(*mine)
+    ask(last, "train", task(strong, 0))
+    lines = [json.loads(line) for line in (tmp_path / "releases.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 1, 0]
+    assert len({line["run"] for line in lines}) == 2
+
+    # Spent in the middle of a run: it trains, and sends no centroids.
+    reply = ask(last, "train", task(strong, 1))
+    assert rows(reply) == 0 and reply[METRICS]["steps"] == 3
+    assert "sent no centroids: this client's own privacy.total_epsilon is spent" in said[-1]
+    # It may come back to that run, but takes part in no other one.
+    again = trainer(*mine)
+    assert "refusal" not in ask(again, "greet", greeting(strong))[CONFIG]
+    assert rows(ask(again, "train", task(strong, 2))) == 0
+    refusal = ask(again, "greet", greeting(private(server, epsilon=30.0)))[CONFIG]["refusal"]
+    assert f"privacy.total_epsilon={total:g}, of which {total:.3g} is spent" in refusal
+    assert len((tmp_path / "releases.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_release_is_on_the_disk_before_the_work_on_it_begins(
+    trainer, server, tmp_path, monkeypatch
+):
+    """What a SIGKILL at that moment leaves, power cuts included."""
+    file, events = tmp_path / "releases.jsonl", []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (events.append("sync"), sync(number)))
+
+    def killed(*_, **__):
+        events.append(file.read_text().count("\n"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestra_flwr.methods.orchestra.private_clustering", killed)
+    with pytest.raises(KeyboardInterrupt):
+        ask(trainer(), "train", task(private(server), 0))
+    assert "sync" in events and events[-1] == 1
+    assert sum(OwnPrivacy(bounds(), file).ledger.releases.values()) == 1
+
+
+def test_nothing_is_sent_that_cannot_be_counted(trainer, server, tmp_path):
+    one = trainer()
+    (tmp_path / "releases.jsonl").mkdir()
+    answer = ask(one, "train", task(private(server), 0))
+    assert "releases.jsonl" in answer["error"] and answer["code"] == 101
+
+
+def test_only_private_centroids_that_are_sent_are_counted(trainer, server, tmp_path):
+    ask(trainer(), "train", task(server, 1))
+    content = task(private(server))
+    content[CONFIG]["contribute"] = False
+    ask(trainer(), "train", content)
+    assert not (tmp_path / "releases.jsonl").exists()
+
+
+def bounds():
+    return load(ClientConfig, ["server=127.0.0.1:1", "data.root=x"]).privacy
+
+
+def test_a_ledger_that_cannot_be_read_is_no_empty_one(tmp_path):
+    file = tmp_path / "releases.jsonl"
+    file.write_text('{"run": "a"}\n')
+    with pytest.raises(ConfigError, match=r"releases.jsonl, line 1: no record of a release"):
+        OwnPrivacy(bounds(), file)
+    file.write_text('{"run": "a", "rou')  # a crash cut it off before anything was sent
+    assert OwnPrivacy(bounds(), file).ledger.releases == {}
 
 
 def test_a_failure_becomes_an_error_that_says_what_happened(trainer, server, said, photos):

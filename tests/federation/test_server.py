@@ -377,6 +377,36 @@ def test_a_rogue_client_moves_a_clipped_run_by_its_share(config, tmp_path):
     assert moved == pytest.approx(0.5 / 4, rel=1e-2)
 
 
+def test_more_clients_than_delta_protects_are_told_and_end_the_guarantee(config, capsys):
+    """As where real clients come: the configuration knows of two, four are there."""
+    few, many = (
+        config(*NOISY, "federation.rounds=1", f"federation.clients={n}", f"privacy.delta={delta}")
+        for n, delta in ((2, 0.3), (4, 0.2))
+    )
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        message.content[CONFIG]["config"] = many.to_json()
+        return client_app(message, context)
+
+    @app.query()
+    def query(message, context):
+        return client_app(message, context)
+
+    population, grid = load_population(many), InlineGrid(app, 4)
+    folder, members = RunFolder.create(few), SimulatedMembers(grid, list(population.parts))
+    with make_progress("plain", 1) as progress:
+        summary = run_federation(
+            grid, few, members, dataset=population.dataset, folder=folder, progress=progress
+        )
+    assert summary["privacy"]["updates"] == (
+        "not covered by differential privacy: privacy.delta=0.3 must be below 1 / 4, "
+        "one by the clients that were there"
+    )
+    assert "privacy.delta=0.3 protects none of 4 clients" in capsys.readouterr().out
+
+
 def test_a_run_without_noise_says_what_it_is_not(config):
     summary, folder = run(config("federation.rounds=1"))
     assert summary["privacy"] == {"updates": "not covered by differential privacy"}
@@ -467,7 +497,7 @@ PRIVATE = ["clustering=private", "privacy.epsilon=20", "federation.rounds=3"]
 
 def test_private_centroids_are_counted_and_end_with_the_budget(config, tmp_path):
     """Three releases fit into the total: in the last round all clients train and send no row."""
-    total = spent(calibrate(20.0, 1e-3), 3, 1e-3) + 1e-6
+    total = spent({calibrate(20.0, 1e-3): 3}, 1e-3) + 1e-6
     rows = []
 
     def note(client, round_, reply):
@@ -504,7 +534,8 @@ def test_the_ledger_of_a_run_that_was_killed_and_resumed_is_exact(config, tmp_pa
 
 def test_noise_that_leaves_no_centroid_at_all_is_told(config, monkeypatch):
     monkeypatch.setattr(
-        "orchestra_flwr.methods.orchestra.private_clustering", lambda features, *_: features[:0]
+        "orchestra_flwr.methods.orchestra.private_clustering",
+        lambda features, *_, **__: features[:0],
     )
     with pytest.raises(FederationError, match=r"noise of privacy.epsilon=20 left none: raise it"):
         run(config(*PRIVATE))

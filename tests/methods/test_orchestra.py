@@ -159,13 +159,16 @@ def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
     """All images, not the memory; no image moves the feature of another; the state stays."""
     seen = []
 
-    def note(features, clusters, mechanism, key):
+    def note(features, clusters, mechanism, key, *, k_min):
         assert (clusters, type(mechanism), len(key)) == (2, ClusteringMechanism, 32)
+        assert k_min == 3
         seen.append(features)
         return features[:1]
 
     monkeypatch.setattr("orchestra_flwr.methods.orchestra.private_clustering", note)
-    config = tiny("clustering=private", "privacy.epsilon=2", "clustering.local_clusters=2")
+    config = tiny(
+        "clustering=private", "privacy.epsilon=2", "clustering.local_clusters=2", "privacy.k_min=3"
+    )
     method = build_method(config, 1).train()
     method.observe(batch(config))
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
@@ -179,6 +182,14 @@ def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
     one, two = seen
     assert one.shape == (300, 16)
     assert (one != two).any(dim=1).nonzero().flatten().tolist() == [7]
+
+    # Without an image the others keep their bits: every batch has one size, whatever is left.
+    sizes = set()
+    method.target_backbone.register_forward_hook(lambda _, given, __: sizes.add(len(given[0])))
+    for count in (299, 65, 64, 1):
+        method.end_round(images[-count:], SEED)
+        assert torch.equal(seen[-1], one[-count:])
+    assert sizes == {64}
 
 
 def test_private_centroids_are_noise_that_the_key_alone_decides(tiny):

@@ -39,13 +39,13 @@ def test_published_noise(epsilon, sum_noise, count_noise):
 def test_the_library_agrees_and_no_noise_is_wasted(epsilon, grid):
     found = calibrate(epsilon, DELTA)
     assert 0.99 * epsilon < library_epsilon(found, 1, grid) <= epsilon
-    assert 0.95 * epsilon < spent(found, 1, DELTA) <= epsilon
+    assert 0.95 * epsilon < spent({found: 1}, DELTA) <= epsilon
 
 
 def test_less_noise_would_break_the_promise():
     found = calibrate(0.8, DELTA)
     weaker = dataclasses.replace(found, sum_noise=0.98 * found.sum_noise)
-    assert spent(weaker, 1, DELTA) > 0.8
+    assert spent({weaker: 1}, DELTA) > 0.8
 
 
 def test_depth_barely_matters():
@@ -57,21 +57,45 @@ def test_published_composition_is_the_librarys_upper_bound_of_ours():
     """9.04: every one of the 50 x 21 counts rounded up to the library's usual grid."""
     found = calibrate(0.8, DELTA)
     assert library_epsilon(found, 50, 1e-4) == pytest.approx(9.04, abs=0.005)
-    assert spent(found, 50, DELTA) == pytest.approx(8.99, abs=0.01)
+    assert spent({found: 50}, DELTA) == pytest.approx(8.99, abs=0.01)
 
 
 def test_published_composition_of_the_weak_mechanism():
     """204.58 by the library's grid of 1e-4 for calibration and sum, which is too slow for us."""
-    assert spent(calibrate(10, DELTA), 50, DELTA) == pytest.approx(204.6, rel=2e-3)
+    assert spent({calibrate(10, DELTA): 50}, DELTA) == pytest.approx(204.6, rel=2e-3)
 
 
 def test_many_releases_cost_less_than_their_sum_only_where_noise_is_strong():
     strong = calibrate(0.8, DELTA)
-    assert spent(strong, 50, DELTA) < 50 * 0.8 / 4
+    assert spent({strong: 50}, DELTA) < 50 * 0.8 / 4
     # (epsilon, delta) events alone would have no finite sum: 50 deltas exceed the one allowed.
-    assert spent(strong, 2, DELTA) > spent(strong, 1, DELTA)
-    assert spent(strong, 1, 1e-5) > spent(strong, 1, DELTA)
-    assert spent(strong, 0, DELTA) == 0
+    assert spent({strong: 2}, DELTA) > spent({strong: 1}, DELTA)
+    assert spent({strong: 1}, 1e-5) > spent({strong: 1}, DELTA)
+    assert spent({strong: 0}, DELTA) == 0
+
+
+def test_releases_of_different_noise_add_up_as_the_library_says():
+    """Three of epsilon .8, five of 4 and one of 10, as a client of several runs would have."""
+    from dp_accounting import dp_event
+    from dp_accounting.pld import PLDAccountant
+
+    releases = {calibrate(0.8, DELTA): 3, calibrate(4, DELTA): 5, calibrate(10, DELTA): 1}
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for mechanism, times in releases.items():
+        count = dp_event.DiscreteLaplaceDpEvent(mechanism.count_noise, 1)
+        accountant.compose(dp_event.GaussianDpEvent(mechanism.sum_noise), times)
+        accountant.compose(count, times * (mechanism.depth + 1))
+    ours, theirs = spent(releases, DELTA), accountant.get_epsilon(DELTA)
+    assert 0.97 * theirs < ours <= theirs
+    assert spent(dict(reversed(releases.items())), DELTA) == ours
+    assert ours < sum(spent({each: times}, DELTA) for each, times in releases.items())
+
+
+def test_noise_a_thousand_times_stronger_costs_almost_nothing_beside():
+    """Its grid would be too fine to go through; the coarser one rounds up, a little."""
+    weak, strong = calibrate(10, DELTA), calibrate(0.01, DELTA)
+    alone, together = spent({weak: 20}, DELTA), spent({weak: 20, strong: 20}, DELTA)
+    assert alone < together < alone + spent({strong: 20}, DELTA) + 0.01 * alone
 
 
 @pytest.mark.parametrize(
@@ -97,9 +121,9 @@ def test_refuses_what_is_no_noise(noise):
         ClusteringMechanism(1, 0.1, 1, 1.0, noise)
 
 
-def test_refuses_negative_rounds():
-    with pytest.raises(ValueError, match="rounds"):
-        spent(ClusteringMechanism(1, 0.1, 1, 1.0, 1.0), -1, 0.1)
+def test_refuses_negative_numbers_of_releases():
+    with pytest.raises(ValueError, match="releases must be at least 0, not -1"):
+        spent({ClusteringMechanism(1, 0.1, 1, 1.0, 1.0): -1}, 0.1)
 
 
 def test_the_slow_library_waits_until_it_is_needed():

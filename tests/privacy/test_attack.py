@@ -3,61 +3,115 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from orchestra_flwr.clustering import local_clustering, private_clustering
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.privacy import calibrate
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import train_round
 
 MEMBERS, OTHERS, CLIENTS = 128, 128, 12
-
-
-@pytest.fixture
-def features(tiny):
-    """(clients, members and others, d) target features: each client has digits of its own draw."""
-    method = build_method(tiny("model.projector_dim=64"), 1).eval()
-    digits = torch.from_numpy(load_digits().images).float()[:, None] / 8 - 1
-    with torch.no_grad():
-        found = F.normalize(method.target_projector(method.target_backbone(digits)), dim=1)
-    orders = (torch.randperm(len(found), generator=seeded(client)) for client in range(CLIENTS))
-    return torch.stack([found[order[: MEMBERS + OTHERS]] for order in orders])
+ROUNDS, PUBLIC, SHADOWS = 20, 320, 3
+TRUTH = np.arange(MEMBERS + OTHERS) < MEMBERS
 
 
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def attack(features, send):
-    """Mean AUC over the clients of the score "cosine to the nearest row that was sent"."""
-    truth = np.arange(MEMBERS + OTHERS) < MEMBERS
-    scores = []
-    for client, rows in enumerate(features):
-        sent = send(rows[:MEMBERS], client)
-        guess = (rows @ sent.T).amax(1) if len(sent) else torch.zeros(len(rows))
-        scores.append(roc_auc_score(truth, guess))
-    return float(np.mean(scores))
+@pytest.fixture
+def digits():
+    """(1797, 1, 8, 8) uint8."""
+    images = torch.from_numpy(load_digits().images)[:, None]
+    return (images * 255 / 16).round().to(torch.uint8)
 
 
-def test_features_give_every_image_away_and_centroids_hardly_any(features):
-    """.5 is a guess. The published code uploads features, and lets clusters have one member."""
+def features(method, images):
+    """(n, d) target features."""
+    method.eval()
+    with torch.no_grad():
+        return method._target_features(images.float() / 127.5 - 1)
 
-    def centroids(clusters, k_min):
-        return lambda rows, client: (
-            local_clustering(rows, clusters, seeded(client), k_min=k_min).centroids
-        )
 
-    def private(rows, client):
-        return private_clustering(rows, 8, calibrate(1.0, 1e-3), client.to_bytes(32))
+def draws(images, clients):
+    """Members and others of each client: indices, each client's of its own draw."""
+    chosen = (torch.randperm(len(images), generator=seeded(client)) for client in range(clients))
+    return [images[order[: MEMBERS + OTHERS]] for order in chosen]
 
-    found = {
-        "features": attack(features, lambda rows, client: rows),
-        "clusters of one": attack(features, centroids(MEMBERS, 1)),
-        "clusters of 16": attack(features, centroids(8, 2)),
-        "private": attack(features, private),
+
+def centroids(clusters, k_min):
+    return lambda rows, seed: local_clustering(rows, clusters, seeded(seed), k_min=k_min).centroids
+
+
+def private(rows, seed):
+    return private_clustering(rows, 8, calibrate(1.0, 1e-3), seed.to_bytes(32))
+
+
+def nearest(rows, sent):
+    """Cosine of each row to the nearest that was sent."""
+    return (rows @ sent.T).amax(1) if len(sent) else torch.zeros(len(rows))
+
+
+def auc(scores):
+    return float(np.mean([roc_auc_score(TRUTH, each) for each in scores]))
+
+
+def test_features_give_every_image_away_and_centroids_hardly_any(tiny, digits):
+    """One round. The published code uploads features, and lets clusters have one member."""
+    rows = features(build_method(tiny("model.projector_dim=64"), 1), digits)
+    senders = {
+        "features": lambda rows, seed: rows,
+        "clusters of one": centroids(MEMBERS, 1),
+        "clusters of 16": centroids(8, 2),
+        "private": private,
     }
-    print("AUC:", {name: round(auc, 3) for name, auc in found.items()})
+    clients = draws(rows, CLIENTS)
+    found = {
+        name: auc([nearest(c, send(c[:MEMBERS], seed)) for seed, c in enumerate(clients)])
+        for name, send in senders.items()
+    }
+    print("\nAUC after one round:", {name: round(value, 3) for name, value in found.items()})
     assert found["features"] > 0.999 and found["clusters of one"] > 0.999
     assert 0.5 < found["clusters of 16"] < 0.62
     assert abs(found["private"] - 0.5) < 0.05
+
+
+def test_rounds_add_up_for_centroids_and_hardly_for_private_ones(tiny, digits):
+    """A better attacker, over the rounds of a run.
+
+    It clusters other people's digits as clients would, which tells how near a row an image lies
+    that was not there; scores are cosines beyond that, averaged over rounds. The encoder is
+    trained on those other people's digits, so that it says nothing of the clients' by itself.
+    """
+    config = tiny("model.width=16", "model.projector_dim=64", "training.lr=0.03")
+    torch.manual_seed(0)
+    method = build_method(config, 1)
+    order = torch.randperm(len(digits), generator=seeded(99))
+    public, rest = digits[order[:PUBLIC]], digits[order[PUBLIC:]]
+    clients = draws(rest, 4)
+    shadows = [torch.randperm(PUBLIC, generator=seeded(100 + s))[:MEMBERS] for s in range(SHADOWS)]
+    senders = {"clusters of 16": centroids(8, 2), "private": private}
+    scores = {name: np.zeros((ROUNDS, len(clients), len(TRUTH))) for name in senders}
+    for round_ in range(ROUNDS):
+        known = features(method, public)
+        method.global_centroids.copy_(centroids(4, 2)(known, round_))
+        for name, send in senders.items():
+            others = [send(known[rows], 1000 * round_ + s) for s, rows in enumerate(shadows)]
+            for c, images in enumerate(clients):
+                rows = features(method, images)
+                expected = torch.stack([nearest(rows, sent) for sent in others])
+                beyond = nearest(rows, send(rows[:MEMBERS], 1000 * round_ + 500 + c))
+                scores[name][round_, c] = beyond - expected.mean(0)
+        seed = ClientSeed(0, round_ + 1, "public")
+        train_round(method, public, config.training, config.data.augmentation, seed)
+    found = {
+        name: {count: auc(each[:count].mean(0)) for count in (1, 5, ROUNDS)}
+        for name, each in scores.items()
+    }
+    for name, told in found.items():
+        print(f"\nAUC of {name} by rounds:", {n: round(value, 3) for n, value in told.items()})
+    assert found["clusters of 16"][1] < 0.75
+    assert found["clusters of 16"][ROUNDS] > found["clusters of 16"][1] + 0.05
+    assert found["private"][ROUNDS] < 0.6 < found["clusters of 16"][ROUNDS] - 0.05

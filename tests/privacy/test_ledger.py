@@ -1,65 +1,56 @@
-import json
-
 import pytest
 
 from orchestra_flwr.privacy import ClusteringMechanism, Ledger, calibrate, spent
 
-MECHANISM = ClusteringMechanism(1.0, 1e-3, 4, 2.6, 0.019)
+STRONG = ClusteringMechanism(1.0, 1e-3, 4, 2.6, 0.019)
+WEAK = ClusteringMechanism(10.0, 1e-3, 4, 0.42, 0.12)
 
 
-def test_counts_releases_by_name():
-    empty = Ledger(MECHANISM)
-    ledger = empty.released("ann", "bob").released("ann")
-    assert ledger.releases == {"ann": 2, "bob": 1}
-    assert empty.releases == {}
-    assert ledger.spent("ann") == spent(MECHANISM, 2, 1e-3) == ledger.worst()
-    assert 0 < ledger.spent("bob") < ledger.spent("ann")
-    assert ledger.spent("eve") == empty.worst() == 0
+def test_counts_releases_of_every_mechanism():
+    empty = Ledger(1e-3)
+    ledger = empty.released(STRONG).released(WEAK).released(STRONG)
+    assert ledger.releases == {STRONG: 2, WEAK: 1}
+    assert empty.releases == {} and empty.spent() == 0
+    assert ledger.spent() == spent({WEAK: 1, STRONG: 2}, 1e-3)
+    assert ledger.spent() > Ledger(1e-3, {WEAK: 1}).spent() > Ledger(1e-3, {STRONG: 2}).spent() > 0
+    assert Ledger(1e-5, ledger.releases).spent() > ledger.spent()
 
 
 def test_fifty_rounds():
-    ledger = Ledger(calibrate(0.8, 1e-3), {"ann": 50})
-    assert ledger.spent("ann") == pytest.approx(9.04, rel=0.01)  # published, rounded up more
+    ledger = Ledger(1e-3, {calibrate(0.8, 1e-3): 50})
+    assert ledger.spent() == pytest.approx(9.04, rel=0.01)  # published, rounded up more
 
 
 def test_a_release_is_allowed_only_if_the_budget_covers_it():
-    ledger = Ledger(MECHANISM, {"ann": 3})
-    after = ledger.released("ann").spent("ann")
-    assert ledger.may_release("ann", after)
-    assert not ledger.may_release("ann", after - 1e-9)
-    assert ledger.may_release("bob", after - 1e-9)
-
-
-def test_json_keeps_it_exactly():
-    ledger = Ledger(calibrate(0.8, 1e-3), {"ann": 2, "bob": 7})
-    again = Ledger.from_dict(json.loads(json.dumps(ledger.to_dict())))
-    assert again == ledger
-    assert again.mechanism.sum_noise == ledger.mechanism.sum_noise
-    assert again.worst() == ledger.worst()
+    ledger = Ledger(1e-3, {STRONG: 3})
+    after = ledger.released(STRONG).spent()
+    assert ledger.may_release(STRONG, after)
+    assert not ledger.may_release(STRONG, after - 1e-9)
+    assert not ledger.may_release(WEAK, after)
+    assert Ledger(1e-3).may_release(STRONG, after - 1e-9)
 
 
 def test_nobody_can_rewrite_it():
-    releases = {"ann": 1}
-    ledger = Ledger(MECHANISM, releases)
-    releases["ann"] = 0
+    releases = {STRONG: 1}
+    ledger = Ledger(1e-3, releases)
+    releases[STRONG] = 0
     with pytest.raises(TypeError):
-        ledger.releases["ann"] = 0
-    assert ledger.releases["ann"] == 1
+        ledger.releases[STRONG] = 0
+    assert ledger.releases[STRONG] == 1
 
 
 @pytest.mark.parametrize("times", [-1, 1.5, True, "2", None])
 def test_refuses_what_is_no_number_of_releases(times):
-    with pytest.raises(ValueError, match="releases of ann"):
-        Ledger(MECHANISM, {"ann": times})
+    with pytest.raises(ValueError, match="releases must be at least 0"):
+        Ledger(1e-3, {STRONG: times})
 
 
 @pytest.mark.parametrize("total", [0, -1, float("nan"), float("inf")])
 def test_refuses_what_is_no_total(total):
     with pytest.raises(ValueError, match="epsilon must be positive"):
-        Ledger(MECHANISM).may_release("ann", total)
+        Ledger(1e-3).may_release(STRONG, total)
 
 
-@pytest.mark.parametrize("plain", [{}, {"mechanism": {}, "releases": {}}, {"mechanism": None}])
-def test_refuses_what_is_no_ledger(plain):
-    with pytest.raises(ValueError, match="not a privacy ledger"):
-        Ledger.from_dict(plain)
+def test_refuses_what_is_no_delta():
+    with pytest.raises(ValueError, match="delta must be between 0 and 1"):
+        Ledger(0.0)

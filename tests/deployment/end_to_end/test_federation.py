@@ -1,5 +1,6 @@
 """Whole federations of real processes over TLS; the heavier ones are slow."""
 
+import json
 import os
 import signal
 import socket
@@ -169,6 +170,48 @@ def descendants(pid):
     for each in found:
         found += [child for child, parent in parents.items() if parent == each]
     return found[1:]
+
+
+def released(machines, name):
+    """Rounds in a client's own record of what it released."""
+    file = machines.folder / "state" / name / "releases.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line)["round"] for line in lines]
+
+
+@pytest.mark.slow
+def test_a_clients_own_ledger_outlives_sigkill_and_binds_every_server(machines):
+    """b allows two releases, c none that is so large; b is killed after its first one."""
+    machines.make_photos(a=32, b=32, c=32)
+    server = machines.server(
+        "federation.min_clients=2", "federation.rounds=4", "federation.min_success=0.3",
+        "clustering=private", "privacy.epsilon=20", "training.local_epochs=20",
+    )  # fmt: skip
+    server.wait_for("listening on")
+    machines.client("c", "privacy.epsilon=1")
+    server.wait_for("client c is refused: privacy.epsilon=20 at privacy.delta=0.001")
+    machines.client("a")
+    b = machines.client("b", "privacy.total_epsilon=34")
+    b.wait_for("round 0: first clustering")
+    deadline = time.monotonic() + 100
+    while not released(machines, "b"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    b.send(signal.SIGKILL)
+    b.wait()
+    before = len(released(machines, "b"))
+    assert before in (1, 2)
+    back = machines.client("b", "privacy.total_epsilon=34")
+    assert server.wait() == 0, server.text
+    assert len(released(machines, "b")) == 2  # with what it released before it was killed
+    back.wait_for("sent no centroids: this client's own privacy.total_epsilon is spent", 5)
+    assert released(machines, "a") == [0, 1, 2, 3, 4]
+
+    other = machines.server(
+        "federation.min_clients=2", "federation.rounds=1", "seed=5", "clustering=private",
+        "privacy.epsilon=20", f"run_dir={machines.folder / 'other'}",
+    )  # fmt: skip
+    other.wait_for("client b is refused: privacy.epsilon=20: one more release would exceed")
 
 
 @pytest.mark.slow

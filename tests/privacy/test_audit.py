@@ -1,0 +1,113 @@
+"""Membership audits: what an adversary's guesses prove about epsilon, whatever the accountant says.
+
+Guessing right with probability p where wrong alarms have probability q shows that epsilon is at
+least log((p - delta) / q), for both by their Clopper-Pearson bounds (Jagielski et al., "Auditing
+Differentially Private Machine Learning", NeurIPS 2020).
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+from orchestra_flwr.clustering import private_clustering
+from orchestra_flwr.clustering.noise import NoiseStream
+from orchestra_flwr.clustering.private import Leaves, noisy_counts, noisy_sums
+from orchestra_flwr.privacy import ClusteringMechanism, calibrate, spent
+
+DELTA = 1e-3
+DOUBT = 0.005  # each of the two probabilities may lie beyond its bound so often
+TRIALS = 200_000
+
+
+def proven_epsilon(hits: int, alarms: int, trials: int) -> float:
+    """The epsilon that so many right and wrong alarms in as many trials each prove."""
+    least = stats.beta.ppf(DOUBT, hits, trials - hits + 1) if hits else 0.0
+    most = stats.beta.ppf(1 - DOUBT, alarms + 1, trials - alarms) if alarms < trials else 1.0
+    return math.log(max(least - DELTA, 1e-12) / most)
+
+
+# The worst pair of neighbours: no row, and one row of norm 1. The adversary is given more than a
+# client sends, all noisy counts and the noisy sum of the row's own leaf, and takes the most
+# powerful test, by the likelihood ratio (Neyman and Pearson).
+
+
+def scores(mechanism: ClusteringMechanism, present: bool, seed: int) -> torch.Tensor:
+    """The likelihood ratio's logarithm in TRIALS independent runs: trials are leaves here."""
+    noise = NoiseStream(seed.to_bytes(32))
+    leaf = torch.arange(TRIALS if present else 0)
+    ratio = torch.zeros(TRIALS, dtype=torch.float64)
+    for _ in range(mechanism.depth + 1):
+        count = noisy_counts(leaf, TRIALS, mechanism.count_noise, noise)
+        ratio += mechanism.count_noise * (count.abs() - (count - 1).abs())
+    rows = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(len(leaf), 2)
+    every = Leaves(leaf, torch.ones(TRIALS))
+    sums = noisy_sums(rows, every, mechanism.sum_noise, noise)[:, 0]
+    return ratio + (sums - 0.5) / mechanism.sum_noise**2
+
+
+def audited_noise(mechanism: ClusteringMechanism) -> float:
+    """The best threshold of one half of the trials, judged by the other half."""
+    (present, fresh), (absent, unseen) = (
+        scores(mechanism, there, seed).view(2, -1) for there, seed in ((True, 1), (False, 2))
+    )
+    half = TRIALS // 2
+
+    def proven(threshold: float, one: torch.Tensor, other: torch.Tensor) -> float:
+        return proven_epsilon(int((one > threshold).sum()), int((other > threshold).sum()), half)
+
+    levels = torch.quantile(present, torch.linspace(0.5, 0.999, 60, dtype=torch.float64)).tolist()
+    best = max(levels, key=lambda level: proven(level, present, absent))
+    return proven(best, fresh, unseen)
+
+
+@pytest.mark.parametrize("epsilon", [0.8, 4.0])
+def test_noise_keeps_its_promise_and_hardly_more(epsilon):
+    promised = calibrate(epsilon, DELTA)
+    assert 0.75 * epsilon < audited_noise(promised) < epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.8, 4.0])
+def test_half_the_noise_is_noticed(epsilon):
+    promised = calibrate(epsilon, DELTA)
+    halved = replace(promised, sum_noise=promised.sum_noise / 2)
+    found = audited_noise(halved)
+    assert 1.3 * epsilon < found < spent({halved: 1}, DELTA)
+
+
+def test_counts_with_too_little_noise_are_noticed():
+    promised = calibrate(0.8, DELTA)
+    assert audited_noise(replace(promised, count_noise=8 * promised.count_noise)) > 1.3 * 0.8
+
+
+# The whole of private_clustering, as a client calls it: what is sent gives far less away.
+
+
+def audited_centroids(mechanism: ClusteringMechanism, trials: int = 500) -> float:
+    """Guesses whether the last row was there by a centroid that points to it."""
+    without = torch.tensor([[1.0, 0.0]])
+    rows = torch.cat([without, torch.tensor([[0.0, 1.0]])])
+
+    def guesses(points: torch.Tensor, seed: int) -> int:
+        keys = ((seed + trial).to_bytes(32) for trial in range(trials))
+        return sum(
+            bool((private_clustering(points, 2, mechanism, key) @ rows[1] > 0.5).any())
+            for key in keys
+        )
+
+    return proven_epsilon(guesses(rows, 0), guesses(without, 10**6), trials)
+
+
+@pytest.mark.parametrize(("epsilon", "alpha"), [(0.8, 3.13), (4, 0.85)])
+def test_centroids_give_away_less_than_epsilon(epsilon, alpha):
+    promised = ClusteringMechanism(epsilon, DELTA, 3, alpha, 1 / (20 * alpha))
+    assert spent({promised: 1}, DELTA) <= epsilon
+    found = audited_centroids(promised)
+    assert found < epsilon
+    assert found > 0 or epsilon < 1  # so few guesses tell nothing about strong noise
+
+
+def test_centroids_almost_without_noise_are_noticed():
+    assert audited_centroids(ClusteringMechanism(0.8, DELTA, 3, 0.1, 2.0)) > 2 * 0.8
