@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: setup demo test test-slow lint lint-deploy clean
+.PHONY: setup demo test test-slow bench lint lint-deploy clean
 
 setup: $(READY)
 
@@ -27,6 +27,11 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# Wants a quiet machine; up to 15 minutes.
+bench: setup
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[bench]'
+	$(BIN)/python benchmarks/run_all.py
 
 lint: setup
 	$(BIN)/ruff check .

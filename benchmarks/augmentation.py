@@ -12,6 +12,7 @@ compiled where there is a C++ compiler.
 import argparse
 import shutil
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from common import in_turns, table, write
@@ -72,6 +73,10 @@ def kornia_views(*, compiled: bool) -> list[View]:
     return [view(0.5, 0.0), view(0.1, 0.2), view(0.5, 0.0, K.RandomRotation90((0, 3), p=1.0))]
 
 
+def each(views: list[View], images: torch.Tensor) -> list[torch.Tensor]:
+    return [view(images) for view in views]
+
+
 def contenders(device: torch.device) -> dict[str, Callable[[], object]]:
     images = client_images(load_config(["data=cifar10"]), BATCH)
     published = ThreeViews(images)
@@ -83,15 +88,13 @@ def contenders(device: torch.device) -> dict[str, Callable[[], object]]:
 
     tasks: dict[str, Callable[[], object]] = {
         "published (PIL)": lambda: [published[i] for i in range(BATCH)],
-        "torchvision v2": lambda f=torchvision_views(): [view(images) for view in f],
+        "torchvision v2": partial(each, torchvision_views(), images),
         "ours": ours,
     }
     try:
-        tasks["kornia"] = lambda f=kornia_views(compiled=False): [view(on_device) for view in f]
+        tasks["kornia"] = partial(each, kornia_views(compiled=False), on_device)
         if shutil.which("g++"):
-            tasks["kornia, compiled"] = lambda f=kornia_views(compiled=True): [
-                view(on_device) for view in f
-            ]
+            tasks["kornia, compiled"] = partial(each, kornia_views(compiled=True), on_device)
     except ImportError:
         print("kornia is not installed and left out")
     return tasks

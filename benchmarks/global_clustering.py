@@ -6,6 +6,8 @@ Worth: the similarity that an equal-mass assignment transports (the objective of
 regularised as in the paper), and the published code's own loss, the less the better.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from common import in_turns, table, write
@@ -47,18 +49,14 @@ def main() -> None:
     torch.set_num_threads(1)
     results, rows = [], []
     for name, points in kinds().items():
-        seconds = in_turns({"ours": lambda p=points: global_clustering(p, G, generator(0))}, 9)
-        start = torch.zeros(G, DIM)
-        seconds |= in_turns(
-            {"published": lambda p=points: gradient_clustering(p, start, generator(0))},
-            rounds=1,
-            warm_up=0,
-        )
-        found = {
-            "ours": global_clustering(points, G, generator(0)),
-            "published": gradient_clustering(points, start, generator(0)),
+        solvers = {
+            "ours": partial(global_clustering, points, G),
+            "published": partial(gradient_clustering, points, torch.zeros(G, DIM)),
         }
-        for solver, centroids in found.items():
+        for solver, solve in solvers.items():
+            rounds = 9 if solver == "ours" else 1
+            seconds = in_turns({solver: partial(solve, generator(0))}, rounds, rounds // 4)
+            centroids = solve(generator(0))
             worth = objective(points, centroids), published_loss(points, centroids)
             ms = 1e3 * seconds[solver]
             rows.append((name, solver, f"{ms:.0f}", f"{worth[0]:.4f}", f"{worth[1]:.4f}"))

@@ -1,0 +1,73 @@
+"""Runs every benchmark that this machine can and gathers the figures: make bench.
+
+    python benchmarks/run_all.py
+
+Each one runs as a process of its own, one after another, and writes its own results/<name>.json;
+what they have to say goes into results/latest.json and, with its goal, into one table.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from common import RESULTS, table, write
+
+HERE = Path(__file__).parent
+LIMIT = 300  # seconds of one benchmark
+GPU = ["local_step.py --device cuda", "augmentation.py --device cuda"]
+CPU = [
+    "local_step.py",
+    "augmentation.py",
+    "global_clustering.py",
+    "evaluation.py",
+    "wire.py",
+    "overhead.py",
+    "population.py",
+]
+GOALS = {
+    "step_fp32_ratio": "at least 1.8",
+    "step_bf16_ratio": "at least 3",
+    "augment_ratio": "at least 8",
+    "overhead_s": "at most 2.0",
+    "server_rss_gb": "at most 2",
+    "bytes_up_mb": "at most 22.5",
+    "global_clustering_ms": "at most 50",
+    "evaluation_s": "at most 10",
+    "population_ratio": "at most 1.1",
+}
+
+
+def main() -> None:
+    failed = []
+    started = time.time()
+    for command in CPU + (GPU if torch.cuda.is_available() else []):
+        print(f"\n== {command}", flush=True)
+        name, *arguments = command.split()
+        try:
+            subprocess.run([sys.executable, HERE / name, *arguments], check=True, timeout=LIMIT)
+        except subprocess.SubprocessError as error:
+            print(f"failed: {error}")
+            failed.append(command)
+    figures: dict[str, float | None] = {}
+    for file in sorted(RESULTS.glob("*.json")):
+        # What an earlier call left is not what this one measured.
+        if file.stem != "latest" and file.stat().st_mtime >= started:
+            values = json.loads(file.read_text())
+            figures |= {key: values[key] for key in GOALS if key in values}
+    write("latest", {**figures, "seconds": time.time() - started, "failed": failed})
+    print()
+    table(
+        ("figure", "measured", "goal"),
+        [
+            (key, "-" if figures.get(key) is None else f"{figures[key]:.3g}", goal)
+            for key, goal in GOALS.items()
+        ],
+    )
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
