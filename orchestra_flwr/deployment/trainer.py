@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
@@ -14,7 +15,15 @@ from orchestra_flwr.deployment.config import ClientConfig
 from orchestra_flwr.deployment.records import Encoded, decode, encode
 from orchestra_flwr.federation.answers import describe, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.wire import CLIENT_FAILED, CONFIG, METRICS, SMALLEST_CLUSTER, Schemas
+from orchestra_flwr.federation.own_state import OwnStateFolder
+from orchestra_flwr.federation.wire import (
+    CLIENT_FAILED,
+    CONFIG,
+    METRICS,
+    RUN,
+    SMALLEST_CLUSTER,
+    Schemas,
+)
 from orchestra_flwr.methods import build_method, labels_for
 from orchestra_flwr.training import resolve_device, usable_cpus
 
@@ -39,7 +48,7 @@ class Trainer:
         self._device = resolve_device(config.device)
         self._images: ImageSet | None = None
         self._image_size: int | None = None
-        self._latest: tuple[str, OrchestraClient] | None = None
+        self._latest: tuple[tuple[str, str], OrchestraClient] | None = None
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
         """The answer to a request of the relay app; an exception becomes an error."""
@@ -76,7 +85,7 @@ class Trainer:
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
         self._tell(f"round {round_}: {'training' if task['train'] else 'first clustering'}")
-        client = self._client(str(task["config"]))
+        client = self._client(str(task["config"]), str(task.get(RUN, "")))
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
@@ -91,13 +100,17 @@ class Trainer:
         self._tell(f"round {round_}: {', '.join(facts)}")
         return reply
 
-    def _client(self, config_json: str) -> OrchestraClient:
-        if self._latest is None or self._latest[0] != config_json:
+    def _client(self, config_json: str, run: str) -> OrchestraClient:
+        if self._latest is None or self._latest[0] != (config_json, run):
             config = self._localised(Config.from_json(config_json))
             own = self._load(config)
             labels = labels_for(build_method(config, config.data.channels), own)
-            client = OrchestraClient(config, self._name, own.images, labels, hides=True)
-            self._latest = (config_json, client)
+            folder = Path(self._config.state) / self._name / "runs"
+            keeps = OwnStateFolder(folder, run) if run else None
+            client = OrchestraClient(
+                config, self._name, own.images, labels, keeps=keeps, hides=True
+            )
+            self._latest = ((config_json, run), client)
         return self._latest[1]
 
     def _accept(self, task: ConfigRecord) -> Config:
