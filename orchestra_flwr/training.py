@@ -140,7 +140,9 @@ def _batches(
     shuffle = seed.generator("shuffle")
     draw = seed.generator("augment", images.device)
     for _ in range(epochs):
-        for chosen in epoch_batches(len(images), training.batch_size, shuffle):
+        for chosen in epoch_batches(
+            len(images), training.batch_size, shuffle, drop_last=training.drop_last
+        ):
             rows = chosen.to(images.device)
             views = augment(images[rows], recipes, draw)
             normalised = tuple(normalise(view) for view in views.images)

@@ -47,6 +47,30 @@ def test_a_given_decay_wins_over_the_papers():
     assert config.method.options == {"ema": 0.5}
 
 
+def test_the_papers_cross_silo_run():
+    config = load_config(["data=cifar10", "federation=silo", "training=silo", "method=byol"])
+    federation, training = config.federation, config.training
+    assert (federation.clients, federation.participation, federation.rounds) == (10, 1, 100)
+    assert (training.batch_size, training.local_epochs, training.lr) == (256, 10, 0.03)
+    assert (federation.merge, federation.fedu_threshold) == ("fedu", 0.4)
+    assert (config.method.options, config.model.name) == ({"ema": 0.99}, "resnet18")
+
+
+def test_the_preset_of_the_released_code():
+    for given in ([], ["data=cifar10"], ["data=cifar10", "training=silo"]):
+        config = load_config([*given, "preset=released_code"])
+        assert (config.federation.weighting, config.training.drop_last) == ("batches", True)
+    assert load_config(["preset=released_code", "training.drop_last=false"]).training.lr == 0.03
+
+
+def test_a_preset_may_be_repeated_on_resume_but_not_brought_in(run, tmp_path):
+    with pytest.raises(ConfigError, match="weighting=batches: a resumed run keeps"):
+        load_config([f"resume={run}", "preset=released_code"])
+    preset = ["preset=released_code"]
+    (run / "config.yaml").write_text(config_to_yaml(load_config(preset)))
+    assert load_config([f"resume={run}", *preset]).training.drop_last
+
+
 def test_cifar100_has_its_own_clusters():
     config = load_config(["data=cifar100"])
     assert (config.clustering.global_clusters, config.clustering.local_clusters) == (256, 16)
@@ -92,6 +116,9 @@ def test_the_command_line_wins_over_the_data_set():
         ("engine=dask", "engine=dask: input should be 'ray' or 'inline'"),
         ("device=tpu", "device=tpu: must be auto, cpu, cuda or cuda:N"),
         ("data=imagenet", "data=imagenet: must be one of cifar10, cifar100, digits, image_folder"),
+        ("preset=mine", "preset=mine: must be one of released_code"),
+        ("federation.merge=fedx", "federation.merge=fedx: input should be 'replace', 'fedu'"),
+        ("federation.fedema_mu=0", "federation.fedema_mu=0: input should be greater than 0"),
         ("resume=nowhere", "resume=nowhere: no run folder"),
         ("seed", "overrides are written key=value"),
     ],

@@ -13,7 +13,7 @@ LAYERS = [
     ["models"],
     ["clustering"],
     ["methods"],
-    ["training", "evaluation"],
+    ["training", "evaluation", "merging"],
     ["reporting"],
     ["federation"],
     ["deployment"],

@@ -50,6 +50,11 @@ def test_steps_losses_and_centroids(tiny):
     assert result.contribution.smallest_cluster == 16  # of the memory's 32
 
 
+def test_a_last_batch_that_is_not_full_can_be_left_out(tiny):
+    assert train(tiny("training.drop_last=true"), 40)[1].steps == 2
+    assert train(tiny("training.drop_last=true"), 10)[1].steps == 1  # rather than training nothing
+
+
 def test_the_loss_falls_on_a_client_that_trains_long(tiny):
     digits = torch.from_numpy(load_digits().images[:200, None] * 15).to(torch.uint8)
     config, longer = (tiny("training.lr=0.03", f"training.local_epochs={n}") for n in (1, 15))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,7 +106,7 @@ def _resumed(folder: Path, composed: DictConfig, overrides: Sequence[str]) -> di
     if not file.is_file():
         raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
     saved = OmegaConf.load(file)
-    for key in _parsed(overrides):
+    for key in _touched(overrides):
         new, old = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
         if key in ("resume", "run_dir") or new == old:
             continue
@@ -118,6 +118,17 @@ def _resumed(folder: Path, composed: DictConfig, overrides: Sequence[str]) -> di
     values = OmegaConf.to_container(saved, resolve=True)
     assert isinstance(values, dict)
     return {**values, "resume": str(folder), "run_dir": str(folder)}
+
+
+def _touched(overrides: Sequence[str]) -> Iterator[str]:
+    """The keys that overrides set; a preset has none of its own, but sets others."""
+    for key, value in _parsed(overrides).items():
+        if key == "preset" and value is not None:
+            preset = OmegaConf.load(conf_dir() / "preset" / f"{value}.yaml")
+            for part, values in preset.items():
+                yield from (f"{part!s}.{name!s}" for name in values)
+        else:
+            yield key
 
 
 def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
@@ -132,11 +143,11 @@ def _describe_hydra(error: Exception, section: type[Section], overrides: Sequenc
     except HydraException as syntax:
         return f"overrides are written key=value: {_one_line(syntax)}"
     for key, value in given.items():
-        if key not in known and key.partition(".")[0] != "method":
-            return f"{key}: unknown key{suggestion(key, known)}"
         choices = sorted(file.stem for file in (conf_dir() / key).glob("*.yaml"))
         if choices and value not in choices:
             return f"{key}={value}: must be one of {', '.join(choices)}"
+        if not choices and key not in known and key.partition(".")[0] != "method":
+            return f"{key}: unknown key{suggestion(key, known)}"
     return _one_line(error)
 
 

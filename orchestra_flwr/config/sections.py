@@ -94,7 +94,11 @@ class FederationConfig(Section):
     participation: float = Field(gt=0, le=1)
     rounds: int = Field(ge=1)
     min_success: float = Field(0.5, gt=0, le=1)
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Literal["samples", "batches", "uniform"] = "samples"
+    merge: Literal["replace", "fedu", "fedema"] = "replace"
+    fedu_threshold: float = Field(0.4, ge=0)
+    fedema_lambda: float | None = Field(None, ge=0)  # None: by fedema_mu, for each client
+    fedema_mu: float = Field(0.7, gt=0, le=1)
     round_timeout: float = Field(3600, gt=0)
     min_images: int = Field(1, ge=1)
 
@@ -122,6 +126,7 @@ class TrainingConfig(Section):
     weight_decay: float = Field(1e-4, ge=0)
     precision: Precision = "float32"
     threads: int = Field(1, ge=1)
+    drop_last: bool = False
 
 
 class EvaluationConfig(Section):

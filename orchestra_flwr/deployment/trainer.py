@@ -16,7 +16,15 @@ from orchestra_flwr.deployment.own_privacy import OwnPrivacy
 from orchestra_flwr.deployment.records import Encoded, decode, encode
 from orchestra_flwr.federation.answers import describe, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.wire import CLIENT_FAILED, CONFIG, METRICS, SMALLEST_CLUSTER, Schemas
+from orchestra_flwr.federation.own_state import OwnStateFolder
+from orchestra_flwr.federation.wire import (
+    CLIENT_FAILED,
+    CONFIG,
+    METRICS,
+    RUN,
+    SMALLEST_CLUSTER,
+    Schemas,
+)
 from orchestra_flwr.methods import build_method, labels_for
 from orchestra_flwr.training import resolve_device, usable_cpus
 
@@ -31,7 +39,7 @@ class Trainer:
     Args:
         config: the client's configuration.
         name: the client's name.
-        folder: where the client keeps what it has released.
+        folder: where the client keeps what it has released, and its own state in runs.
         tell: told, in a line, what happens.
 
     Raises:
@@ -44,11 +52,12 @@ class Trainer:
         self._config = config
         self._name = name
         self._tell = tell
+        self._folder = folder
         self._privacy = OwnPrivacy(config.privacy, folder / "releases.jsonl")
         self._device = resolve_device(config.device)
         self._images: ImageSet | None = None
         self._image_size: int | None = None
-        self._latest: tuple[Config, OrchestraClient] | None = None
+        self._latest: tuple[tuple[Config, str], OrchestraClient] | None = None
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
         """The answer to a request of the relay app; an exception becomes an error."""
@@ -86,7 +95,7 @@ class Trainer:
         round_ = int(task["round"])  # type: ignore[arg-type]
         self._tell(f"round {round_}: {'training' if task['train'] else 'first clustering'}")
         given = Config.from_json(str(task["config"]))
-        client = self._client(given)
+        client = self._client(given, str(task.get(RUN, "")))
         why_silent = self._why_silent(given, client, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
@@ -99,15 +108,18 @@ class Trainer:
         self._tell(f"round {round_}: {', '.join(facts)}")
         return reply
 
-    def _client(self, given: Config) -> OrchestraClient:
-        if self._latest is None or self._latest[0] != given:
+    def _client(self, given: Config, run: str) -> OrchestraClient:
+        if self._latest is None or self._latest[0] != (given, run):
             config = self._localised(given)
             own = self._load(config)
             labels = labels_for(build_method(config, config.data.channels), own)
-            client = OrchestraClient(config, self._name, own.images, labels, hides=True)
+            keeps = OwnStateFolder(self._folder / "runs", run) if run else None
+            client = OrchestraClient(
+                config, self._name, own.images, labels, keeps=keeps, hides=True
+            )
             # Not for the greeting alone: nobody says that its configuration is the round's.
             self._permit(given, bool(client.contributes), len(client.images))
-            self._latest = (given, client)
+            self._latest = ((given, run), client)
         return self._latest[1]
 
     def _permit(self, given: Config, shares: bool, images: int) -> None:

@@ -13,9 +13,11 @@ from safetensors.torch import save_file
 
 from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.methods import Method, Role
+from orchestra_flwr.reporting.files import write_atomically
 
 FILE = "state.safetensors"
 KEY_FILE = "noise.key"
+RUN_FILE = "run.id"
 TRAVELLING = (Role.SHARED, Role.SERVER)
 
 
@@ -84,6 +86,22 @@ def load_checkpoint(folder: Path, method: Method) -> Position | None:
     for name, tensor in state.items():
         tensor.copy_(saved[name])
     return position
+
+
+def run_id(folder: Path) -> str:
+    """What tells this run from all others, however often it is resumed; made when first asked.
+
+    Raises:
+        FederationError: the file cannot be written or read.
+    """
+    path = folder / RUN_FILE
+    try:
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, secrets.token_hex(8).encode())
+        return path.read_text()
+    except OSError as error:
+        raise FederationError(f"cannot use the run's id in {path}: {error}") from error
 
 
 def noise_key(folder: Path) -> bytes:

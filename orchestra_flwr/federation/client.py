@@ -10,8 +10,10 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.federation.own_state import OwnStateFolder
 from orchestra_flwr.federation.wire import SMALLEST_CLUSTER, Schemas, unpack_state
 from orchestra_flwr.heap import keep_freed_memory, return_freed_memory
+from orchestra_flwr.merging import OwnState, build_merging, keeps_state
 from orchestra_flwr.methods import Role, build_method
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
@@ -26,6 +28,7 @@ class OrchestraClient(NumPyClient):
         name: which client this is; its randomness follows from it.
         images: (n, C, H, W) uint8 on the device to train on.
         labels: (n,) int64 beside them, for methods that learn from labels.
+        keeps: where state of its own is kept from round to round, for runs in which clients do.
         hides: whether the noise of private centroids is drawn afresh from the system, as it must
             be wherever somebody else knows the run's seed; without it follows from the seed.
 
@@ -40,6 +43,7 @@ class OrchestraClient(NumPyClient):
         images: Tensor,
         labels: Tensor | None = None,
         *,
+        keeps: OwnStateFolder | None = None,
         hides: bool = False,
     ) -> None:
         least = config.federation.min_images
@@ -51,6 +55,7 @@ class OrchestraClient(NumPyClient):
         self.name = name
         self.images = images
         self.labels = labels
+        self.keeps = keeps
         self.hides = hides
         self.method = build_method(config, images.shape[1]).to(images.device)
         self.schemas = Schemas.of(self.method)
@@ -75,7 +80,7 @@ class OrchestraClient(NumPyClient):
             seconds and the method's own.
 
         Raises:
-            ValueError: arrays that do not fit the model.
+            ValueError: arrays that do not fit the model, or own state that is missing its place.
             TrainingError: a loss that is not finite.
         """
         started = time.perf_counter()
@@ -88,7 +93,14 @@ class OrchestraClient(NumPyClient):
             before = received[Role.SHARED.value] if clips else None
             del parameters, received  # frees them where the caller has not kept them
             seed = ClientSeed(self.config.seed, int(config["round"]), self.name, self.hides)
-            result = self._work(seed, bool(config["train"]), bool(config.get("contribute", True)))
+            contribute = bool(config.get("contribute", True))
+            told: dict[str, float] = {}
+            if not config["train"]:
+                result = self._observe(seed, contribute)
+            elif keeps_state(self.config, self.method):
+                result, told = self._train_merged(seed, contribute)
+            else:
+                result = self._train(seed, contribute)
         return_freed_memory()  # before the reply is packed, which takes two models' memory
         arrays = [
             result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes
@@ -99,14 +111,48 @@ class OrchestraClient(NumPyClient):
                 shared = clipped_state(before, shared, clip)
             arrays.insert(0, shared)
         metrics: dict[str, Any] = {f"loss/{name}": value for name, value in result.losses.items()}
+        metrics |= {f"merge/{name}": value for name, value in told.items()}
         metrics["steps"] = result.steps
         if result.contribution.smallest_cluster is not None:
             metrics[SMALLEST_CLUSTER] = result.contribution.smallest_cluster
         metrics["seconds"] = time.perf_counter() - started
         return arrays, len(self.images), metrics
 
-    def _work(self, seed: ClientSeed, train: bool, contribute: bool) -> LocalResult:
-        given = (self.images, self.config.training, self.config.data.augmentation, seed)
-        if not train:
-            return observe_round(self.method, *given, contribute=contribute)
-        return train_round(self.method, *given, labels=self.labels, contribute=contribute)
+    def _observe(self, seed: ClientSeed, contribute: bool) -> LocalResult:
+        augmentation = self.config.data.augmentation
+        return observe_round(
+            self.method,
+            self.images,
+            self.config.training,
+            augmentation,
+            seed,
+            contribute=contribute,
+        )
+
+    def _train(self, seed: ClientSeed, contribute: bool) -> LocalResult:
+        return train_round(
+            self.method, self.images, self.config.training, self.config.data.augmentation, seed,
+            labels=self.labels, contribute=contribute,
+        )  # fmt: skip
+
+    def _train_merged(
+        self, seed: ClientSeed, contribute: bool
+    ) -> tuple[LocalResult, dict[str, float]]:
+        """Trains from what was received and what this client has kept, and keeps the result."""
+        if self.keeps is None:
+            raise ValueError(
+                f"federation.merge={self.config.federation.merge}: client {self.name} was given "
+                "no place to keep its state"
+            )
+        own, local = self.keeps.before(seed.round), self.method.state(Role.LOCAL)
+        if own is None:
+            self.method.start_own_state()
+        else:
+            for name, tensor in local.items():
+                tensor.copy_(own.tensors[name])
+        merging = build_merging(self.config.federation)
+        merging.merge(self.method, own)
+        result = self._train(seed, contribute)
+        kept = merging.keep(self.method)
+        self.keeps.save(seed.round, OwnState({**local, **kept.tensors}, kept.figures))
+        return result, merging.told()

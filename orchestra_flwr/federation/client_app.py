@@ -6,6 +6,7 @@ Lives in an importable module so that a worker process keeps its caches between 
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -15,8 +16,9 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.answers import answer, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
+from orchestra_flwr.federation.own_state import OwnStateFolder
 from orchestra_flwr.federation.population import Population, load_population
-from orchestra_flwr.federation.wire import CONFIG
+from orchestra_flwr.federation.wire import CLIENTS, CONFIG, RUN
 from orchestra_flwr.methods import build_method, labels_for
 from orchestra_flwr.training import resolve_device
 
@@ -35,19 +37,23 @@ def train(message: Message, context: Context) -> Message:
     """One round of one client."""
 
     def work(content: RecordDict) -> RecordDict:
-        config_json = str(content.config_records[CONFIG]["config"])
-        client = _client(config_json, int(context.node_config["partition-id"]))
-        return train_reply(client, content)
+        task = content.config_records[CONFIG]
+        return train_reply(_client(task, int(context.node_config["partition-id"])), content)
 
     return answer(message, work)
 
 
-def _client(config_json: str, partition_id: int) -> OrchestraClient:
+def _client(task: ConfigRecord, partition_id: int) -> OrchestraClient:
+    config_json = str(task["config"])
     population, images, labels = _population(config_json)
     name, part = list(population.parts.items())[partition_id]
     chosen = torch.from_numpy(part).to(images.device)
     own_labels = None if labels is None else labels[chosen]
-    return OrchestraClient(Config.from_json(config_json), name, images[chosen], own_labels)
+    keeps = None
+    if RUN in task:
+        keeps = OwnStateFolder(Path(str(task[CLIENTS])) / name, str(task[RUN]))
+    config = Config.from_json(config_json)
+    return OrchestraClient(config, name, images[chosen], own_labels, keeps=keeps)
 
 
 @lru_cache(maxsize=1)

@@ -22,9 +22,11 @@ class Members(Protocol):
 
     Attributes:
         replays: whether a client that is asked for a round once more does the same to the bit.
+        share_disk: whether clients can write into the run folder, to keep their state there.
     """
 
     replays: bool
+    share_disk: bool
 
     def gather(self) -> Mapping[str, int]:
         """Node id of each client that can be asked now, by the client's name.
@@ -46,6 +48,7 @@ class SimulatedMembers:
     """
 
     replays = True
+    share_disk = True
 
     def __init__(self, grid: Grid, names: Sequence[str]) -> None:
         self._nodes = _find_partitions(grid, names)
@@ -74,6 +77,7 @@ class ConnectedMembers:
     """
 
     replays = False
+    share_disk = False
 
     def __init__(
         self,

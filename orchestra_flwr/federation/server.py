@@ -17,13 +17,15 @@ from orchestra_flwr.federation.checkpoint import (
     forget_noise_key,
     load_checkpoint,
     noise_key,
+    run_id,
     save_checkpoint,
 )
 from orchestra_flwr.federation.judge import Judge, Scores
 from orchestra_flwr.federation.members import Members
 from orchestra_flwr.federation.releases import Releases
 from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, RoundReport
-from orchestra_flwr.federation.wire import pack_state
+from orchestra_flwr.federation.wire import CLIENTS, RUN, pack_state
+from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.models import save_encoder
 from orchestra_flwr.privacy.updates import composed_epsilon, drawn_once_more
@@ -152,7 +154,7 @@ class _Run:
         arrays = pack_state(self.method, strategy.schemas)
         if self.releases:
             strategy.silent = self.releases.exhausted(strategy.nodes, number)
-        messages = strategy.configure_train(number, arrays, ConfigRecord(), self.grid)
+        messages = strategy.configure_train(number, arrays, self._place(), self.grid)
         self._check_delta(number, strategy.report.population)
         if self.releases:
             self._count_releases(number, strategy, self.releases)
@@ -176,6 +178,15 @@ class _Run:
                 f"it must be below {1 / clients:.3g}: this run is not covered by "
                 "differential privacy any more"
             )
+
+    def _place(self) -> ConfigRecord:
+        """For tasks: which run this is, and where clients on this machine keep their state."""
+        if not keeps_state(self.config, self.method):
+            return ConfigRecord()
+        place = ConfigRecord({RUN: run_id(self.folder.checkpoint)})
+        if self.members.share_disk:
+            place[CLIENTS] = str(self.folder.clients.resolve())
+        return place
 
     def _count_releases(self, number: int, strategy: OrchestraStrategy, releases: Releases) -> None:
         """Before anybody is asked: what may have left a client is never missing in the ledger."""
@@ -230,8 +241,7 @@ def _record(
     number: int, report: RoundReport, seconds: float, scores: Scores | None
 ) -> dict[str, Any]:
     """A line of `metrics.jsonl`."""
-    prefix = "loss/"
-    loss = {k.removeprefix(prefix): v for k, v in report.metrics.items() if k.startswith(prefix)}
+    loss = _with_prefix(report.metrics, "loss/")
     record: dict[str, Any] = {
         "round": number,
         "seconds": seconds,
@@ -247,6 +257,8 @@ def _record(
         "bytes_down": report.bytes_down,
         "server_seconds": report.server_seconds,
     }
+    if merged := _with_prefix(report.metrics, "merge/"):
+        record["merge"] = merged
     if report.smallest_clusters:
         record["clustering"] = {
             "smallest_cluster": report.smallest_cluster,
@@ -256,6 +268,10 @@ def _record(
     if scores is not None:
         record["scores"] = scores
     return record
+
+
+def _with_prefix(metrics: dict[str, float], prefix: str) -> dict[str, float]:
+    return {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
 
 
 def _update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float] | str:

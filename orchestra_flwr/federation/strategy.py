@@ -185,7 +185,7 @@ class OrchestraStrategy(Strategy):
             reply = self._checked(client, message, trained)
             if reply is None:
                 continue
-            weight = reply.examples if self.config.federation.weighting == "samples" else 1.0
+            weight = self._weight(reply.examples)
             if reply.shared is not None:
                 mean.add(reply.shared, weight)
             told.append((weight, reply.metrics))
@@ -233,6 +233,12 @@ class OrchestraStrategy(Strategy):
             return None
         self.on_client(client, True)
         return reply
+
+    def _weight(self, examples: int) -> float:
+        weighting = self.config.federation.weighting
+        if weighting == "batches":  # full ones, as the published code counts them
+            return max(1, examples // self.config.training.batch_size)
+        return examples if weighting == "samples" else 1.0
 
     def _aggregation(self, server_round: int) -> StreamingMean | ClippedMean:
         privacy, size = self.config.privacy, self.schemas.shared.size

@@ -25,6 +25,8 @@ CONFIG = "config"  # the ConfigRecord of a message, both ways
 METRICS = "metrics"  # the MetricRecord of a reply
 SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its smallest row, 0 without
 CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
+RUN = "run"  # of a task: which run this is, where clients keep state
+CLIENTS = "clients"  # of a task: the folder for the clients' state, where they share the disk
 FORMAT = 2  # raised whenever messages change their meaning
 
 
@@ -39,10 +41,10 @@ class Schema:
         """The schema of one role of a method.
 
         Raises:
-            ValueError: the role is private.
+            ValueError: the role is the client's own.
         """
-        if role is Role.PRIVATE:
-            raise ValueError("private state never travels")
+        if role in (Role.LOCAL, Role.PRIVATE):
+            raise ValueError(f"{role.value} state never travels")
         return cls(tuple((name, tuple(t.shape)) for name, t in method.state(role).items()))
 
     @cached_property

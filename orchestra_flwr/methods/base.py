@@ -26,7 +26,8 @@ class Role(Enum):
 
     SHARED = "shared"  # trained by the clients, averaged by the server, sent both ways
     SERVER = "server"  # made by the server, sent down only
-    PRIVATE = "private"  # never leaves the client
+    LOCAL = "local"  # the client's own: kept from round to round, never leaves it
+    PRIVATE = "private"  # never leaves the client, gone after a round
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ class Method(nn.Module, ABC):
 
     Class attributes:
         Settings: the method's own options under `method.` in the configuration.
-        roles: role of every child module and buffer, by its name.
+        roles: role of every child module and buffer, by its name. Clients that keep state know two
+            children by their names: the trained `backbone`, and the `predictor` of methods that
+            have one.
         needs_first_round: whether the server's state is made in a first round without training.
         may_contribute_nothing: whether a client may send arrays of no rows, as one must that has
             fewer than `privacy.k_min` images.
@@ -106,6 +109,13 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def backbones(self) -> dict[str, Backbone]:
         """The backbones worth evaluating, the one to keep first."""
+
+    def role(self, name: str) -> Role:
+        """The role of a child module or buffer, where the configuration has a say in it."""
+        return self.roles[name]
+
+    def start_own_state(self) -> None:
+        """Makes local state from what was received; called before a client's first training."""
 
     def start_round(self) -> None:
         """Called on the client before its first step of a round."""
@@ -149,5 +159,5 @@ class Method(nn.Module, ABC):
 
     def _tensors(self, role: Role) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.state_dict(keep_vars=True).items():
-            if self.roles[name.partition(".")[0]] is role:
+            if self.role(name.partition(".")[0]) is role:
                 yield name, tensor.detach()

@@ -32,8 +32,9 @@ class BYOLSettings(Section):
 class BYOL(Method):
     """Online encoder with a predictor, and a target encoder that follows it.
 
-    The target is an average over the steps of all rounds, which a client without memory cannot
-    keep: like Orchestra's it travels with the online encoder and is averaged by the server.
+    The target is an average over the steps of all rounds. A client without memory cannot keep it:
+    like Orchestra's it then travels with the online encoder and is averaged by the server. Clients
+    that keep state of their own (`federation.merge`) keep their targets, which then do not travel.
     """
 
     Settings = BYOLSettings
@@ -49,12 +50,23 @@ class BYOL(Method):
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
+        self.keeps_target = config.federation.merge != "replace"
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
         self.projector = mlp(self.backbone.dim, 2 * dim, dim, norm=False)
         self.predictor = mlp(dim, 2 * dim, dim, bias=True, norm=False)
         self.target_backbone = copy.deepcopy(self.backbone).requires_grad_(False)
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
+
+    def role(self, name: str) -> Role:
+        """The target is the client's own where clients keep state."""
+        own = self.keeps_target and name.startswith("target_")
+        return Role.LOCAL if own else super().role(name)
+
+    def start_own_state(self) -> None:
+        """A client's target starts as the online encoder that it received, and follows at once."""
+        self.target_backbone.load_state_dict(self.backbone.state_dict())
+        self.target_projector.load_state_dict(self.projector.state_dict())
 
     def recipes(self) -> Sequence[Recipe]:
         """BYOL's two different augmentations, one always blurred, one seldom, but solarized."""
@@ -76,5 +88,7 @@ class BYOL(Method):
         return {"similarity": symmetric_negative_cosine(predictions, targets)}
 
     def backbones(self) -> dict[str, Backbone]:
-        """The online one first: it is what BYOL keeps."""
+        """The online one first: it is what BYOL keeps. The server may have no target."""
+        if self.keeps_target:
+            return {"online": self.backbone}
         return {"online": self.backbone, "target": self.target_backbone}

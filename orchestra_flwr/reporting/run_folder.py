@@ -61,6 +61,11 @@ class RunFolder:
         return self.path / "checkpoint"
 
     @property
+    def clients(self) -> Path:
+        """What simulated clients keep of their own between rounds, where they keep anything."""
+        return self.path / "clients"
+
+    @property
     def encoder(self) -> Path:
         """The weights of the encoder that the run leaves behind."""
         return self.path / "encoder.safetensors"

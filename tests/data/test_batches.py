@@ -43,3 +43,14 @@ def test_epochs_of_one_generator_differ():
 def test_impossible_sizes_are_refused(count: int, batch_size: int):
     with pytest.raises(ValueError, match="count="):
         epoch_batches(count, batch_size, _generator())
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(1, [2]), (3, [3]), (4, [4]), (5, [4]), (7, [4]), (8, [4, 4]), (9, [4, 4])]
+)
+def test_a_last_batch_that_is_not_full_can_be_left_out(count, sizes, generator):
+    """But a client with fewer images than a batch trains on what it has."""
+    batches = epoch_batches(count, 4, generator, drop_last=True)
+    assert [len(batch) for batch in batches] == sizes
+    if count > 1:
+        assert len(torch.cat(batches).unique()) == sum(sizes)

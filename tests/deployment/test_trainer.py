@@ -318,6 +318,34 @@ def test_a_ledger_that_cannot_be_read_is_no_empty_one(tmp_path):
     assert OwnPrivacy(bounds(), file).ledger.releases == {}
 
 
+@pytest.fixture
+def silo(server):
+    values = server.model_dump()
+    values["method"] = {"name": "byol"}
+    values["federation"] |= {"merge": "fedema"}
+    return ServerConfig.model_validate(values)
+
+
+def test_a_client_keeps_its_state_in_its_own_folder_by_run(trainer, silo, tmp_path):
+    """A client that was started anew goes on from it; another run starts without."""
+
+    def sent(one, round_, run):
+        content = task(silo, round_)
+        content[CONFIG]["run"] = run
+        return ask(one, "train", content)[ARRAYS]["shared"].numpy()
+
+    kept = trainer()
+    sent(kept, 1, "monday")
+    second = sent(kept, 2, "monday")
+    folder = tmp_path / "runs"
+    assert sorted(p.stem for p in (folder / "monday").iterdir()) == ["1", "2"]
+    np.testing.assert_array_equal(sent(trainer(), 2, "monday"), second)
+    other = sent(kept, 2, "tuesday")
+    assert (other != second).any()
+    assert [p.name for p in folder.iterdir()] == ["tuesday"]
+    np.testing.assert_array_equal(other, sent(trainer(), 2, "wednesday"))
+
+
 def test_a_failure_becomes_an_error_that_says_what_happened(trainer, server, said, photos):
     one = trainer()
     for file in photos.iterdir():

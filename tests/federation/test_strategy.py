@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from scipy.stats import kstest
 from torch import nn
 
-from orchestra_flwr.config import Section
+from orchestra_flwr.config import MethodConfig, Section
 from orchestra_flwr.federation.inline import identify_process
 from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, draw_cohort
 from orchestra_flwr.federation.wire import (
@@ -31,8 +31,8 @@ class Toy(Method):
     roles = {"weights": Role.SHARED, "total": Role.SERVER}
     may_contribute_nothing = True
 
-    def __init__(self, size=2):
-        super().__init__(None, 1)
+    def __init__(self, config, size=2):
+        super().__init__(config.model_copy(update={"method": MethodConfig(name="toy")}), 1)
         self.weights = nn.Parameter(torch.zeros(size))
         self.register_buffer("total", torch.zeros(3))
 
@@ -56,7 +56,7 @@ class Toy(Method):
 def strategy(tiny):
     def make(*overrides, on_client=lambda client, ok: None, size=2, key=None):
         config = tiny("federation.clients=3", "federation.participation=1", *overrides)
-        strategy = OrchestraStrategy(config, Toy(size), on_client, key)
+        strategy = OrchestraStrategy(config, Toy(config, size), on_client, key)
         strategy.nodes = {"a": 70, "b": 71, "c": 72}
         return strategy
 
@@ -108,6 +108,15 @@ def test_uniform_weighting_is_algorithm_2(strategy):
     strategy = strategy("federation.weighting=uniform")
     arrays, _ = strategy.aggregate_train(1, three_answers(strategy, ask(strategy)))
     np.testing.assert_allclose(from_record(arrays)["shared"], [3, 10 / 3], rtol=1e-6)
+
+
+def test_weights_by_full_batches_are_the_published_ones(strategy):
+    """Batches of 2: images 1, 2 and 5 are 0, 1 and 2 of them, but nobody counts for nothing."""
+    strategy = strategy("federation.weighting=batches", "training.batch_size=2")
+    arrays, _ = strategy.aggregate_train(1, three_answers(strategy, ask(strategy)))
+    np.testing.assert_array_equal(
+        from_record(arrays)["shared"], [(1 + 3 + 2 * 5) / 4, (2 + 0 + 2 * 8) / 4]
+    )
 
 
 def test_messages_carry_both_states_the_round_and_the_configuration(strategy):

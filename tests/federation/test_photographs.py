@@ -1,0 +1,51 @@
+"""Every method on real photographs, on real Ray."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestra_flwr.methods import METHODS
+
+REPOSITORY = Path(__file__).parents[2]
+PHOTOS = REPOSITORY.parent / "shared" / "data" / "cifar10-jpeg.zip"
+CLASSES = "airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck"
+LEAST_STD = 0.3  # 0: all features are the same; 1: they point into all directions
+SMALL = (
+    "engine=ray", "ray.workers=1", "device=cpu", "data=image_folder", f"data.root={PHOTOS}",
+    "data.train_limit=600", "data.test_limit=300", "model.width=16", "model.projector_dim=64",
+    "clustering.global_clusters=16", "clustering.local_clusters=4", "clustering.memory=64",
+    "federation.clients=4", "federation.rounds=2", "training.local_epochs=3",
+    "evaluation.every=2", "logging.progress=plain",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not PHOTOS.is_file(), reason="the photographs are not here")
+@pytest.mark.parametrize("method", [*METHODS, "byol federation.merge=fedu"])
+def test_trains_without_collapse(tmp_path, method):
+    overrides = [*SMALL, *f"method={method}".split(), f"run_dir={tmp_path / 'run'}"]
+    if method == "supervised":
+        overrides.append(f"method.classes=[{CLASSES}]")
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "run_sim.py"), *overrides],
+        check=False, capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"]["total"] for line in lines[1:]]
+    untrained, trained = (each["feature_std"] for each in (summary["untrained"], summary))
+    print(
+        f"{method}: {time.perf_counter() - started:.0f} s, losses {losses}, kNN "
+        f"{summary['untrained']['knn']:.3f} to {summary['knn']:.3f}, feature_std "
+        f"{untrained:.2f} to {trained:.2f}"
+    )
+    assert losses[-1] < losses[0]
+    assert trained > LEAST_STD
+    assert (tmp_path / "run" / "clients").is_dir() == ("merge" in method)
