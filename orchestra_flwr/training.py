@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import AugmentationConfig, ConfigError, TrainingConfig
 from orchestra_flwr.data import augment, epoch_batches
+from orchestra_flwr.graph import CapturedStep
 from orchestra_flwr.methods import Batch, Contribution, Method
 from orchestra_flwr.models import normalise
 from orchestra_flwr.optimizer import SGD
@@ -66,35 +67,19 @@ def train_round(
     """
     if method.needs_labels and labels is None:
         raise ValueError("the method learns from labels, and there are none")
-    if not method.needs_labels:
-        labels = None
     with passes_in(training.precision, method, images.device.type):
         method.train()
         method.start_round()
-        parameters = [p for p in method.parameters() if p.requires_grad]
-        optimizer = SGD(parameters, training.lr, training.momentum, training.weight_decay)
-        totals: dict[str, Tensor] = {}
+        batch_of = BatchMaker(method, images, labels, augmentation, seed)
+        step = LocalStep(method, batch_of, training)
+        take: Callable[[Tensor], None] = step
+        if training.cuda_graphs and images.is_cuda:
+            take = CapturedStep(step, training.batch_size, images.device, [batch_of.draw])
         steps = 0
-        batches = _batches(
-            method,
-            images,
-            training,
-            augmentation,
-            seed,
-            epochs=training.local_epochs,
-            labels=labels,
-        )
-        for batch in batches:
-            parts = method.loss(batch)
-            torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        for rows in _epochs(images, training, seed, training.local_epochs):
+            take(rows)
             steps += 1
-            for name, part in parts.items():
-                totals[name] = totals.get(name, 0.0) + part.detach()
-        losses = {name: float(total) / steps for name, total in totals.items()}
-        for name, value in losses.items():
-            if not math.isfinite(value):
-                raise TrainingError(f"the {name} loss is {value}; a lower training.lr may help")
+        losses = step.losses(steps)
         return LocalResult(losses, steps, _contribution(method, images, seed, contribute))
 
 
@@ -115,9 +100,81 @@ def observe_round(
     with passes_in(training.precision, method, images.device.type):
         method.train()
         method.start_round()
-        for batch in _batches(method, images, training, augmentation, seed, epochs=1):
-            method.observe(batch)
+        batch_of = BatchMaker(method, images, None, augmentation, seed)
+        for rows in _epochs(images, training, seed, epochs=1):
+            method.observe(batch_of(rows))
         return LocalResult({}, 0, _contribution(method, images, seed, contribute))
+
+
+class BatchMaker:
+    """Makes a method's views of some of a client's images.
+
+    Attributes:
+        draw: the generator of all augmentation, on the images' device.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        images: Tensor,
+        labels: Tensor | None,
+        augmentation: AugmentationConfig,
+        seed: ClientSeed,
+    ) -> None:
+        self._images = images
+        self._labels = labels if method.needs_labels else None
+        self._recipes = [recipe.limited(augmentation) for recipe in method.recipes()]
+        self.draw = seed.generator("augment", images.device)
+
+    def __call__(self, rows: Tensor) -> Batch:
+        """The batch of the (B,) chosen images."""
+        views = augment(self._images[rows], self._recipes, self.draw)
+        normalised = tuple(normalise(view) for view in views.images)
+        labels = None if self._labels is None else self._labels[rows]
+        return Batch(rows, normalised, views.rotations, labels)
+
+
+class LocalStep:
+    """A step of local training: views, passes, loss, update (Algorithm 1, lines 5 to 16).
+
+    It decides nothing by values and changes what it keeps in place, so that it can be captured as
+    a graph.
+
+    Args:
+        method: changed in place.
+        batch_of: makes its batches.
+        training: the optimizer's settings.
+    """
+
+    def __init__(self, method: Method, batch_of: BatchMaker, training: TrainingConfig) -> None:
+        self._method = method
+        self._batch_of = batch_of
+        parameters = [p for p in method.parameters() if p.requires_grad]
+        self._optimizer = SGD(parameters, training.lr, training.momentum, training.weight_decay)
+        self._totals: dict[str, Tensor] = {}
+
+    def __call__(self, rows: Tensor) -> None:
+        """Trains on the (B,) chosen images."""
+        parts = self._method.loss(self._batch_of(rows))
+        torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        for name, part in parts.items():
+            if name in self._totals:
+                self._totals[name].add_(part.detach())
+            else:
+                self._totals[name] = part.detach().clone()
+
+    def losses(self, steps: int) -> dict[str, float]:
+        """Mean of each part of the loss over the steps so far.
+
+        Raises:
+            TrainingError: one is not finite.
+        """
+        losses = {name: float(total) / steps for name, total in self._totals.items()}
+        for name, value in losses.items():
+            if not math.isfinite(value):
+                raise TrainingError(f"the {name} loss is {value}; a lower training.lr may help")
+        return losses
 
 
 def _contribution(
@@ -126,27 +183,16 @@ def _contribution(
     return method.end_round(images, seed) if contribute else method.no_contribution()
 
 
-def _batches(
-    method: Method,
-    images: Tensor,
-    training: TrainingConfig,
-    augmentation: AugmentationConfig,
-    seed: ClientSeed,
-    *,
-    epochs: int,
-    labels: Tensor | None = None,
-) -> Iterator[Batch]:
-    recipes = [recipe.limited(augmentation) for recipe in method.recipes()]
+def _epochs(
+    images: Tensor, training: TrainingConfig, seed: ClientSeed, epochs: int
+) -> Iterator[Tensor]:
+    """The rows of each batch, on the images' device."""
     shuffle = seed.generator("shuffle")
-    draw = seed.generator("augment", images.device)
     for _ in range(epochs):
         for chosen in epoch_batches(
             len(images), training.batch_size, shuffle, drop_last=training.drop_last
         ):
-            rows = chosen.to(images.device)
-            views = augment(images[rows], recipes, draw)
-            normalised = tuple(normalise(view) for view in views.images)
-            yield Batch(rows, normalised, views.rotations, None if labels is None else labels[rows])
+            yield chosen.to(images.device)
 
 
 @contextmanager

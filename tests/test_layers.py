@@ -8,7 +8,7 @@ import pytest
 import orchestra_flwr
 
 LAYERS = [
-    ["config", "seeding", "optimizer", "heap"],
+    ["config", "seeding", "optimizer", "heap", "graph"],
     ["data", "precision", "privacy"],
     ["models"],
     ["clustering"],

@@ -77,7 +77,7 @@ def test_epochs_do_not_make_images_out_of_views(tiny, n, k_min, rows, smallest, 
     """Six epochs on five images fill the memory with thirty rows of five images."""
     config = tiny("training.local_epochs=6", f"privacy.k_min={k_min}")
     method, result = train(config, n, work=work)
-    assert len(method.memory.images) == (30 if work is train_round else 5)
+    assert len(method.memory) == (30 if work is train_round else 5)
     assert result.contribution.arrays["local_centroids"].shape == (rows, 16)
     assert result.contribution.smallest_cluster == smallest
 

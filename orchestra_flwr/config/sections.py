@@ -126,6 +126,7 @@ class TrainingConfig(Section):
     weight_decay: float = Field(1e-4, ge=0)
     precision: Precision = "float32"
     threads: int = Field(1, ge=1)
+    cuda_graphs: bool = False
     drop_last: bool = False
 
 

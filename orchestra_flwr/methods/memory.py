@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+NOBODY = -1  # in place of an image's number, in rows that nothing was pushed to
+
 
 class FeatureMemory(nn.Module):
     """First-in first-out memory of (image, feature) rows.
@@ -18,22 +20,27 @@ class FeatureMemory(nn.Module):
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
-        self.size = size
-        self.register_buffer("features", torch.zeros(0, dim))
-        self.register_buffer("images", torch.zeros(0, dtype=torch.long))
+        self.register_buffer("features", torch.zeros(size, dim))
+        self.register_buffer("images", torch.full((size,), NOBODY))
+
+    def __len__(self) -> int:
+        """Rows that something was pushed to."""
+        return int((self.images != NOBODY).sum())
 
     def clear(self) -> None:
         """Forgets everything."""
-        self.features, self.images = self.features[:0], self.images[:0]
+        self.features.zero_()
+        self.images.fill_(NOBODY)
 
     def push(self, images: Tensor, features: Tensor) -> None:
         """Appends (B,) image numbers with their (B, dim) features; the oldest rows fall out."""
-        self.features = torch.cat([self.features, features.detach()])[-self.size :]
-        self.images = torch.cat([self.images, images])[-self.size :]
+        size = len(self.images)  # always the same tensors, whose shape never changes
+        self.features.copy_(torch.cat([self.features, features.detach()])[-size:])
+        self.images.copy_(torch.cat([self.images, images])[-size:])
 
     def latest(self) -> Tensor:
         """(n, dim) the newest feature of every image that is still remembered, newest first."""
-        newest_first = self.images.flip(0)
+        newest_first = self.images.flip(0)[: len(self)]
         unique, inverse = torch.unique(newest_first, return_inverse=True)
         positions = torch.arange(len(newest_first), device=inverse.device)
         first = positions.new_full((len(unique),), len(newest_first))

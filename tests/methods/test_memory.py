@@ -47,3 +47,20 @@ def test_clear():
     push(memory, 1)
     memory.clear()
     assert len(memory.latest()) == 0
+
+
+def test_rows_stay_where_they_are_in_memory():
+    """A captured step of training writes to the same addresses whenever it is replayed."""
+    memory = FeatureMemory(4, 2)
+    before = memory.features.data_ptr(), memory.images.data_ptr()
+    push(memory, 0, 1, 2)
+    push(memory, 3, 4, 5, 6, 7)
+    memory.clear()
+    assert before == (memory.features.data_ptr(), memory.images.data_ptr())
+    assert memory.features.shape == (4, 2)
+
+
+def test_pushing_more_than_it_holds_keeps_the_newest():
+    memory = FeatureMemory(3, 2)
+    push(memory, 0, 1, 2, 3, 4)
+    assert memory.latest()[:, 0].tolist() == [4, 3, 2]
