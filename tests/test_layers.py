@@ -8,7 +8,7 @@ import pytest
 import orchestra_flwr
 
 LAYERS = [
-    ["config", "seeding", "optimizer", "heap", "graph"],
+    ["config", "seeding", "optimizer", "heap", "graph", "files"],
     ["data", "precision", "privacy"],
     ["models"],
     ["clustering"],

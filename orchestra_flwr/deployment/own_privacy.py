@@ -9,8 +9,8 @@ from pathlib import Path
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.deployment.config import ClientPrivacyConfig
+from orchestra_flwr.files import append_durably, read_whole_lines
 from orchestra_flwr.privacy import ClusteringMechanism, Ledger, calibrate, spent
-from orchestra_flwr.reporting.files import append_durably, read_whole_lines
 
 
 class OwnPrivacy:

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from orchestra_flwr.federation.strategy import FederationError
+from orchestra_flwr.files import write_atomically
 from orchestra_flwr.methods import Method, Role
-from orchestra_flwr.reporting.files import write_atomically
 
 FILE = "state.safetensors"
 KEY_FILE = "noise.key"

@@ -9,8 +9,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from orchestra_flwr.files import write_atomically
 from orchestra_flwr.merging import OwnState
-from orchestra_flwr.reporting.files import write_atomically
 
 SUFFIX = ".safetensors"
 

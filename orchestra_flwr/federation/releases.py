@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import PrivacyConfig
+from orchestra_flwr.files import append_durably, read_whole_lines
 from orchestra_flwr.privacy import Ledger, calibrate
-from orchestra_flwr.reporting.files import append_durably, read_whole_lines
 
 
 class Releases:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from orchestra_flwr.config import Config, ConfigError, config_to_yaml
-from orchestra_flwr.reporting.files import append_durably, write_atomically
+from orchestra_flwr.files import append_durably, write_atomically
 
 
 class RunFolder:
