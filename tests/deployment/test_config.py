@@ -87,6 +87,11 @@ def test_wrong_clients_are_told_in_one_line(overrides, says):
     assert str(error.value).startswith(says)
 
 
+def test_a_server_does_not_ask_real_clients_for_features():
+    with pytest.raises(ConfigError, match="clustering=features: real clients send no features"):
+        load(ServerConfig, ["clustering=features", "privacy.k_min=1"])
+
+
 def test_an_ipv6_server():
     assert client('server="[::1]:8443"').host == "::1"
 
