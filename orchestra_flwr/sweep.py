@@ -173,7 +173,7 @@ class _Sweep:
             return count
         mean, now = sum(self.seconds) / len(self.seconds), time.monotonic()
         left = sum(max(0.0, mean - (now - job.began)) for job in running) + mean * len(waiting)
-        return f"{count}, about {duration(left / self.jobs)}"
+        return f"{count}, about {duration(left / self.jobs)}" if left else count
 
     def _stop_running(self) -> None:
         running = self._in_state("running")

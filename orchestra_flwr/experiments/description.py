@@ -128,9 +128,14 @@ class Experiment(Section):
 
 
 def experiment_names() -> list[str]:
-    """All experiments, sorted as a reader counts: table2 before table10."""
-    names = [path.stem for path in (conf_dir() / "experiment").glob("*.yaml")]
-    return sorted(names, key=lambda n: (n.rstrip("0123456789"), len(n), n))
+    """All experiments, as a reader counts."""
+    return sorted((path.stem for path in (conf_dir() / "experiment").glob("*.yaml")), key=counting)
+
+
+def counting(name: str) -> tuple[bool, str, int, str]:
+    """Sorts names: tables first, and figure5 before figure10."""
+    kind = name.rstrip("0123456789")
+    return kind != "table", kind, len(name), name
 
 
 def load_experiment(name: str) -> Experiment:

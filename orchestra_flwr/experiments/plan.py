@@ -15,6 +15,7 @@ from orchestra_flwr.experiments.description import (
     Experiment,
     Overrides,
     Scale,
+    counting,
     covers,
     load_experiment,
     load_scale,
@@ -59,9 +60,13 @@ class Plan(Section):
 
 
 def read_plans(folder: Path) -> list[Plan]:
-    """The plans of a folder of runs, by name; none where runs belong to no experiment."""
-    files = sorted((folder / PLANS).glob("*.json"))
-    return [Plan.model_validate_json(file.read_text()) for file in files]
+    """The plans of a folder of runs, as a reader counts; none where there are no experiments.
+
+    Raises:
+        ValueError: a file that is no plan.
+    """
+    plans = [Plan.model_validate_json(f.read_text()) for f in (folder / PLANS).glob("*.json")]
+    return sorted(plans, key=lambda plan: (counting(plan.name), plan.scale))
 
 
 def make_plan(

@@ -21,7 +21,7 @@ from orchestra_flwr.reporting.markdown import to_markdown
 from orchestra_flwr.reporting.paper import paper_source
 from orchestra_flwr.reporting.results import Results, gather
 from orchestra_flwr.reporting.runs import Run, find_runs, unreadable
-from orchestra_flwr.reporting.tables import origin, results_table, runs_table
+from orchestra_flwr.reporting.tables import lines_table, origin, results_table, runs_table
 from orchestra_flwr.reporting.text import duration, size
 from orchestra_flwr.reporting.views import VIEWS, draw_courses, draw_runs
 
@@ -91,7 +91,8 @@ def _experiment(results: Results, folder: Path) -> Iterator[Block]:
     for section, rows in results.sections(experiment.show.row_axes).items():
         if section:
             yield Heading(3, section)
-        yield results_table(rows, plan)
+        along = experiment.show.kind == "lines"
+        yield lines_table(rows, plan) if along else results_table(rows, plan)
     if results.gaps:
         lines = tuple(f"{gap.name}: {gap.reason}" for gap in results.gaps)
         expected = len({row.run for row in plan.rows})

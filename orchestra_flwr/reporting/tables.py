@@ -22,10 +22,12 @@ def results_table(rows: Sequence[Result], plan: Plan) -> Table:
     """
     measures = plan.experiment.measures
     printed = {m for m in measures if any(m in row.paper for row in rows)}
+    # Where figures must not be compared, what lies between them says nothing.
+    beside = ["paper", "difference"] if plan.settings.comparable else ["paper"]
     columns = [" / ".join(plan.experiment.show.row_axes)]
     for measure in measures:
         columns.append(UNITS[measure].title)
-        columns += ["paper", "difference"] if measure in printed else []
+        columns += beside if measure in printed else []
     columns.append("seeds")
     cells, strong = [], set()
     for number, row in enumerate(rows):
@@ -36,8 +38,8 @@ def results_table(rows: Sequence[Result], plan: Plan) -> Table:
             line.append(str(row.ours.get(measure, NOTHING)))
             if measure in printed:
                 difference = row.difference(measure)
-                line.append(str(row.paper.get(measure, NOTHING)))
-                line.append(NOTHING if difference is None else f"{difference:+.2f}")
+                told = NOTHING if difference is None else f"{difference:+.2f}"
+                line += [str(row.paper.get(measure, NOTHING)), told][: len(beside)]
         counts = {sample.count for sample in row.ours.values()}
         line.append(" to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "0")
         cells.append(tuple(line))
@@ -47,6 +49,27 @@ def results_table(rows: Sequence[Result], plan: Plan) -> Table:
         if any(run.summary.get("not_private") for run in row.runs)
     }
     return Table(tuple(columns), tuple(cells), frozenset(strong), frozenset(danger))
+
+
+def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
+    """One measure of ours: a row for each series, a column for each value along the axis."""
+    show, (measure, *_) = plan.experiment.show, plan.experiment.measures
+    assert show.x and show.series
+    ticks = list(dict.fromkeys(row.values[show.x] for row in rows))
+    cells: dict[str, dict[str, str]] = {}
+    strong = set()
+    for row in rows:
+        line = cells.setdefault(row.values[show.series], {})
+        tick = row.values[show.x]
+        line[tick] = str(row.ours.get(measure, NOTHING))
+        beside = [each for each in rows if each.values[show.x] == tick]
+        if _is_best(row, beside, measure):
+            strong.add((len(cells) - 1, 1 + ticks.index(tick)))
+    counts = {len(row.runs) for row in rows}
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    columns = (f"{UNITS[measure].title} by {show.x} ({seeds} seeds)", *ticks)
+    lines = [(name, *(line.get(tick, NOTHING) for tick in ticks)) for name, line in cells.items()]
+    return Table(columns, tuple(lines), frozenset(strong))
 
 
 def runs_table(runs: Sequence[Run], folder: Path) -> Table:
@@ -117,4 +140,4 @@ def _is_best(row: Result, rows: Sequence[Result], measure: str) -> bool:
     told = [each.ours[measure].mean for each in rows if measure in each.ours]
     if measure not in HIGHER_IS_BETTER or measure not in row.ours or len(told) < 2:
         return False
-    return row.ours[measure].mean == max(told)
+    return row.ours[measure].mean == max(told) > min(told)

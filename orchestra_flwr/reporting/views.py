@@ -107,7 +107,9 @@ def show_embedding(results: Results, file: Path) -> Iterator[Block]:
         for run in row.runs[:1]:
             try:
                 embedding = embed(run)
-            except (ConfigError, OSError, ValueError) as error:
+            except FileNotFoundError as error:
+                missing.append(f"{label}: {Path(str(error).partition(':')[0]).name} is not there")
+            except (ConfigError, ValueError) as error:
                 missing.append(f"{label}: {error}")
             else:
                 shown[label] = (embedding.points, embedding.labels, embedding.classes)
