@@ -178,16 +178,16 @@ class _Sweep:
     def _stop_running(self) -> None:
         running = self._in_state("running")
         for job in running:
-            assert job.process is not None
-            job.process.send_signal(signal.SIGINT)
+            if job.process:
+                job.process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + GRACE
         for job in running:
-            assert job.process is not None
-            try:
-                job.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                job.process.kill()
-                job.process.wait()
+            if job.process:
+                try:
+                    job.process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    job.process.kill()
+                    job.process.wait()
             if job.log:
                 job.log.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -26,9 +27,10 @@ Pairs = Sequence[tuple[float, float]]
 def save(figure: Figure, file: Path) -> None:
     """Writes `<file>.png` and `<file>.svg`, the same bytes for the same picture."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    for kind in ("png", "svg"):
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(file.with_name(f"{file.name}.{kind}"), format=kind, metadata=metadata)
+    # Unless it is told otherwise, matplotlib dates an SVG and names its parts at random.
+    with rc_context({"svg.hashsalt": file.name}):
+        figure.savefig(f"{file}.svg", format="svg", metadata={"Date": None})
+    figure.savefig(f"{file}.png", format="png")
 
 
 def draw_lines(panels: Mapping[str, Mapping[str, Line]], x_title: str, y_title: str) -> Figure:
