@@ -84,8 +84,9 @@ def _experiment(results: Results, folder: Path) -> Iterator[Block]:
             f"{plan.settings.title.capitalize()}: not comparable with the paper in absolute value.",
             "warning",
         )
-    for run in results.runs[:1]:
-        yield Paragraph(_images(run), "quiet")
+    settings = dict.fromkeys(_setting(run) for run in results.runs)
+    if settings:
+        yield Paragraph(f"Images: {'; '.join(settings)}.", "quiet")
     pictures = folder / FIGURES / f"{plan.name}-{plan.scale}"
     yield from VIEWS[experiment.show.kind](results, pictures)
     for section, rows in results.sections(experiment.show.row_axes).items():
@@ -103,15 +104,15 @@ def _experiment(results: Results, folder: Path) -> Iterator[Block]:
     yield Folded("How these figures were made", tuple(_made(results)))
 
 
-def _images(run: Run) -> str:
+def _setting(run: Run) -> str:
     config = run.config
     limited = f", {config.data.train_limit:,} of its images" if config.data.train_limit else ""
     source = Path(config.data.root).name if config.data.root else config.data.name
     if "classes" in run.summary:
-        return f"Images: {source}{limited}."
+        return f"{source}{limited}"
     return (
-        f"Images: {source}{limited}; {config.model.name} of width {config.model.width}; "
-        f"{config.federation.rounds} rounds."
+        f"{source}{limited} ({config.model.name} of width {config.model.width}, "
+        f"{config.federation.rounds} rounds)"
     )
 
 

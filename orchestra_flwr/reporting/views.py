@@ -212,6 +212,6 @@ def _correlations(told: Sequence[tuple[str, float | None]]) -> Table:
     known = [r for _, r in told if r is not None]
     printed = paper_value("tuning", {}, "correlation")
     rows = [(name, NOTHING if r is None else f"{r:.2f}", NOTHING) for name, r in told]
-    mean = f"{sum(known) / len(known):.2f}" if known else NOTHING
+    mean = f"{sum(known) / len(known):z.2f}" if known else NOTHING
     rows.append(("mean", mean, NOTHING if printed is None else f"{printed.mean:.2f}"))
     return Table(("correlation of score and kNN", "ours", "paper"), tuple(rows))
