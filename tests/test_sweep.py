@@ -19,6 +19,7 @@ def command(tmp_path, tiny_overrides):
             "federation.rounds=1"]  # fmt: skip
 
 
+@pytest.mark.timeout(900)  # four processes that start torch: half a minute where nothing else runs
 def test_a_failed_run_holds_up_no_other_and_nothing_is_done_twice(
     command, tmp_path, tiny_overrides, capsys
 ):
