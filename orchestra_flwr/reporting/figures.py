@@ -220,7 +220,7 @@ def _legend(figure: Figure, **options: Any) -> None:
             entries.values(),
             entries.keys(),
             loc="outside lower center",
-            ncols=min(len(entries), 6),
+            ncols=min(len(entries), max(2, int(figure.get_figwidth() / 1.6))),
             fontsize=9,
             labelcolor=INK,
             frameon=False,
