@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -52,6 +53,31 @@ Runs until it is stopped, reconnects by itself, and takes part in every run of i
 {COMMON}
 Exit code 2: the configuration is wrong.
 """
+EXPERIMENT_USAGE = """\
+usage: run_experiment.py experiment=NAME [key=value ...]      reproduce a table or figure
+
+  run_experiment.py experiment=table6                        on digits, minutes for each run
+  run_experiment.py experiment=table6 data.root=cifar10.zip  on photographs
+  run_experiment.py experiment=table1 scale=paper            as the paper has it, on GPUs
+  run_experiment.py experiment=table1 only=Orchestra,cross-device seeds=0
+
+  experiment=  {names}
+  scale=       paper or small (small)
+  seeds=       of which each row is run, such as 0,1,2 (the experiment's own)
+  only=        values of rows; rows with others on the same axes are left out
+  folder=      where all runs and the report are (outputs/experiments)
+  jobs=        runs side by side (the scale's own)
+  --list       the experiment's runs and how they stand, nothing is run
+  --help       this text
+
+Every other key=value is given to every run, see run_sim.py --help. Runs that are complete in the
+folder are not run again, whichever experiment they were made for, and those begun are resumed;
+a failed one does not hold up the others. Stop it with Ctrl-C and start it again to go on.
+The report, also of what there is so far: python -m orchestra_flwr.reporting FOLDER
+
+Exit code 0: done, 1: runs failed, 2: the command is wrong and nothing was run, 130: stopped.
+"""
+EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "folder", "jobs")
 C = TypeVar("C", bound=Composed)
 
 
@@ -68,6 +94,71 @@ def server_main(arguments: Sequence[str] | None = None) -> int:
 def client_main(arguments: Sequence[str] | None = None) -> int:
     """`run_client.py`: one real client; returns the exit code."""
     return _command(ClientConfig, _take_part, CLIENT_USAGE, arguments)
+
+
+def experiment_main(arguments: Sequence[str] | None = None) -> int:
+    """`run_experiment.py`: runs an experiment and writes its report; returns the exit code."""
+    from orchestra_flwr.experiments import experiment_names
+
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if {"-h", "--help"} & set(arguments) or not arguments:
+            print(EXPERIMENT_USAGE.format(names=", ".join(experiment_names())))
+            return 0
+        return _experiment(arguments)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _experiment(arguments: Sequence[str]) -> int:
+    from orchestra_flwr.experiments import experiment_names, make_plan
+
+    given = dict(a.partition("=")[::2] for a in arguments if a.partition("=")[0] in EXPERIMENT_KEYS)
+    extra = [a for a in arguments if a.partition("=")[0] not in (*EXPERIMENT_KEYS, "--list")]
+    if "experiment" not in given:
+        raise ConfigError(f"experiment: must be given, one of {', '.join(experiment_names())}")
+    plan, configs = make_plan(
+        given["experiment"],
+        given.get("scale", "small"),
+        seeds=[_whole("seeds", seed, 0) for seed in given["seeds"].split(",")]
+        if "seeds" in given
+        else None,
+        only=given["only"].split(",") if given.get("only") else (),
+        extra=extra,
+    )
+    folder = Path(given.get("folder", "outputs/experiments")).expanduser()
+    jobs = _whole("jobs", given["jobs"], 1) if "jobs" in given else plan.settings.jobs
+
+    from orchestra_flwr.reporting.report import write_report
+    from orchestra_flwr.sweep import jobs_of, run_plan
+
+    if "--list" in arguments:
+        missing = {job.name: job for job in jobs_of(plan, folder)}
+        for row in plan.rows:
+            job = missing.get(row.run)
+            state = "complete" if job is None else "begun" if job.was_begun else "missing"
+            print(f"{state:9}{row.run}  {', '.join(row.values.values())}")
+        return 0
+    _stop_on_sigterm()
+    try:
+        failed = run_plan(plan, configs, folder, jobs, lambda line: print(line, flush=True))
+        print(f"report: {write_report(folder)}")
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 1 if failed else 0
+
+
+def _whole(key: str, text: str, least: int) -> int:
+    if not text.strip().isdecimal() or int(text) < least:
+        raise ConfigError(f"{key}={text}: must be a whole number, at least {least}")
+    return int(text)
 
 
 def _command(
@@ -162,3 +253,7 @@ def _stop_on_sigterm() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

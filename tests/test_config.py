@@ -21,7 +21,8 @@ def test_cifar10_is_the_papers_cross_device_run():
     assert config.training.lr == 0.003
     assert config.clustering.global_clusters == 32
     assert config.clustering.local_clusters == 8
-    assert config.method.options == {"ema": 0.996, "temperature": 0.1}
+    options = {"ema": 0.996, "temperature": 0.1, "rotation": True, "target": True}
+    assert config.method.options == options
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestra_flwr.cli import EXPERIMENT_KEYS
 from orchestra_flwr.config import Config, MethodConfig, load, load_config
 from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
 from orchestra_flwr.deployment.keys import main as keys_main
+from orchestra_flwr.experiments import experiment_names, load_experiment, load_scale
 from orchestra_flwr.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +38,18 @@ def test_there_are_commands_of_every_program():
 @pytest.mark.parametrize(("program", "arguments"), [*commands()])
 def test_every_command_in_the_guides_composes(program, arguments):
     load(PROGRAMS[program], arguments)
+
+
+def test_every_experiment_in_the_guides_is_there_and_the_other_way_round():
+    given = re.findall(r"run_experiment\.py (experiment=[^#`\n]*)", "\n".join(GUIDES))
+    assert given
+    for line in given:
+        words = dict(word.split("=", 1) for word in line.split())
+        load_experiment(words["experiment"])
+        load_scale(words.get("scale", "small"))
+        assert words.keys() <= {*EXPERIMENT_KEYS, "data.root"}
+    guide = (ROOT / "docs" / "experiments.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", guide, re.M) == experiment_names()
 
 
 def key_commands():

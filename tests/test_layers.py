@@ -13,10 +13,10 @@ LAYERS = [
     ["models"],
     ["clustering"],
     ["methods"],
-    ["training", "evaluation", "merging"],
+    ["training", "evaluation", "merging", "experiments"],
     ["reporting"],
     ["federation"],
-    ["deployment"],
+    ["deployment", "sweep"],
     ["cli"],
 ]
 ROOT = Path(orchestra_flwr.__file__).parent

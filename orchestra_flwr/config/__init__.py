@@ -3,7 +3,14 @@
 The only package that reads Hydra's files. Everything else sees a :class:`Config`.
 """
 
-from orchestra_flwr.config.compose import conf_dir, config_to_yaml, every_key, load, load_config
+from orchestra_flwr.config.compose import (
+    RESUME_MAY_CHANGE,
+    conf_dir,
+    config_to_yaml,
+    every_key,
+    load,
+    load_config,
+)
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
@@ -24,6 +31,7 @@ from orchestra_flwr.config.sections import (
 )
 
 __all__ = [
+    "RESUME_MAY_CHANGE",
     "AugmentationConfig",
     "ClusteringConfig",
     "Composed",

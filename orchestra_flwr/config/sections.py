@@ -79,7 +79,7 @@ class MethodConfig(Section):
 class ClusteringConfig(Section):
     """Local and global clustering (the paper's L, G and memory)."""
 
-    name: Literal["sinkhorn", "private"]
+    name: Literal["sinkhorn", "private", "features"]
     global_clusters: int = Field(ge=2)
     local_clusters: int = Field(ge=2)
     memory: int = Field(128, ge=2)
@@ -192,6 +192,12 @@ class Config(Composed):
             raise ValueError(
                 f"privacy.k_min={k_min}: must be at most clustering.memory={memory}, "
                 "the images that local clustering sees"
+            )
+        # Who shares features must say so twice: nobody gets there by one slip.
+        if self.clustering.name == "features" and k_min != 1:
+            raise ValueError(
+                f"privacy.k_min={k_min}: must be 1 with clustering=features, "
+                "which sends the features of single images and is NOT PRIVATE"
             )
         self._check_update_privacy()
         self._check_centroid_privacy()

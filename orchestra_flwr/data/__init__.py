@@ -6,6 +6,7 @@ from orchestra_flwr.data.image_folder import survey
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.partition import class_counts, partition
 from orchestra_flwr.data.sources import load_dataset
+from orchestra_flwr.data.subset import balanced_subset
 
 __all__ = [
     "SIMCLR",
@@ -14,6 +15,7 @@ __all__ = [
     "Recipe",
     "Views",
     "augment",
+    "balanced_subset",
     "class_counts",
     "epoch_batches",
     "load_dataset",

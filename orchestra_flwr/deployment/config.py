@@ -31,6 +31,15 @@ class ServerConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _features_stay_with_real_clients(self) -> ServerConfig:
+        if self.clustering.name == "features":
+            raise ValueError(
+                "clustering=features: real clients send no features of single images; "
+                "must be sinkhorn or private"
+            )
+        return self
+
     @property
     def tls(self) -> bool:
         """Whether the server speaks TLS: always, but for `insecure` and keyless loopback."""

@@ -171,7 +171,16 @@ class Trainer:
         return config
 
     def _localised(self, config: Config) -> Config:
-        """The server's configuration on this machine."""
+        """The server's configuration on this machine.
+
+        Raises:
+            RefusalError: it asks for features of single images, whatever the server's checks are.
+        """
+        if config.clustering.name == "features":
+            raise RefusalError(
+                "the server asks for the features of single images (clustering=features), "
+                "which this client does not send"
+            )
         own = self._config.training
         machine = {
             "threads": own.threads or usable_cpus(),

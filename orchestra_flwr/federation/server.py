@@ -218,6 +218,8 @@ class _Run:
             **self._privacy(position.drawn),
             "versions": self.versions,
         }
+        if self.config.clustering.name == "features":
+            summary["not_private"] = "the features of single images left the clients"
         if self.releases:
             summary["epsilon_spent"] = self.releases.spent()
         kept, backbone = next(iter(self.method.backbones().items()))

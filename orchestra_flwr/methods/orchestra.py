@@ -32,7 +32,7 @@ from orchestra_flwr.seeding import ClientSeed
 
 FEATURE_BATCH = 64  # images of which private clustering takes the features at a time, always
 # The published recipe: SimCLR's augmentations, with less blur and some solarisation for the view
-# that predicts, and a rotation for the third.
+# that predicts, and a rotation for the third, which only the rotation head needs.
 RECIPES = (Recipe(), Recipe(blur_p=0.1, solarize_p=0.2), Recipe(rotate=True))
 
 
@@ -57,10 +57,18 @@ class OrchestraSettings(Section):
 
     ema: float = Field(0.996, ge=0, lt=1)
     temperature: float = Field(0.1, gt=0)
+    rotation: bool = True  # predict rotations, against degenerate solutions (Table 6)
+    target: bool = True  # a second encoder assigns; without it, the online one does (Table 6)
 
 
 class Orchestra(Method):
-    """Online encoder, target encoder, rotation head, global centroids and feature memory."""
+    """Online encoder, target encoder, rotation head, global centroids and feature memory.
+
+    The paper's ablations (Table 6, section D.2) leave modules out: `method.rotation=false` the
+    rotation head with its view and its pass, `method.target=false` the target. Then nothing is
+    left that is slow to follow: the online encoder itself assigns, without a gradient, and is what
+    is clustered, averaged and kept. There is no copy of it that would travel for nothing.
+    """
 
     Settings = OrchestraSettings
     roles: ClassVar[Mapping[str, Role]] = {
@@ -85,9 +93,11 @@ class Orchestra(Method):
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
         self.projector = mlp(self.backbone.dim, dim, dim)
-        self.rotation_head = nn.Linear(dim, 4)
-        self.target_backbone = copy.deepcopy(self.backbone).requires_grad_(False)
-        self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
+        if self.settings.rotation:
+            self.rotation_head = nn.Linear(dim, 4)
+        if self.settings.target:
+            self.target_backbone = copy.deepcopy(self.backbone).requires_grad_(False)
+            self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
         self.memory = FeatureMemory(config.clustering.memory, dim)
         self.register_buffer(
             "global_centroids", torch.zeros(config.clustering.global_clusters, dim)
@@ -95,11 +105,12 @@ class Orchestra(Method):
 
     def recipes(self) -> Sequence[Recipe]:
         """Views for target, online encoder and rotation head."""
-        return RECIPES
+        return RECIPES if self.settings.rotation else RECIPES[:2]
 
     def backbones(self) -> dict[str, Backbone]:
         """The target first: Algorithm 2 returns it."""
-        return {"target": self.target_backbone, "online": self.backbone}
+        online = {"online": self.backbone}
+        return {"target": self.target_backbone, **online} if self.settings.target else online
 
     def start_round(self) -> None:
         """Clients are stateless: nothing is remembered from earlier rounds."""
@@ -107,36 +118,33 @@ class Orchestra(Method):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Cluster and rotation loss of one step (Algorithm 1, lines 5 to 16)."""
-        for_target, for_online, rotated = batch.views
-        rotation = batch.rotations[-1]
-        assert rotation is not None
+        for_target, for_online = batch.views[:2]
         online = F.normalize(self.projector(self.backbone(for_online)), dim=1)
-        turns = self.rotation_head(self.projector(self.backbone(rotated)))
+        rotation = self._rotation_loss(batch)
         self._update_target()
         target = self._target_features(for_target)
         self.memory.push(batch.images, target)
-        return {
-            "cluster": cluster_loss(
-                target, online, self.global_centroids, self.settings.temperature
-            ),
-            "rotation": F.cross_entropy(turns, rotation),
-        }
+        cluster = cluster_loss(target, online, self.global_centroids, self.settings.temperature)
+        return {"cluster": cluster, **rotation}
 
     def observe(self, batch: Batch) -> None:
         """Fills the memory from the untrained target; its BatchNorm statistics stay untouched."""
-        backbone, head = copy.deepcopy(self.target_backbone), copy.deepcopy(self.target_projector)
         with torch.no_grad():
-            features = F.normalize(head(backbone(batch.views[0])), dim=1)
+            features = F.normalize(copy.deepcopy(self._target())(batch.views[0]), dim=1)
         self.memory.push(batch.images, features)
 
     def end_round(self, images: Tensor, seed: ClientSeed) -> Contribution:
         """Local clustering (Algorithm 1, line 18), of the memory or, privately, of all images.
 
         An image is one point however often it was seen, so every centroid stands for at least
-        `privacy.k_min` different images; with fewer images than that there is no centroid.
+        `privacy.k_min` different images; with fewer images than that there is no centroid. With
+        clustering=features (the paper's "Reps", Table 2) the features themselves are sent: the
+        bound that clustering is held against, and NOT PRIVATE.
         """
         if self.clustering.name == "private":
             return self._private_centroids(images, seed)
+        if self.clustering.name == "features":
+            return Contribution({"local_centroids": self.memory.latest()}, smallest_cluster=1)
         clusters = local_clustering(
             self.memory.latest(),
             self.clustering.local_clusters,
@@ -149,9 +157,10 @@ class Orchestra(Method):
         )
 
     def contribution_limits(self) -> dict[str, tuple[int, int]]:
-        """At most L local centroids."""
-        width = self.global_centroids.shape[1]
-        return {"local_centroids": (self.clustering.local_clusters, width)}
+        """At most L local centroids; with clustering=features a row for each feature remembered."""
+        private = self.clustering.name != "features"
+        rows = self.clustering.local_clusters if private else self.clustering.memory
+        return {"local_centroids": (rows, self.global_centroids.shape[1])}
 
     def update_server_state(
         self, contributions: Mapping[str, Tensor], generator: torch.Generator
@@ -196,10 +205,26 @@ class Orchestra(Method):
         features = [self._target_features(normalise(batch / 255)) for batch in batches]
         return torch.cat(features)[: len(images)]
 
+    def _rotation_loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Equation 3, as a cross-entropy; nothing without rotation."""
+        if not self.settings.rotation:
+            return {}
+        turns = self.rotation_head(self.projector(self.backbone(batch.views[2])))
+        rotation = batch.rotations[2]
+        assert rotation is not None
+        return {"rotation": F.cross_entropy(turns, rotation)}
+
+    def _target(self) -> nn.Module:
+        """What assigns: images to (B, D) features, not normalised."""
+        if self.settings.target:
+            return nn.Sequential(self.target_backbone, self.target_projector)
+        return nn.Sequential(self.backbone, self.projector)
+
     @torch.no_grad()
     def _target_features(self, images: Tensor) -> Tensor:
-        return F.normalize(self.target_projector(self.target_backbone(images)), dim=1)
+        return F.normalize(self._target()(images), dim=1)
 
     def _update_target(self) -> None:
-        ema_update(self.target_backbone, self.backbone, self.settings.ema)
-        ema_update(self.target_projector, self.projector, self.settings.ema)
+        if self.settings.target:
+            ema_update(self.target_backbone, self.backbone, self.settings.ema)
+            ema_update(self.target_projector, self.projector, self.settings.ema)

@@ -35,7 +35,7 @@ def plot_curves(metrics: Metrics, path: str | Path) -> None:
             those of round 0 are the untrained encoder's, drawn as dashed lines.
         path: the file to write.
     """
-    figure = _figure(10, 6.4)
+    figure = new_figure(10, 6.4)
     axes = figure.subplots(2, 2)
     _draw_losses(axes[0, 0], metrics)
     _draw_scores(axes[0, 1], metrics)
@@ -62,7 +62,7 @@ def plot_partition(
     if counts.ndim != 2 or counts.shape[1] != len(class_names):
         raise ValueError(f"counts {counts.shape} do not fit {len(class_names)} class names")
     clients, classes = counts.shape
-    figure = _figure(
+    figure = new_figure(
         width=float(np.clip(2.5 + 0.45 * clients, 6, 13)),
         height=float(np.clip(2.2 + 0.3 * classes, 4, 7.5)),
     )
@@ -90,7 +90,8 @@ def plot_partition(
     figure.savefig(path, format="png")
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
     # Not pyplot: no global state, no display, nothing to close.
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -159,13 +160,7 @@ def _line(
 
 
 def _tidy(panel: Axes, metrics: Metrics, from_zero: bool) -> None:
-    panel.set_title(panel.get_title(), loc="left", color=INK, fontsize=11)
-    panel.set_title("")
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.spines[["bottom", "left"]].set_color(QUIET)
-    panel.tick_params(colors=INK, labelsize=9)
-    panel.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    panel.set_axisbelow(True)
+    style_axes(panel)
     panel.set_xlabel("round", color=INK)
     panel.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
     last = max((record["round"] for record in metrics), default=1)
@@ -178,6 +173,17 @@ def _tidy(panel: Axes, metrics: Metrics, from_zero: bool) -> None:
         panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
     if panel.get_legend_handles_labels()[1]:
         panel.legend(fontsize=8, labelcolor=INK, framealpha=0.85, edgecolor="none")
+
+
+def style_axes(panel: Axes) -> None:
+    """The look that all our axes share."""
+    panel.set_title(panel.get_title(), loc="left", color=INK, fontsize=11)
+    panel.set_title("")
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["bottom", "left"]].set_color(QUIET)
+    panel.tick_params(colors=INK, labelsize=9)
+    panel.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    panel.set_axisbelow(True)
 
 
 def _name_classes(heat: Axes, names: Sequence[str]) -> None:

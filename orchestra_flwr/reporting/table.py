@@ -51,6 +51,8 @@ def print_summary(
     """
     console = console or Console()
     console.print(scores_table(summary.get("untrained") or {}, summary))
+    if summary.get("not_private"):
+        console.print(Text(f"NOT PRIVATE: {summary['not_private']}", style="bold red"))
     lines = (_cost(summary), _privacy(summary), _centroids(summary), _updates(summary))
     for line in (*lines, f"run folder: {folder}"):
         if line:
@@ -75,7 +77,11 @@ def _cost(summary: Mapping[str, Any]) -> str:
 
 def _privacy(summary: Mapping[str, Any]) -> str:
     k = summary.get("k_anonymity")
-    return "" if k is None else f"every centroid that left a client stands for {k} images or more"
+    return (
+        ""
+        if k is None or summary.get("not_private")
+        else f"every centroid that left a client stands for {k} images or more"
+    )
 
 
 def _centroids(summary: Mapping[str, Any]) -> str:

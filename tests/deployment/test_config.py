@@ -100,6 +100,11 @@ def test_a_delta_that_protects_no_image_is_refused_where_it_bounds_anything():
     client("privacy.delta=0.01").privacy.check_images(100)
 
 
+def test_a_server_does_not_ask_real_clients_for_features():
+    with pytest.raises(ConfigError, match="clustering=features: real clients send no features"):
+        load(ServerConfig, ["clustering=features", "privacy.k_min=1"])
+
+
 def test_an_ipv6_server():
     assert client('server="[::1]:8443"').host == "::1"
 

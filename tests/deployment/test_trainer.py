@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, RecordDict
 from PIL import Image
 
 from orchestra_flwr import __version__
-from orchestra_flwr.config import ConfigError, load
+from orchestra_flwr.config import Config, ConfigError, load
 from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
 from orchestra_flwr.deployment.own_privacy import OwnPrivacy
 from orchestra_flwr.deployment.records import decode, encode
@@ -353,3 +353,15 @@ def test_a_failure_becomes_an_error_that_says_what_happened(trainer, server, sai
     answer = ask(one, "train", task(server))
     assert "holds no images" in answer["error"] and answer["code"] == 101
     assert said[-1].startswith("failed: ConfigError")
+
+
+def test_features_never_leave_a_real_client_whatever_the_server_asks(trainer, server, said):
+    """This server's own checks are left out, as another one's might be."""
+    values = server.model_dump()
+    values["clustering"]["name"], values["privacy"]["k_min"] = "features", 1
+    asking = Config.model_validate({k: v for k, v in values.items() if k in Config.model_fields})
+    content = greeting(server, config=asking.to_json())
+    assert "does not send" in ask(trainer(), "greet", content)[CONFIG]["refusal"]
+    content = task(server)
+    content[CONFIG]["config"] = asking.to_json()
+    assert "does not send" in ask(trainer(), "train", content)["error"]

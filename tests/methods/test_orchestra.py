@@ -265,3 +265,69 @@ def test_wrong_options_are_told(tiny, overrides, says):
     with pytest.raises(ConfigError) as error:
         build_method(tiny(*overrides), 1)
     assert str(error.value).startswith(says)
+
+
+def test_without_rotation_neither_view_nor_head_nor_pass_is_left(tiny):
+    config = tiny("method.rotation=false")
+    method = build_method(config, 1).train()
+    passes = []
+    method.backbone.register_forward_hook(lambda *_: passes.append(1))
+    method.global_centroids.copy_(unit(4, 16, seed=0))
+    given = batch(config)
+    parts = method.loss(Batch(given.images, given.views[:2], (None, None)))
+    assert method.recipes() == RECIPES[:2]
+    assert set(parts) == {"cluster"} and len(passes) == 1
+    assert not any("rotation" in name for name in method.state_dict())
+
+
+def test_without_rotation_the_cluster_loss_is_the_same(tiny):
+    """BatchNorm in training mode: the rotated view's pass changes nothing of the other's."""
+    losses = []
+    for switch in ("true", "false"):
+        method = build_method(tiny(f"method.rotation={switch}"), 1).train()
+        method.global_centroids.copy_(unit(4, 16, seed=0))
+        losses.append(method.loss(batch(tiny()))["cluster"].item())
+    assert losses[0] == losses[1]
+
+
+def test_without_a_target_the_online_encoder_assigns_without_gradient(tiny):
+    config = tiny("method.target=false", "method.rotation=false")
+    method = build_method(config, 1).train()
+    method.global_centroids.copy_(unit(4, 16, seed=0))
+    given = batch(config)
+    before = {name: p.clone() for name, p in method.named_parameters()}
+    loss = method.loss(given)["cluster"]
+    online = [
+        F.normalize(method.projector(method.backbone(view)), dim=1) for view in given.views[:2]
+    ]
+    torch.testing.assert_close(method.memory.features, online[0].detach())
+    expected = cluster_loss(online[0].detach(), online[1], method.global_centroids, 0.1)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    got = next(method.backbone.parameters()).grad.clone()
+    method.zero_grad()
+    expected.backward()
+    torch.testing.assert_close(got, next(method.backbone.parameters()).grad)
+    assert all(torch.equal(before[name], p) for name, p in method.named_parameters())
+
+
+def test_without_a_target_there_is_none_to_send_or_to_keep(tiny):
+    with_, without = build_method(tiny(), 1), build_method(tiny("method.target=false"), 1)
+    assert not any("target" in name for name in without.state_dict())
+    assert list(without.backbones()) == ["online"]
+    sizes = [sum(t.numel() for t in m.state(Role.SHARED).values()) for m in (with_, without)]
+    target = [with_.target_backbone, with_.target_projector]
+    floats = (t for m in target for t in m.state_dict().values() if t.is_floating_point())
+    assert sizes[0] - sizes[1] == sum(t.numel() for t in floats)
+
+
+def test_features_themselves_are_shared_only_where_that_was_chosen_twice(tiny):
+    with pytest.raises(ConfigError, match=r"privacy.k_min=2: must be 1 .* NOT PRIVATE"):
+        tiny("clustering=features")
+    config = tiny("clustering=features", "privacy.k_min=1", "clustering.memory=8")
+    method = build_method(config, 1).train()
+    method.observe(batch(config, n=10))
+    contribution = method.end_round(NO_IMAGES, SEED)
+    assert torch.equal(contribution.arrays["local_centroids"], method.memory.latest())
+    assert len(method.memory.latest()) == 8 and contribution.smallest_cluster == 1
+    assert method.contribution_limits() == {"local_centroids": (8, 16)}

@@ -86,3 +86,10 @@ def test_what_differential_privacy_the_encoders_have():
     assert "averaged encoders: not covered by differential privacy" in lines(
         "not covered by differential privacy"
     )
+
+
+def test_shared_features_are_told_in_red():
+    shared = {**SUMMARY, "k_anonymity": 1, "not_private": "features left"}
+    assert "NOT PRIVATE: features left" in printed(False, shared, "x")
+    assert "centroid" not in printed(False, shared, "x")
+    assert "\x1b[1;31mNOT PRIVATE" in printed(True, shared, "x")

@@ -1,0 +1,71 @@
+"""Test images in the plane: t-SNE of a saved encoder's features."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data import balanced_subset, load_dataset
+from orchestra_flwr.evaluation import extract_features
+from orchestra_flwr.files import write_atomically
+from orchestra_flwr.models import load_encoder
+from orchestra_flwr.reporting.runs import Run
+
+FILE = "embedding.json"  # in the run folder: made once, then the images are not needed again
+MOST = 2000  # images; more are slow and only cover each other
+PERPLEXITY = 30
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Points (n, 2), their labels (n,) and the names of the classes."""
+
+    points: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+
+def embed(run: Run) -> Embedding:
+    """The t-SNE embedding (van der Maaten & Hinton, 2008) of a run's test images.
+
+    At most 2,000 images in equal shares of the classes, L2-normalised backbone features. The result
+    is kept in the run folder.
+
+    Raises:
+        ConfigError: the run's images are not there, or have no labelled test images.
+        FileNotFoundError: the run left no encoder.
+    """
+    file = run.folder / FILE
+    if file.is_file():
+        kept = json.loads(file.read_text())
+        return Embedding(np.array(kept["points"]), np.array(kept["labels"]), tuple(kept["classes"]))
+    encoder = load_encoder(run.folder)
+    test = load_dataset(run.config.data).test
+    if test is None or test.labels is None:
+        raise ConfigError(f"data.root={run.config.data.root}: holds no labelled test images")
+    chosen = test.select(torch.from_numpy(balanced_subset(test.labels.numpy(), len(test), MOST)))
+    features = extract_features(encoder, chosen.images, run.config.evaluation.batch_size)
+    points = project(torch.nn.functional.normalize(features, dim=1).numpy())
+    assert chosen.labels is not None
+    embedding = Embedding(points, chosen.labels.numpy(), chosen.classes)
+    stored = {
+        "points": np.round(points, 3).tolist(),
+        "labels": embedding.labels.tolist(),
+        "classes": list(embedding.classes),
+    }
+    write_atomically(file, (json.dumps(stored) + "\n").encode())
+    return embedding
+
+
+def project(features: NDArray[np.float32]) -> NDArray[np.float64]:
+    """t-SNE of (n, d) features to (n, 2), from their principal components: always the same."""
+    from sklearn.manifold import TSNE  # takes a second to import
+
+    perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
+    tsne = TSNE(n_components=2, init="pca", perplexity=perplexity, random_state=0)
+    return np.asarray(tsne.fit_transform(features), dtype=np.float64)

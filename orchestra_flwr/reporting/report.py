@@ -1,0 +1,151 @@
+"""The report of a folder of runs: `report.md`, one self-contained `report.html`, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.experiments import Plan, read_plans
+from orchestra_flwr.files import write_atomically
+from orchestra_flwr.reporting.document import (
+    Block,
+    Code,
+    Folded,
+    Heading,
+    Items,
+    Paragraph,
+)
+from orchestra_flwr.reporting.html import to_html
+from orchestra_flwr.reporting.markdown import to_markdown
+from orchestra_flwr.reporting.paper import paper_source
+from orchestra_flwr.reporting.results import Results, gather
+from orchestra_flwr.reporting.runs import Run, find_runs, unreadable
+from orchestra_flwr.reporting.tables import lines_table, origin, results_table, runs_table
+from orchestra_flwr.reporting.text import duration, size
+from orchestra_flwr.reporting.views import VIEWS, draw_courses, draw_runs
+
+FIGURES = "figures"  # folder beside the report
+
+
+def write_report(folder: str | Path) -> Path:
+    """Writes `report.html`, `report.md` and `figures/` into a folder of runs.
+
+    Args:
+        folder: run folders, of experiments (`plans/` says which) or of none, and what there is of
+            them: runs may be missing, unfinished or failed.
+
+    Returns:
+        The HTML page.
+
+    Raises:
+        ConfigError: no folder, or nothing in it that is a run.
+        OSError: a file cannot be written.
+        ValueError: a file of a run that is not what it should be.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder")
+    plans, runs = read_plans(folder), find_runs(folder)
+    if not plans and not runs:
+        raise ConfigError(f"{folder}: holds no runs")
+    title = "Experiments" if plans else f"Runs in {folder.resolve().name}"
+    blocks: list[Block] = [Heading(1, title)]
+    if plans:
+        blocks.append(Paragraph(f"The paper: {paper_source()}", "quiet"))
+        blocks += _loudly(plans)
+    for plan in plans:
+        blocks += _experiment(gather(plan, folder), folder)
+    planned = {row.run for plan in plans for row in plan.rows}
+    blocks += _others([run for run in runs if run.name not in planned], folder, bool(plans))
+    page = folder / "report.html"
+    write_atomically(folder / "report.md", to_markdown(blocks, folder).encode())
+    write_atomically(page, to_html(title, blocks).encode())
+    return page
+
+
+def _loudly(plans: Sequence[Plan]) -> Iterator[Block]:
+    small = {plan.settings.title for plan in plans if not plan.settings.comparable}
+    if small:
+        yield Paragraph(
+            f"Experiments at {' and '.join(sorted(small))} use other images, a smaller network and "
+            "far fewer rounds than the paper. Their figures must NOT be compared with the paper's "
+            "in absolute value; at most who wins, and by how much, can be.",
+            "warning",
+        )
+
+
+def _experiment(results: Results, folder: Path) -> Iterator[Block]:
+    plan, experiment = results.plan, results.plan.experiment
+    yield Heading(2, f"{experiment.reference}: {experiment.title} ({plan.settings.title})")
+    yield Paragraph(experiment.about)
+    if not plan.settings.comparable:
+        yield Paragraph(
+            f"{plan.settings.title.capitalize()}: not comparable with the paper in absolute value.",
+            "warning",
+        )
+    settings = dict.fromkeys(_setting(run) for run in results.runs)
+    if settings:
+        yield Paragraph(f"Images: {'; '.join(settings)}.", "quiet")
+    pictures = folder / FIGURES / f"{plan.name}-{plan.scale}"
+    yield from VIEWS[experiment.show.kind](results, pictures)
+    for section, rows in results.sections(experiment.show.row_axes).items():
+        if section:
+            yield Heading(3, section)
+        along = experiment.show.kind == "lines"
+        yield lines_table(rows, plan) if along else results_table(rows, plan)
+    if results.gaps:
+        lines = tuple(f"{gap.name}: {gap.reason}" for gap in results.gaps)
+        expected = len({row.run for row in plan.rows})
+        yield Paragraph(f"{len(lines)} of {expected} runs are not complete:", "warning")
+        yield Items(lines) if len(lines) <= 5 else Folded("Which", (Items(lines),))
+    if results.runs:
+        yield from draw_courses(results, pictures)
+    yield Folded("How these figures were made", tuple(_made(results)))
+
+
+def _setting(run: Run) -> str:
+    config = run.config
+    limited = f", {config.data.train_limit:,} of its images" if config.data.train_limit else ""
+    source = Path(config.data.root).name if config.data.root else config.data.name
+    if "classes" in run.summary:
+        return f"{source}{limited}"
+    return (
+        f"{source}{limited} ({config.model.name} of width {config.model.width}, "
+        f"{config.federation.rounds} rounds)"
+    )
+
+
+def _made(results: Results) -> Iterator[Block]:
+    yield Code(results.plan.command)
+    yield Items(tuple(origin(results.runs)))
+    commands = [
+        f"run_sim.py {' '.join(_quoted(o) for o in row.overrides)} seed={row.seed}"
+        for row in results.plan.rows
+    ]
+    if results.plan.experiment.work == "train":
+        yield Folded("The command of each run", (Code("\n".join(dict.fromkeys(commands))),))
+
+
+def _quoted(override: str) -> str:
+    return f"'{override}'" if set(override) & set(" ()&;|<>*?$") else override
+
+
+def _others(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterator[Block]:
+    """Runs that belong to no experiment."""
+    if not runs:
+        return
+    if beside_plans:
+        yield Heading(2, "Other runs")
+    wrong = unreadable(runs)
+    readable = [run for run in runs if run.name not in wrong]
+    yield runs_table(readable, folder)
+    for name, reason in wrong.items():
+        yield Paragraph(f"{name} is left out, its configuration is another version's: {reason}")
+    seconds = sum(run.summary.get("seconds") or 0 for run in readable)
+    traffic = sum(
+        (run.summary.get(f"bytes_{way}") or 0) for run in readable for way in ("up", "down")
+    )
+    yield Paragraph(f"Together {duration(seconds)} of rounds and {size(traffic)} sent.", "quiet")
+    yield from draw_runs(readable, folder / FIGURES)
+    yield Folded("Where they ran", (Items(tuple(origin(readable))),))

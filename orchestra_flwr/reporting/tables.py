@@ -1,0 +1,143 @@
+"""The tables of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestra_flwr.experiments import Plan
+from orchestra_flwr.reporting.document import Table
+from orchestra_flwr.reporting.results import UNITS, Result
+from orchestra_flwr.reporting.runs import Run
+from orchestra_flwr.reporting.text import duration, lookup, percent, size
+
+NOTHING = "\u2013"
+HIGHER_IS_BETTER = {"knn", "linear", "finetune_1", "finetune_10", "unsupervised"}
+
+
+def results_table(rows: Sequence[Result], plan: Plan) -> Table:
+    """Ours (mean and deviation over the seeds), the paper's and the difference, by measure.
+
+    The best of ours in each measure stands out, where more than one row has it.
+    """
+    measures = plan.experiment.measures
+    printed = {m for m in measures if any(m in row.paper for row in rows)}
+    # Where figures must not be compared, what lies between them says nothing.
+    beside = ["paper", "difference"] if plan.settings.comparable else ["paper"]
+    columns = [" / ".join(plan.experiment.show.row_axes)]
+    for measure in measures:
+        columns.append(UNITS[measure].title)
+        columns += beside if measure in printed else []
+    columns.append("seeds")
+    cells, strong = [], set()
+    for number, row in enumerate(rows):
+        line = [row.label(plan.experiment.show.row_axes)]
+        for measure in measures:
+            if _is_best(row, rows, measure):
+                strong.add((number, len(line)))
+            line.append(str(row.ours.get(measure, NOTHING)))
+            if measure in printed:
+                difference = row.difference(measure)
+                told = NOTHING if difference is None else f"{difference:+.2f}"
+                line += [str(row.paper.get(measure, NOTHING)), told][: len(beside)]
+        counts = {sample.count for sample in row.ours.values()}
+        line.append(" to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "0")
+        cells.append(tuple(line))
+    danger = {
+        number
+        for number, row in enumerate(rows)
+        if any(run.summary.get("not_private") for run in row.runs)
+    }
+    return Table(tuple(columns), tuple(cells), frozenset(strong), frozenset(danger))
+
+
+def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
+    """One measure of ours: a row for each series, a column for each value along the axis."""
+    show, (measure, *_) = plan.experiment.show, plan.experiment.measures
+    assert show.x and show.series
+    ticks = list(dict.fromkeys(row.values[show.x] for row in rows))
+    cells: dict[str, dict[str, str]] = {}
+    strong = set()
+    for row in rows:
+        line = cells.setdefault(row.values[show.series], {})
+        tick = row.values[show.x]
+        line[tick] = str(row.ours.get(measure, NOTHING))
+        beside = [each for each in rows if each.values[show.x] == tick]
+        if _is_best(row, beside, measure):
+            strong.add((len(cells) - 1, 1 + ticks.index(tick)))
+    counts = {len(row.runs) for row in rows}
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    columns = (f"{UNITS[measure].title} by {show.x} ({seeds} seeds)", *ticks)
+    lines = [(name, *(line.get(tick, NOTHING) for tick in ticks)) for name, line in cells.items()]
+    return Table(columns, tuple(lines), frozenset(strong))
+
+
+def runs_table(runs: Sequence[Run], folder: Path) -> Table:
+    """One row a run, for runs that belong to no experiment."""
+    columns = (
+        "run",
+        "method",
+        "images",
+        "clients",
+        "seed",
+        "rounds",
+        "kNN",
+        "linear",
+        "time",
+        "sent",
+    )
+    rows = []
+    for run in runs:
+        config, summary = run.config, run.summary
+        done = run.metrics[-1]["round"] if run.metrics else 0
+        sent = (lookup(summary, "bytes_up") or 0) + (lookup(summary, "bytes_down") or 0)
+        knn, linear = run.measure("knn"), run.measure("linear")
+        rows.append(
+            (
+                run.folder.relative_to(folder).as_posix(),
+                config.method.name,
+                config.data.name,
+                str(config.federation.clients),
+                str(config.seed),
+                f"{done}" if summary else f"{done} of {config.federation.rounds}, unfinished",
+                NOTHING if knn is None else percent(knn),
+                NOTHING if linear is None else percent(linear),
+                duration(summary["seconds"]) if "seconds" in summary else NOTHING,
+                size(sent) if summary else NOTHING,
+            )
+        )
+    danger = {n for n, run in enumerate(runs) if run.summary.get("not_private")}
+    return Table(columns, tuple(rows), danger=frozenset(danger))
+
+
+def origin(runs: Sequence[Run]) -> Iterator[str]:
+    """What runs ran on: a line for each fact, with all the values that it has."""
+    versions = [run.summary.get("versions") or {} for run in runs]
+    seeds = sorted({run.config.seed for run in runs})
+    yield f"Seeds: {', '.join(map(str, seeds)) or 'none'}"
+    for title, keys in (
+        ("Hardware", ("cpu", "cores", "platform")),
+        ("Versions", ("orchestra_flwr", "python", "torch", "flwr", "numpy")),
+        ("Commit", ("commit",)),
+    ):
+        told = dict.fromkeys(
+            ", ".join(f"{key} {each[key]}" for key in keys if each.get(key) is not None)
+            for each in versions
+        )
+        yield f"{title}: {'; '.join(filter(None, told)) or 'not known'}"
+    trained = [run for run in runs if lookup(run.summary, "seconds") is not None]
+    if trained:
+        seconds = sum(run.summary["seconds"] for run in trained)
+        sent = sum(run.summary.get(f"bytes_{w}") or 0 for run in trained for w in ("up", "down"))
+        devices = ", ".join(sorted({f"{r.config.engine} on {r.config.device}" for r in trained}))
+        yield (
+            f"Engine: {devices}; {duration(seconds)} in {len(trained)} runs, "
+            f"{duration(seconds / len(trained))} each; {size(sent)} sent"
+        )
+
+
+def _is_best(row: Result, rows: Sequence[Result], measure: str) -> bool:
+    told = [each.ours[measure].mean for each in rows if measure in each.ours]
+    if measure not in HIGHER_IS_BETTER or measure not in row.ours or len(told) < 2:
+        return False
+    return row.ours[measure].mean == max(told) > min(told)

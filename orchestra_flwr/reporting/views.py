@@ -1,0 +1,217 @@
+"""How each kind of experiment is shown: its pictures, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.reporting.document import (
+    Block,
+    Folded,
+    Heading,
+    Items,
+    Paragraph,
+    Picture,
+    Table,
+)
+from orchestra_flwr.reporting.embedding import embed
+from orchestra_flwr.reporting.figures import (
+    draw_embeddings,
+    draw_lines,
+    draw_progress,
+    draw_rounds,
+    draw_scatter,
+    save,
+)
+from orchestra_flwr.reporting.paper import paper_value
+from orchestra_flwr.reporting.results import UNITS, Result, Results
+from orchestra_flwr.reporting.runs import Run
+from orchestra_flwr.reporting.statistics import Sample, correlation
+from orchestra_flwr.reporting.tables import NOTHING
+from orchestra_flwr.reporting.text import lookup
+from orchestra_flwr.reporting.tuning import choose
+
+View = Callable[[Results, Path], Iterator[Block]]
+STEP = 0.05  # between the accuracies whose rounds are counted
+
+
+def show_nothing(results: Results, file: Path) -> Iterator[Block]:
+    """A table says it all."""
+    yield from ()
+
+
+def show_lines(results: Results, file: Path) -> Iterator[Block]:
+    """Each measure over an axis."""
+    show = results.plan.experiment.show
+    assert show.x and show.series
+    for measure in results.plan.experiment.measures:
+        panels: dict[str, dict[str, list[tuple[str, Sample]]]] = {}
+        for title, rows in results.sections((show.x, show.series)).items():
+            for row in rows:
+                if measure in row.ours:
+                    lines = panels.setdefault(title, {})
+                    point = (row.values[show.x], row.ours[measure])
+                    lines.setdefault(row.values[show.series], []).append(point)
+        if panels:
+            title = UNITS[measure].title
+            save(draw_lines(panels, show.x_title or show.x, title), file)
+            yield Picture(file, f"{_title(results)}: {title}; bars are deviations over the seeds.")
+
+
+def show_rounds(results: Results, file: Path) -> Iterator[Block]:
+    """kNN accuracy over the rounds, and after how many it reached what."""
+    series = results.plan.experiment.show.series
+    assert series
+    panels = {
+        title: {row.values[series]: row.runs for row in rows if row.runs}
+        for title, rows in results.sections((series,)).items()
+    }
+    panels = {title: lines for title, lines in panels.items() if lines}
+    if not panels:
+        return
+    save(draw_rounds(panels), file)
+    yield Picture(file, f"{_title(results)}: kNN accuracy; bands are deviations over the seeds.")
+    for title, lines in panels.items():
+        table = rounds_to_accuracy(lines)
+        if table.rows and len(table.columns) > 1:
+            beside = f" ({title})" if title else ""
+            yield Heading(3, f"Rounds until kNN accuracy, mean over the seeds{beside}")
+            yield table
+
+
+def rounds_to_accuracy(lines: Mapping[str, Sequence[Run]]) -> Table:
+    """For each line the round in which its mean kNN accuracy first reached every 5 %."""
+    means = {name: _mean_knn(runs) for name, runs in lines.items()}
+    known = {name: curve for name, curve in means.items() if curve}
+    if not known:
+        return Table(("",), ())
+    first = min(min(curve.values()) for curve in known.values())
+    last = max(max(curve.values()) for curve in known.values())
+    levels = [n * STEP for n in range(1, 20) if first < n * STEP <= last]
+    rows = []
+    for name, curve in known.items():
+        reached = [
+            next((str(number) for number, knn in curve.items() if knn >= level), NOTHING)
+            for level in levels
+        ]
+        rows.append((name, *reached))
+    return Table(("", *(f"{100 * level:.0f} %" for level in levels)), tuple(rows))
+
+
+def show_embedding(results: Results, file: Path) -> Iterator[Block]:
+    """t-SNE of the test images, of each row's first run."""
+    shown, missing = {}, []
+    for row in results.rows:
+        label = row.label(results.plan.experiment.show.row_axes)
+        for run in row.runs[:1]:
+            try:
+                embedding = embed(run)
+            except FileNotFoundError as error:
+                missing.append(f"{label}: {Path(str(error).partition(':')[0]).name} is not there")
+            except (ConfigError, ValueError) as error:
+                missing.append(f"{label}: {error}")
+            else:
+                shown[label] = (embedding.points, embedding.labels, embedding.classes)
+    if shown:
+        save(draw_embeddings(shown), file)
+        yield Picture(file, f"{_title(results)}: t-SNE of test images, coloured by class.")
+    if missing:
+        yield Paragraph("No picture of:", "warning")
+        yield Items(tuple(missing))
+
+
+def show_tuning(results: Results, file: Path) -> Iterator[Block]:
+    """What the score without labels chooses, and how well it goes with kNN accuracy."""
+    show = results.plan.experiment.show
+    assert show.series
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    reasons, correlations = [], []
+    for title, rows in results.sections(show.row_axes).items():
+        by_series: dict[str, list[Result]] = {}
+        for row in rows:
+            by_series.setdefault(row.values[show.series], []).append(row)
+        for name, own in by_series.items():
+            pairs = _pairs(own)
+            if not pairs:
+                continue
+            panels.setdefault(title, {})[name] = pairs
+            beside = f"{title}, " if title else ""
+            chosen, r = choose(own), correlation(pairs)
+            if chosen:
+                reasons.append(f"{beside}{chosen.why(show.row_axes)}.")
+            correlations.append((f"{beside}{name}", r))
+    if not panels:
+        yield Paragraph("No run has been scored without labels yet.", "warning")
+        return
+    yield Heading(3, "Chosen without labels")
+    yield Items(tuple(reasons))
+    save(draw_scatter(panels), file)
+    yield Picture(file, f"{_title(results)}: the score and kNN accuracy of every run.")
+    yield _correlations(correlations)
+
+
+def draw_courses(results: Results, file: Path) -> Iterator[Block]:
+    """Loss and accuracy of all rows over rounds, traffic and time: a picture for each section."""
+    series = results.plan.experiment.show.series or results.plan.experiment.show.row_axes[0]
+    blocks: list[Block] = []
+    for number, (title, rows) in enumerate(results.sections((series,)).items()):
+        lines = {row.values[series]: row.runs for row in rows if any(r.metrics for r in row.runs)}
+        if lines:
+            target = file.with_name(f"{file.name}-course-{number}")
+            save(draw_progress(lines), target)
+            blocks.append(Picture(target, title or _title(results)))
+    if blocks:
+        yield Folded("Loss and accuracy over rounds, traffic and time", tuple(blocks))
+
+
+def draw_runs(runs: Sequence[Run], folder: Path) -> Iterator[Block]:
+    """The same for single runs."""
+    lines = {run.name: [run] for run in runs if run.metrics}
+    if lines:
+        save(draw_progress(lines), folder / "runs")
+        yield Picture(folder / "runs", "Loss and accuracy over rounds, traffic and time.")
+
+
+VIEWS: Mapping[str, View] = {
+    "table": show_nothing,
+    "lines": show_lines,
+    "rounds": show_rounds,
+    "embedding": show_embedding,
+    "tuning": show_tuning,
+}
+
+
+def _title(results: Results) -> str:
+    return f"{results.plan.experiment.title} ({results.plan.settings.title})"
+
+
+def _mean_knn(runs: Sequence[Run]) -> dict[int, float]:
+    """Mean kNN accuracy by round, in those rounds that all runs were judged in."""
+    by_round: dict[int, list[float]] = {}
+    for run in runs:
+        for record in run.metrics:
+            knn = lookup(record, "scores", run.kept, "knn")
+            if knn is not None:
+                by_round.setdefault(record["round"], []).append(knn)
+    return {n: sum(v) / len(v) for n, v in sorted(by_round.items()) if len(v) == len(runs)}
+
+
+def _pairs(rows: Sequence[Result]) -> list[tuple[float, float]]:
+    """Score and kNN accuracy in percent of every run that has both."""
+    found = []
+    for row in rows:
+        for run in row.runs:
+            score, knn = run.measure("unsupervised"), run.measure("knn")
+            if score is not None and knn is not None:
+                found.append((score, 100 * knn))
+    return found
+
+
+def _correlations(told: Sequence[tuple[str, float | None]]) -> Table:
+    known = [r for _, r in told if r is not None]
+    printed = paper_value("tuning", {}, "correlation")
+    rows = [(name, NOTHING if r is None else f"{r:.2f}", NOTHING) for name, r in told]
+    mean = f"{sum(known) / len(known):z.2f}" if known else NOTHING
+    rows.append(("mean", mean, NOTHING if printed is None else f"{printed.mean:.2f}"))
+    return Table(("correlation of score and kNN", "ours", "paper"), tuple(rows))
