@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from orchestra_flwr.config import Composed, Config, ConfigError, config_to_yaml, every_key, load
+from orchestra_flwr.config import (
+    Composed,
+    Config,
+    ConfigError,
+    EvaluateConfig,
+    config_to_yaml,
+    every_key,
+    load,
+)
 from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
 
 COMMON = """\
@@ -52,6 +61,18 @@ Runs until it is stopped, reconnects by itself, and takes part in every run of i
 {COMMON}
 Exit code 2: the configuration is wrong.
 """
+EVALUATE_USAGE = f"""\
+usage: python -m orchestra_flwr.evaluation run=RUN [key=value ...]      judge a saved encoder
+
+  run=outputs/<name>/<date_time>                          by the run's own images
+  run=encoder.safetensors data=cifar100 data.root=...     any encoder by other images (transfer)
+  run=... protocols=[finetune] seeds=5                    1 % and 10 % of the labels
+
+Prints a table and writes <run folder>/evaluation/<data set>.json.
+
+{COMMON}
+Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written.
+"""
 C = TypeVar("C", bound=Composed)
 
 
@@ -68,6 +89,15 @@ def server_main(arguments: Sequence[str] | None = None) -> int:
 def client_main(arguments: Sequence[str] | None = None) -> int:
     """`run_client.py`: one real client; returns the exit code."""
     return _command(ClientConfig, _take_part, CLIENT_USAGE, arguments)
+
+
+def evaluate_main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m orchestra_flwr.evaluation`: judges a saved encoder; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = shlex.join(["python", "-m", "orchestra_flwr.evaluation", *given])
+    return _command(
+        EvaluateConfig, lambda config: _evaluate(config, command), EVALUATE_USAGE, given
+    )
 
 
 def _command(
@@ -141,6 +171,23 @@ def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) ->
         print(f"stopped; continue with: resume={folder.path}", file=sys.stderr)
         return 130
     print_summary(summary, folder.path)
+    return 0
+
+
+def _evaluate(config: EvaluateConfig, command: str) -> int:
+    from orchestra_flwr.evaluation.saved import EvaluationError, judge_saved
+    from orchestra_flwr.reporting import print_evaluation, write_evaluation
+
+    try:
+        told = {**judge_saved(config), "command": command}
+        file = write_evaluation(config.encoder.parent, told)
+    except (OSError, EvaluationError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; nothing was written", file=sys.stderr)
+        return 130
+    print_evaluation(told, file)
     return 0
 
 

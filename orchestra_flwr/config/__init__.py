@@ -4,6 +4,7 @@ The only package that reads Hydra's files. Everything else sees a :class:`Config
 """
 
 from orchestra_flwr.config.compose import conf_dir, config_to_yaml, every_key, load, load_config
+from orchestra_flwr.config.evaluate import EvaluateConfig
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
@@ -19,6 +20,7 @@ from orchestra_flwr.config.sections import (
     Precision,
     PrivacyConfig,
     RayConfig,
+    ScoresConfig,
     TrainingConfig,
     known_device,
 )
@@ -30,6 +32,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataConfig",
+    "EvaluateConfig",
     "EvaluationConfig",
     "FederationConfig",
     "LoggingConfig",
@@ -39,6 +42,7 @@ __all__ = [
     "Precision",
     "PrivacyConfig",
     "RayConfig",
+    "ScoresConfig",
     "Section",
     "TrainingConfig",
     "conf_dir",

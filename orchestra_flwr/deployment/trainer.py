@@ -13,7 +13,7 @@ from orchestra_flwr.config import Config, ConfigError, DataConfig
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.config import ClientConfig
 from orchestra_flwr.deployment.records import Encoded, decode, encode
-from orchestra_flwr.federation.answers import describe, train_reply
+from orchestra_flwr.federation.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.wire import CLIENT_FAILED, CONFIG, METRICS, SMALLEST_CLUSTER, Schemas
 from orchestra_flwr.methods import build_method
@@ -44,7 +44,8 @@ class Trainer:
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
         """The answer to a request of the relay app; an exception becomes an error."""
-        work = {"greet": self.greet, "train": self.train}[request["kind"]]
+        kinds = {"greet": self.greet, "train": self.train, "evaluate": self.evaluate}
+        work = kinds[request["kind"]]
         content = decode(request["content"], blobs)
         blobs.clear()  # large: the content's arrays alone are to hold them
         try:
@@ -90,6 +91,18 @@ class Trainer:
             silent = [f"sent no centroids: fewer than privacy.k_min={k_min} images"]
         facts = [*trained, *silent, f"{metrics['seconds']:.1f} s"]
         self._tell(f"round {round_}: {', '.join(facts)}")
+        return reply
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """The averaged encoder's scores on this client's images."""
+        task = content.config_records[CONFIG]
+        round_ = int(task["round"])  # type: ignore[arg-type]
+        reply = evaluate_reply(self._client(str(task["config"])), content)
+        told = reply.metric_records[METRICS]
+        self._tell(
+            f"round {round_}: the average has alignment {told['alignment']:.3f}, "
+            f"uniformity {told['uniformity']:.3f} on the images here"
+        )
         return reply
 
     def _client(self, config_json: str) -> OrchestraClient:

@@ -98,7 +98,7 @@ class _Objective:
     """The probe's objective and gradient, as scipy's minimisers take them: flat float64 vectors.
 
     A vector holds, class by class, the weights in the coordinates of :func:`_preconditioner` and
-    the bias in its own unit. Passes over the data are in float32, sums over images of the loss in float64.
+    the bias in its own unit. Passes over the data are in float32, the loss is summed in float64.
 
     Args:
         x: (N, dim) standardised features.

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.answers import answer, train_reply
+from orchestra_flwr.federation.answers import answer, evaluate_reply, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.population import Population, load_population
 from orchestra_flwr.federation.wire import CONFIG
@@ -32,13 +32,18 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of one client."""
+    return answer(message, lambda content: train_reply(_addressed(content, context), content))
 
-    def work(content: RecordDict) -> RecordDict:
-        config_json = str(content.config_records[CONFIG]["config"])
-        client = _client(config_json, int(context.node_config["partition-id"]))
-        return train_reply(client, content)
 
-    return answer(message, work)
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """One client's scores of the averaged encoder on its own images."""
+    return answer(message, lambda content: evaluate_reply(_addressed(content, context), content))
+
+
+def _addressed(content: RecordDict, context: Context) -> OrchestraClient:
+    config_json = str(content.config_records[CONFIG]["config"])
+    return _client(config_json, int(context.node_config["partition-id"]))
 
 
 def _client(config_json: str, partition_id: int) -> OrchestraClient:

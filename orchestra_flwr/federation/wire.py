@@ -1,8 +1,9 @@
 """What travels: one flat float32 array a role, named, with a fingerprint of the tensors inside.
 
 A message down holds "shared", and "server" where a method has server state; a message up holds
-"shared" (not after the first round) and the method's contributions. Nothing else can be packed:
-the tensors are chosen by role, and private ones have no schema.
+"shared" (not after the first round) and the method's contributions; the answer to an evaluation
+holds no arrays at all. Nothing else can be packed: the tensors are chosen by role, and private ones
+have no schema.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CONFIG = "config"  # the ConfigRecord of a message, both ways
 METRICS = "metrics"  # the MetricRecord of a reply
 SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its smallest row, 0 without
 CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
-FORMAT = 2  # raised whenever messages change their meaning
+FORMAT = 3  # raised whenever messages change their meaning
 
 
 @dataclass(frozen=True)
