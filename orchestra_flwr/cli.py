@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +11,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from orchestra_flwr.config import Composed, Config, ConfigError, config_to_yaml, every_key, load
+from orchestra_flwr.config import (
+    Composed,
+    Config,
+    ConfigError,
+    EvaluateConfig,
+    config_to_yaml,
+    every_key,
+    load,
+)
 from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
 
 COMMON = """\
@@ -78,6 +87,18 @@ The report, also of what there is so far: python -m orchestra_flwr.reporting FOL
 Exit code 0: done, 1: runs failed, 2: the command is wrong and nothing was run, 130: stopped.
 """
 EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "folder", "jobs")
+EVALUATE_USAGE = f"""\
+usage: python -m orchestra_flwr.evaluation run=RUN [key=value ...]      judge a saved encoder
+
+  run=outputs/<name>/<date_time>                          by the run's own images
+  run=encoder.safetensors data=cifar100 data.root=...     any encoder by other images (transfer)
+  run=... protocols=[finetune] seeds=5                    1 % and 10 % of the labels
+
+Prints a table and writes <run folder>/evaluation/<data set>.json.
+
+{COMMON}
+Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written.
+"""
 C = TypeVar("C", bound=Composed)
 
 
@@ -161,6 +182,15 @@ def _whole(key: str, text: str, least: int) -> int:
     return int(text)
 
 
+def evaluate_main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m orchestra_flwr.evaluation`: judges a saved encoder; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = shlex.join(["python", "-m", "orchestra_flwr.evaluation", *given])
+    return _command(
+        EvaluateConfig, lambda config: _evaluate(config, command), EVALUATE_USAGE, given
+    )
+
+
 def _command(
     kind: type[C], run: Callable[[C], int], usage: str, arguments: Sequence[str] | None
 ) -> int:
@@ -232,6 +262,23 @@ def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) ->
         print(f"stopped; continue with: resume={folder.path}", file=sys.stderr)
         return 130
     print_summary(summary, folder.path)
+    return 0
+
+
+def _evaluate(config: EvaluateConfig, command: str) -> int:
+    from orchestra_flwr.evaluation.saved import EvaluationError, judge_saved
+    from orchestra_flwr.reporting import print_evaluation, write_evaluation
+
+    try:
+        told = {**judge_saved(config), "command": command}
+        file = write_evaluation(config.encoder.parent, told)
+    except (OSError, EvaluationError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; nothing was written", file=sys.stderr)
+        return 130
+    print_evaluation(told, file)
     return 0
 
 

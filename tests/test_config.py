@@ -195,3 +195,17 @@ def test_a_total_budget_below_one_release_is_refused():
     with pytest.raises(ConfigError) as error:
         load_config([*private, "privacy.total_epsilon=1"])
     assert str(error.value) == "privacy.total_epsilon=1: must be at least privacy.epsilon=2"
+
+
+@pytest.mark.parametrize(
+    "private",
+    [
+        ["clustering=private", "privacy.epsilon=2"],
+        ["federation.weighting=uniform", "privacy.clip=1", "privacy.noise_multiplier=1",
+         "federation.clients=5"],
+    ],
+)  # fmt: skip
+def test_scores_without_noise_are_refused_beside_differential_privacy(private):
+    assert load_config(private).evaluation.unsupervised is False
+    with pytest.raises(ConfigError, match="^evaluation.unsupervised=True: .* must be false with"):
+        load_config([*private, "evaluation.unsupervised=true"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_flwr.cli import EXPERIMENT_KEYS
-from orchestra_flwr.config import Config, MethodConfig, load, load_config
+from orchestra_flwr.config import Config, EvaluateConfig, MethodConfig, load, load_config
 from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
 from orchestra_flwr.deployment.keys import main as keys_main
 from orchestra_flwr.experiments import experiment_names, load_experiment, load_scale
@@ -18,7 +18,12 @@ README = (ROOT / "README.md").read_text()
 
 
 GUIDES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
-PROGRAMS = {"run_sim.py": Config, "run_server.py": ServerConfig, "run_client.py": ClientConfig}
+PROGRAMS = {
+    "run_sim.py": Config,
+    "run_server.py": ServerConfig,
+    "run_client.py": ClientConfig,
+    "python -m orchestra_flwr.evaluation": EvaluateConfig,
+}
 
 
 def commands():

@@ -13,11 +13,13 @@ LAYERS = [
     ["models"],
     ["clustering"],
     ["methods"],
-    ["training", "evaluation", "merging", "experiments"],
+    ["training"],
+    ["evaluation", "merging", "experiments"],
     ["reporting"],
     ["federation"],
     ["deployment", "sweep"],
     ["cli"],
+    ["__main__"],  # thin entries, python -m orchestra_flwr.<package>
 ]
 ROOT = Path(orchestra_flwr.__file__).parent
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -39,6 +41,8 @@ def imports(path: Path) -> set[str]:
 
 
 def package(path: Path) -> str:
+    if path.name == "__main__.py":
+        return "__main__"
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 

@@ -11,6 +11,7 @@ from orchestra_flwr.config.compose import (
     load,
     load_config,
 )
+from orchestra_flwr.config.evaluate import EvaluateConfig
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
@@ -26,6 +27,7 @@ from orchestra_flwr.config.sections import (
     Precision,
     PrivacyConfig,
     RayConfig,
+    ScoresConfig,
     TrainingConfig,
     known_device,
 )
@@ -38,6 +40,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataConfig",
+    "EvaluateConfig",
     "EvaluationConfig",
     "FederationConfig",
     "LoggingConfig",
@@ -47,6 +50,7 @@ __all__ = [
     "Precision",
     "PrivacyConfig",
     "RayConfig",
+    "ScoresConfig",
     "Section",
     "TrainingConfig",
     "conf_dir",

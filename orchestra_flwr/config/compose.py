@@ -90,9 +90,13 @@ def conf_dir() -> Path:
 def _compose(section: type[Composed], overrides: Sequence[str]) -> DictConfig:
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            return compose(section.file, list(overrides))
+            composed = compose(section.file, list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_describe_hydra(error, section, overrides)) from None
+    for key in _parsed(overrides):
+        if key.partition(".")[0] in section.unused:
+            raise ConfigError(f"{key}: unknown key{suggestion(key, list(known_keys(section)))}")
+    return OmegaConf.masked_copy(composed, [str(k) for k in composed if k not in section.unused])
 
 
 def _at_home(override: str) -> str:

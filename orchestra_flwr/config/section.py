@@ -20,9 +20,15 @@ class Section(BaseModel):
 
 
 class Composed(Section):
-    """A whole configuration, composed by Hydra from a file of `conf/`."""
+    """A whole configuration, composed by Hydra from a file of `conf/`.
+
+    Class attributes:
+        file: its name, without .yaml.
+        unused: groups of that file that only its other groups' choices refer to.
+    """
 
     file: ClassVar[str]
+    unused: ClassVar[tuple[str, ...]] = ()
 
 
 S = TypeVar("S", bound=Section)

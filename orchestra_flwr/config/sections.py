@@ -130,13 +130,21 @@ class TrainingConfig(Section):
     drop_last: bool = False
 
 
-class EvaluationConfig(Section):
-    """How often and how the encoder is judged."""
+class ScoresConfig(Section):
+    """How features are made and judged."""
 
-    every: int = Field(ge=1)
     batch_size: int = Field(256, ge=1)
     knn_k: int = Field(200, ge=1)
     knn_temperature: float = Field(0.1, gt=0)
+
+
+class EvaluationConfig(ScoresConfig):
+    """How often and how a run's encoders are judged."""
+
+    every: int = Field(ge=1)
+    probe: Literal["converged", "published"] = "converged"
+    backbone: str | None = None  # which one is kept; None: the method's first
+    unsupervised: bool = False
 
 
 class RayConfig(Section):
@@ -201,6 +209,13 @@ class Config(Composed):
             )
         self._check_update_privacy()
         self._check_centroid_privacy()
+        # The scores that clients send were computed from their images without any noise.
+        private = self.clustering.name == "private" or self.privacy.noise_multiplier > 0
+        if self.evaluation.unsupervised and private:
+            raise ValueError(
+                "evaluation.unsupervised=True: clients' scores are not differentially private, "
+                "must be false with clustering=private or privacy.noise_multiplier"
+            )
         return self
 
     def _check_centroid_privacy(self) -> None:

@@ -27,6 +27,12 @@ def train(message: Message, context: Context) -> Message:
     return _relay("train", message, context)
 
 
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Scores of the averaged encoder."""
+    return _relay("evaluate", message, context)
+
+
 def _relay(kind: str, message: Message, context: Context) -> Message:
     header, blobs = encode(message.content)
     with Channel.connect(str(context.node_config["channel"])) as channel:

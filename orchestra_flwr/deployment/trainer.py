@@ -14,7 +14,7 @@ from orchestra_flwr.data import ImageSet, load_dataset
 from orchestra_flwr.deployment.config import ClientConfig
 from orchestra_flwr.deployment.own_privacy import OwnPrivacy
 from orchestra_flwr.deployment.records import Encoded, decode, encode
-from orchestra_flwr.federation.answers import describe, train_reply
+from orchestra_flwr.federation.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.own_state import OwnStateFolder
 from orchestra_flwr.federation.wire import (
@@ -61,7 +61,8 @@ class Trainer:
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
         """The answer to a request of the relay app; an exception becomes an error."""
-        work = {"greet": self.greet, "train": self.train}[request["kind"]]
+        kinds = {"greet": self.greet, "train": self.train, "evaluate": self.evaluate}
+        work = kinds[request["kind"]]
         content = decode(request["content"], blobs)
         blobs.clear()  # large: the content's arrays alone are to hold them
         try:
@@ -106,6 +107,20 @@ class Trainer:
         silent = [f"sent no centroids: {why_silent}"] if why_silent else []
         facts = [*trained, *silent, f"{metrics['seconds']:.1f} s"]
         self._tell(f"round {round_}: {', '.join(facts)}")
+        return reply
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """The averaged encoder's scores on this client's images."""
+        task = content.config_records[CONFIG]
+        round_ = int(task["round"])  # type: ignore[arg-type]
+        reply = evaluate_reply(
+            self._client(Config.from_json(str(task["config"])), str(task.get(RUN, ""))), content
+        )
+        told = reply.metric_records[METRICS]
+        self._tell(
+            f"round {round_}: the average has alignment {told['alignment']:.3f}, "
+            f"uniformity {told['uniformity']:.3f} on the images here"
+        )
         return reply
 
     def _client(self, given: Config, run: str) -> OrchestraClient:

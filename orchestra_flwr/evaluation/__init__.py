@@ -1,18 +1,26 @@
-"""Judging a frozen encoder: features, kNN and linear probe."""
+"""Judging an encoder: features, kNN, linear probes, fine-tuning, alignment and uniformity."""
 
 from orchestra_flwr.evaluation.features import extract_features, feature_std
+from orchestra_flwr.evaluation.finetune import finetune, labelled_subset
 from orchestra_flwr.evaluation.knn import knn_accuracy
 from orchestra_flwr.evaluation.linear_probe import LinearProbe, fit_linear_probe, linear_accuracy
-from orchestra_flwr.evaluation.scores import Scores, evaluate, evaluate_features
+from orchestra_flwr.evaluation.published_probe import published_accuracy
+from orchestra_flwr.evaluation.scores import Scores, evaluate, judge
+from orchestra_flwr.evaluation.similarity import Similarities, similarities
 
 __all__ = [
     "LinearProbe",
     "Scores",
+    "Similarities",
     "evaluate",
-    "evaluate_features",
     "extract_features",
     "feature_std",
+    "finetune",
     "fit_linear_probe",
+    "judge",
     "knn_accuracy",
+    "labelled_subset",
     "linear_accuracy",
+    "published_accuracy",
+    "similarities",
 ]

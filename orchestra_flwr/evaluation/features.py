@@ -29,8 +29,8 @@ def extract_features(encoder: nn.Module, images: Tensor, batch_size: int) -> Ten
     """
     if len(images) == 0:
         raise ValueError("no images to extract features from")
-    device = _device(encoder)
-    with _evaluation_mode(encoder), torch.inference_mode():
+    device = device_of(encoder)
+    with evaluation_mode(encoder), torch.inference_mode():
         batches = [encoder(batch.to(device)).float() for batch in torch.split(images, batch_size)]
     # Outside of inference mode cat makes an ordinary tensor, which autograd may use.
     return torch.cat(batches)
@@ -73,13 +73,15 @@ def check_labelled(name: str, features: Tensor, labels: Tensor) -> None:
         raise ValueError(f"{name}: {bad} of {len(features)} feature vectors are not finite")
 
 
-def _device(encoder: nn.Module) -> torch.device:
+def device_of(encoder: nn.Module) -> torch.device:
+    """Where an encoder's weights are; the CPU if it has none."""
     first = next(itertools.chain(encoder.parameters(), encoder.buffers()), None)
     return torch.device("cpu") if first is None else first.device
 
 
 @contextmanager
-def _evaluation_mode(encoder: nn.Module) -> Iterator[None]:
+def evaluation_mode(encoder: nn.Module) -> Iterator[None]:
+    """Inside the block an encoder is in evaluation mode; then every module has its own again."""
     # Module by module: a frozen part may be in another mode than the rest.
     modes = [(module, module.training) for module in encoder.modules()]
     encoder.eval()

@@ -1,15 +1,21 @@
-"""The scores of an encoder, as they stand in metrics and summary."""
+"""The scores of an encoder, as they stand in metrics, summary and evaluation files."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
-from orchestra_flwr.config import EvaluationConfig
+from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
 from orchestra_flwr.evaluation.features import extract_features, feature_std
+from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
 from orchestra_flwr.evaluation.knn import knn_accuracy
 from orchestra_flwr.evaluation.linear_probe import linear_accuracy
+from orchestra_flwr.evaluation.published_probe import published_accuracy
+
+Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
 
 
 @dataclass(frozen=True)
@@ -29,53 +35,82 @@ class Scores:
 
 def evaluate(
     encoder: nn.Module,
-    train_images: Tensor,
-    train_labels: Tensor,
-    test_images: Tensor,
-    test_labels: Tensor,
+    train: Labelled,
+    test: Labelled,
     *,
     config: EvaluationConfig,
+    augmentation: AugmentationConfig,
 ) -> Scores:
     """Judges an encoder by all test images, none left out.
 
     Args:
-        encoder: maps uint8 images (B, C, H, W) to features (B, dim).
-        train_images: (N, C, H, W) uint8; the kNN's bank and the probe's training set.
-        train_labels: (N,) classes from 0.
-        test_images: (M, C, H, W) uint8.
-        test_labels: (M,) classes from 0.
-        config: batch size, and the kNN's k and temperature.
+        encoder: maps images (B, C, H, W), uint8 or in [0, 1], to features (B, dim).
+        train: images and labels; the kNN's bank and the probe's training set.
+        test: images and labels.
+        config: batch size, the kNN's k and temperature, and which linear probe.
+        augmentation: limits that the images set, for the published probe.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
-    return evaluate_features(
-        extract_features(encoder, train_images, config.batch_size),
-        train_labels,
-        extract_features(encoder, test_images, config.batch_size),
-        test_labels,
-        config=config,
+    protocol = "linear_published" if config.probe == "published" else "linear"
+    told = judge(
+        encoder, train, test, protocols=("knn", protocol), config=config, augmentation=augmentation
     )
+    return Scores(told["knn"], told[protocol], told["feature_std"])
 
 
-def evaluate_features(
-    train: Tensor,
-    train_labels: Tensor,
-    test: Tensor,
-    test_labels: Tensor,
+def judge(
+    encoder: nn.Module,
+    train: Labelled,
+    test: Labelled,
     *,
-    config: EvaluationConfig,
-) -> Scores:
-    """Judges features (N, dim) and (M, dim); else as :func:`evaluate`."""
-    return Scores(
-        knn=knn_accuracy(
-            train,
-            train_labels,
-            test,
-            test_labels,
-            k=config.knn_k,
-            temperature=config.knn_temperature,
-        ),
-        linear=linear_accuracy(train, train_labels, test, test_labels),
-        feature_std=feature_std(test),
-    )
+    protocols: Collection[str],
+    config: ScoresConfig,
+    augmentation: AugmentationConfig,
+    seeds: int = 1,
+) -> dict[str, Any]:
+    """Judges an encoder by the protocols that are asked for; the features are made once.
+
+    Args:
+        encoder: as in :func:`evaluate`; so are `train`, `test` and `augmentation`.
+        train: images and labels.
+        test: images and labels.
+        protocols: of knn, linear, linear_published and finetune.
+        config: batch size, the kNN's k and temperature.
+        augmentation: limits that the images set.
+        seeds: fine-tunings of each fraction of labels.
+
+    Returns:
+        `feature_std` and, by the names of the protocols, accuracies of the test images; under
+        `finetune` for each fraction of labels ("0.01", "0.1") `mean`, `std` and `runs`.
+
+    Raises:
+        ValueError: shapes do not fit, or a feature is not finite.
+    """
+    bank = extract_features(encoder, train[0], config.batch_size), train[1]
+    queries = extract_features(encoder, test[0], config.batch_size), test[1]
+    told: dict[str, Any] = {"feature_std": feature_std(queries[0])}
+    if "knn" in protocols:
+        k, temperature = config.knn_k, config.knn_temperature
+        told["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
+    if "linear" in protocols:
+        told["linear"] = linear_accuracy(*bank, *queries)
+    if "linear_published" in protocols:
+        told["linear_published"] = published_accuracy(
+            encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
+        )
+    if "finetune" in protocols:
+        told["finetune"] = {
+            str(fraction): finetune(
+                encoder,
+                train,
+                test,
+                fraction=fraction,
+                seeds=seeds,
+                augmentation=augmentation,
+                batch_size=config.batch_size,
+            ).told()
+            for fraction in EPOCHS
+        }
+    return told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
+import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.federation.client import OrchestraClient
@@ -46,13 +47,7 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
         TrainingError: a loss that is not finite.
     """
     task = content.config_records[CONFIG]
-    told = str(task["schema"])
-    if told != client.schemas.fingerprint:
-        raise ValueError(
-            f"the server's model has schema {told}, this client's {client.schemas.fingerprint}: "
-            "both must run the same version of orchestra_flwr"
-        )
-    received = from_record(content.array_records.pop(ARRAYS))
+    received = _received(client, content)
     arrays, examples, metrics = client.fit(
         [received.pop(name) for name in client.receives],
         {"round": task["round"], "train": task["train"], "contribute": task["contribute"]},
@@ -65,3 +60,32 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
             CONFIG: ConfigRecord({"schema": client.schemas.fingerprint}),
         }
     )
+
+
+def evaluate_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
+    """A client's scores of the encoder in a message down: scalars only, no arrays.
+
+    Arguments and errors as in :func:`train_reply`.
+    """
+    received = _received(client, content)
+    _, examples, scores = client.evaluate(
+        [received.pop(name) for name in client.receives],
+        {"round": content.config_records[CONFIG]["round"]},
+    )
+    return RecordDict(
+        {
+            METRICS: MetricRecord({**scores, "examples": examples}),
+            CONFIG: ConfigRecord({"schema": client.schemas.fingerprint}),
+        }
+    )
+
+
+def _received(client: OrchestraClient, content: RecordDict) -> dict[str, np.ndarray]:
+    """The arrays of a message down, which loses them."""
+    told = str(content.config_records[CONFIG]["schema"])
+    if told != client.schemas.fingerprint:
+        raise ValueError(
+            f"the server's model has schema {told}, this client's {client.schemas.fingerprint}: "
+            "both must run the same version of orchestra_flwr"
+        )
+    return from_record(content.array_records.pop(ARRAYS))

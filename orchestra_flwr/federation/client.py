@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.evaluation import similarities
 from orchestra_flwr.federation.own_state import OwnStateFolder
 from orchestra_flwr.federation.wire import SMALLEST_CLUSTER, Schemas, unpack_state
 from orchestra_flwr.heap import keep_freed_memory, return_freed_memory
 from orchestra_flwr.merging import OwnState, build_merging, keeps_state
-from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.methods import Role, build_method, kept_first
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import LocalResult, observe_round, torch_threads, train_round
@@ -156,3 +158,33 @@ class OrchestraClient(NumPyClient):
         kept = merging.keep(self.method)
         self.keeps.save(seed.round, OwnState({**local, **kept.tensors}, kept.figures))
         return result, merging.told()
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Scores the kept backbone on the client's own images, without labels (section 5).
+
+        Args:
+            parameters: the flat arrays named by `receives`.
+            config: `round` (int), from which the augmentations follow.
+
+        Returns:
+            The negated score, the number of images, and `alignment` and `uniformity`.
+
+        Raises:
+            ValueError: arrays that do not fit the model.
+        """
+        evaluation = self.config.evaluation
+        seed = ClientSeed(self.config.seed, int(config["round"]), self.name)
+        with torch_threads(self.config.training.threads):
+            received = dict(zip(self.receives, parameters, strict=True))
+            unpack_state(received, self.method, self.schemas)
+            backbone = next(iter(kept_first(self.method, evaluation.backbone).values()))
+            told = similarities(
+                backbone,
+                self.images,
+                self.config.data.augmentation,
+                seed.generator("similarity", self.images.device),
+                evaluation.batch_size,
+            )
+        return -told.score, len(self.images), asdict(told)

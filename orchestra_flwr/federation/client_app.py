@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.answers import answer, train_reply
+from orchestra_flwr.federation.answers import answer, evaluate_reply, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.own_state import OwnStateFolder
 from orchestra_flwr.federation.population import Population, load_population
@@ -35,12 +35,18 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of one client."""
+    return answer(message, lambda content: train_reply(_addressed(content, context), content))
 
-    def work(content: RecordDict) -> RecordDict:
-        task = content.config_records[CONFIG]
-        return train_reply(_client(task, int(context.node_config["partition-id"])), content)
 
-    return answer(message, work)
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """One client's scores of the averaged encoder on its own images."""
+    return answer(message, lambda content: evaluate_reply(_addressed(content, context), content))
+
+
+def _addressed(content: RecordDict, context: Context) -> OrchestraClient:
+    task = content.config_records[CONFIG]
+    return _client(task, int(context.node_config["partition-id"]))
 
 
 def _client(task: ConfigRecord, partition_id: int) -> OrchestraClient:

@@ -9,7 +9,7 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
 from orchestra_flwr.evaluation import evaluate
 from orchestra_flwr.federation.strategy import FederationError
-from orchestra_flwr.methods import Method
+from orchestra_flwr.methods import Method, kept_first
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.training import resolve_device, torch_threads
 
@@ -52,7 +52,8 @@ class Judge:
         if self.why_not is not None:
             return None
         with torch_threads():
-            return {name: self._score(backbone) for name, backbone in method.backbones().items()}
+            backbones = kept_first(method, self.config.evaluation.backbone)
+            return {name: self._score(backbone) for name, backbone in backbones.items()}
 
     def encoder(self, backbone: Backbone) -> Encoder:
         """A frozen copy of a backbone."""
@@ -63,8 +64,15 @@ class Judge:
         train, test = self.dataset.train, self.dataset.test
         assert test is not None and train.labels is not None and test.labels is not None
         encoder = self.encoder(backbone).to(resolve_device(self.config.device))
-        judged = (train.images, train.labels, test.images, test.labels)
         try:
-            return asdict(evaluate(encoder, *judged, config=self.config.evaluation))
+            return asdict(
+                evaluate(
+                    encoder,
+                    (train.images, train.labels),
+                    (test.images, test.labels),
+                    config=self.config.evaluation,
+                    augmentation=self.config.data.augmentation,
+                )
+            )
         except ValueError as error:
             raise FederationError(f"the encoder cannot be evaluated: {error}") from error

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from orchestra_flwr.evaluation.similarity import TEMPERATURE, Similarities
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, SMALLEST_CLUSTER, Schemas
 from orchestra_flwr.methods import Role
 
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
+ROUNDING = 1e-4  # by which float32 may exceed a limit
 
 
 class BadReplyError(ValueError):
@@ -59,23 +61,9 @@ def check_reply(
         BadReplyError: an error reply, another schema, missing or surplus arrays, wrong shapes or
             sizes, values that are not finite, no images, or rows of fewer than `k_min` images.
     """
-    if message.has_error():
-        raise BadReplyError(message.error.reason or f"error code {message.error.code}")
-    content = message.content
-    if (
-        not {ARRAYS} <= content.array_records.keys()
-        or not {METRICS} <= content.metric_records.keys()
-    ):
-        raise BadReplyError("the reply lacks its arrays or metrics")
-    told = str(content.config_records.get(CONFIG, ConfigRecord()).get("schema", "none"))
-    if told != schemas.fingerprint:
-        raise BadReplyError(
-            f"schema {told} instead of {schemas.fingerprint}: another model or version"
-        )
-    metrics = _metrics(content.metric_records[METRICS])
-    examples = metrics.get("examples", 0)
-    if examples < 1 or examples != int(examples):
-        raise BadReplyError(f"trained on {examples:g} images")
+    content, metrics = _told(message, schemas)
+    if not {ARRAYS} <= content.array_records.keys():
+        raise BadReplyError("the reply lacks its arrays")
 
     record = content.array_records[ARRAYS]
     shared = {Role.SHARED.value} if trained else set()
@@ -98,7 +86,46 @@ def check_reply(
     smallest = metrics.get(SMALLEST_CLUSTER, k_min)
     if smallest < k_min and any(map(len, contributions.values())):
         raise BadReplyError(f"rows of {smallest:g} images, privacy.k_min={k_min}")
-    return Reply(state, contributions, int(examples), metrics)
+    return Reply(state, contributions, int(metrics["examples"]), metrics)
+
+
+def check_similarities(message: Message, schemas: Schemas) -> tuple[int, Similarities]:
+    """Turns a client's answer to an evaluation into its number of images and its scores.
+
+    Raises:
+        BadReplyError: an error reply, another schema, no images, any array or other figure than
+            alignment and uniformity, or one that is out of its range or not finite.
+    """
+    content, metrics = _told(message, schemas)
+    if content.array_records:
+        raise BadReplyError(f"arrays {sorted(content.array_records)} in answer to an evaluation")
+    limits = {"alignment": 1.0, "uniformity": 1 / TEMPERATURE}
+    if metrics.keys() != {"examples", *limits}:
+        raise BadReplyError(f"figures {sorted(metrics)} instead of {sorted({'examples', *limits})}")
+    for name, limit in limits.items():
+        if abs(metrics[name]) > limit * (1 + ROUNDING):
+            raise BadReplyError(f"{name} is {metrics[name]:g}, at most {limit:g} in size expected")
+    told = Similarities(metrics["alignment"], metrics["uniformity"])
+    return int(metrics["examples"]), told
+
+
+def _told(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, float]]:
+    """A reply's content and figures, with a number of images that can be."""
+    if message.has_error():
+        raise BadReplyError(message.error.reason or f"error code {message.error.code}")
+    content = message.content
+    if not {METRICS} <= content.metric_records.keys():
+        raise BadReplyError("the reply lacks its metrics")
+    told = str(content.config_records.get(CONFIG, ConfigRecord()).get("schema", "none"))
+    if told != schemas.fingerprint:
+        raise BadReplyError(
+            f"schema {told} instead of {schemas.fingerprint}: another model or version"
+        )
+    metrics = _metrics(content.metric_records[METRICS])
+    examples = metrics.get("examples", 0)
+    if examples < 1 or examples != int(examples):
+        raise BadReplyError(f"it tells of {examples:g} images")
+    return content, metrics
 
 
 def _metrics(record: Mapping[str, object]) -> dict[str, float]:

@@ -26,7 +26,7 @@ from orchestra_flwr.federation.releases import Releases
 from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, RoundReport
 from orchestra_flwr.federation.wire import CLIENTS, RUN, pack_state
 from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.methods import build_method
+from orchestra_flwr.methods import build_method, kept_first
 from orchestra_flwr.models import save_encoder
 from orchestra_flwr.privacy.updates import composed_epsilon, drawn_once_more
 from orchestra_flwr.reporting import (
@@ -87,6 +87,7 @@ class _Run:
         self.folder = folder
         self.progress = progress
         self.method = build_method(config, config.data.channels)
+        self.backbones = kept_first(self.method, config.evaluation.backbone)
         self.noisy = config.privacy.noise_multiplier > 0
         self.releases: Releases | None = None
         if config.clustering.name == "private":
@@ -118,11 +119,17 @@ class _Run:
     def _round(self, number: int, strategy: OrchestraStrategy, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
         exchanged = number > 0 or self.method.needs_first_round
-        if exchanged:
+        scored = self.config.evaluation.unsupervised and self._is_judged(number)
+        if exchanged or scored:
             strategy.nodes = self.members.gather()
         started = time.perf_counter()  # waiting for clients to come is no part of a round
-        report = self._exchange(number, strategy) if exchanged else RoundReport(())
+        strategy.report = RoundReport(())
+        if exchanged:
+            self._exchange(number, strategy)
         seconds = time.perf_counter() - started
+        if scored:
+            self._ask_for_scores(number, strategy)
+        report = strategy.report
         scores = self.judge.scores(self.method) if self._is_judged(number) else None
         drawn = position.drawn
         if self.noisy and number > 0:
@@ -144,13 +151,13 @@ class _Run:
         save_checkpoint(self.folder.checkpoint, self.method, position)
         if self.log:
             self.log.add(number, record)
-        kept = next(iter(self.method.backbones()))
+        kept = next(iter(self.backbones))
         dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
         shown = scores[kept] if scores else None
         self.progress.round_finished(number, record["loss"], shown, seconds, dropped)
         return position
 
-    def _exchange(self, number: int, strategy: OrchestraStrategy) -> RoundReport:
+    def _exchange(self, number: int, strategy: OrchestraStrategy) -> None:
         arrays = pack_state(self.method, strategy.schemas)
         if self.releases:
             strategy.silent = self.releases.exhausted(strategy.nodes, number)
@@ -167,7 +174,19 @@ class _Run:
                 f"round {number}: no client sent centroids: the global ones stay as they are"
             )
         self.members.lost([each.client for each in strategy.report.dropped if each.silent])
-        return strategy.report
+
+    def _ask_for_scores(self, number: int, strategy: OrchestraStrategy) -> None:
+        """Alignment and uniformity of the round's average, on the clients' own images."""
+        arrays = pack_state(self.method, strategy.schemas)
+        messages = list(strategy.configure_evaluate(number, arrays, ConfigRecord(), self.grid))
+        self.progress.round_started(number, len(messages), "scoring")
+        timeout = self.config.federation.round_timeout
+        strategy.aggregate_evaluate(number, self.grid.send_and_receive(messages, timeout=timeout))
+        for each in strategy.report.unscored:
+            self.progress.message(
+                f"round {number}: no score of client {each.client}: {each.reason}"
+            )
+        self.members.lost([each.client for each in strategy.report.unscored if each.silent])
 
     def _check_delta(self, number: int, clients: int) -> None:
         """Real clients come and go: the configuration knows the least of them only."""
@@ -214,15 +233,18 @@ class _Run:
         metrics = self.folder.read_metrics()
         judged = [record["scores"] for record in metrics if record.get("scores")]
         summary = {
-            **_summary(position, judged, list(self.method.backbones())),
+            **_summary(position, judged, list(self.backbones)),
             **self._privacy(position.drawn),
             "versions": self.versions,
         }
+        told = [record["unsupervised"] for record in metrics if record.get("unsupervised")]
+        if told:
+            summary["unsupervised"] = told[-1]
         if self.config.clustering.name == "features":
             summary["not_private"] = "the features of single images left the clients"
         if self.releases:
             summary["epsilon_spent"] = self.releases.spent()
-        kept, backbone = next(iter(self.method.backbones().items()))
+        kept, backbone = next(iter(self.backbones.items()))
         save_encoder(
             self.folder.encoder,
             self.judge.encoder(backbone),
@@ -266,6 +288,11 @@ def _record(
             "smallest_cluster": report.smallest_cluster,
             "clients": report.smallest_clusters,
             "kept": report.server_state_kept,
+        }
+    if report.similarities is not None:
+        record["unsupervised"] = {
+            **asdict(report.similarities),
+            "score": report.similarities.score,
         }
     if scores is not None:
         record["scores"] = scores

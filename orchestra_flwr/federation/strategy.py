@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.evaluation import Similarities
 from orchestra_flwr.federation.aggregation import ClippedMean, StreamingMean
-from orchestra_flwr.federation.replies import BadReplyError, Reply, check_reply
+from orchestra_flwr.federation.replies import BadReplyError, Reply, check_reply, check_similarities
 from orchestra_flwr.federation.wire import (
     ARRAYS,
     CLIENT_FAILED,
@@ -57,6 +59,9 @@ class RoundReport:
         smallest_clusters: images in the smallest cluster of each client that told it, 0 for one
             that sent none. They are what clients say: the server sees no images.
         server_state_kept: no client contributed anything, so the server's state is the old one.
+        similarities: means of the clients' alignment and uniformity on the average, weighted by
+            images; None where they were not asked or none answered.
+        unscored: clients whose answer to that was not used.
         bytes_down: of arrays sent to clients.
         bytes_up: of arrays received.
         server_seconds: spent on the server's state.
@@ -69,6 +74,8 @@ class RoundReport:
     metrics: dict[str, float] = field(default_factory=dict)
     smallest_clusters: dict[str, int] = field(default_factory=dict)
     server_state_kept: bool = False
+    similarities: Similarities | None = None
+    unscored: list[Dropped] = field(default_factory=list)
     bytes_down: int = 0
     bytes_up: int = 0
     server_seconds: float = 0.0
@@ -77,6 +84,11 @@ class RoundReport:
     def smallest_cluster(self) -> int | None:
         """Images in the smallest cluster that any client sent; None without any."""
         return min((size for size in self.smallest_clusters.values() if size), default=None)
+
+
+def _dropped(client: str, message: Message, reason: BadReplyError) -> Dropped:
+    silent = message.has_error() and message.error.code != CLIENT_FAILED
+    return Dropped(client, str(reason), silent)
 
 
 def client_order(name: str) -> tuple[int, str]:
@@ -139,32 +151,18 @@ class OrchestraStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message for every client of the cohort, in the cohort's order."""
-        federation = self.config.federation
         # Every client is told the seed. Where epsilon counts on nobody knowing who takes part,
         # the cohort comes from the secret.
         seed = self.config.seed if self.key is None else int.from_bytes(self.key)
-        cohort = draw_cohort(self.nodes, federation.participation, seed, server_round)
+        cohort = draw_cohort(self.nodes, self.config.federation.participation, seed, server_round)
         self.report = RoundReport(tuple(cohort), len(self.nodes))
-        task = {
-            **config,
-            "config": self.config.to_json(),
-            "schema": self.schemas.fingerprint,
-            "round": server_round,
-            "train": server_round > 0,
-        }
-        tasks = {may: ConfigRecord({**task, "contribute": may}) for may in (True, False)}
-        self.report.bytes_down = payload_bytes(RecordDict({ARRAYS: arrays})) * len(cohort)
+        task = {**config, "train": server_round > 0}
+        tasks = {may: {**task, "contribute": may} for may in (True, False)}
         return [
-            Message(
-                # One copy of the arrays for the whole cohort; a client takes its message apart.
-                RecordDict({ARRAYS: arrays, CONFIG: tasks[client not in self.silent]}),
-                dst_node_id=self.nodes[client],
-                message_type=MessageType.TRAIN,
-                group_id=str(server_round),
-                ttl=federation.round_timeout + 60,
-            )
+            self._message(MessageType.TRAIN, client, server_round, arrays,
+                          tasks[client not in self.silent])
             for client in cohort
-        ]
+        ]  # fmt: skip
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -205,18 +203,86 @@ class OrchestraStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: encoders are judged on the server's test images."""
-        return []
+        """With `evaluation.unsupervised` one message for each client of the round's cohort.
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Nothing: see :meth:`configure_evaluate`."""
+        Follows :meth:`configure_train` of the same round, or stands alone where that round trained
+        nothing; then the cohort is drawn here, in the same way.
+        """
+        if not self.config.evaluation.unsupervised:
+            return []
+        if not self.report.cohort:
+            participation = self.config.federation.participation
+            cohort = draw_cohort(self.nodes, participation, self.config.seed, server_round)
+            self.report = RoundReport(tuple(cohort), len(self.nodes))
+        return [
+            self._message(MessageType.EVALUATE, client, server_round, arrays, dict(config))
+            for client in self.report.cohort
+            if client in self.nodes  # a client of a deployment may have left since
+        ]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The clients' scores, averaged by images; None if nobody answered well.
+
+        A round does not fail for want of scores: who did not answer well is only dropped.
+        """
+        asked = [client for client in self.report.cohort if client in self.nodes]
+        told: list[tuple[int, Similarities]] = []
+        for client, message in zip(asked, replies, strict=True):
+            self._count_up(message)
+            try:
+                told.append(check_similarities(message, self.schemas))
+            except BadReplyError as reason:
+                self.report.unscored.append(_dropped(client, message, reason))
+                self.on_client(client, False)
+            else:
+                self.on_client(client, True)
+        if not told:
+            return None
+        total = sum(images for images, _ in told)
+        mean = Similarities(
+            sum(images * each.alignment for images, each in told) / total,
+            sum(images * each.uniformity for images, each in told) / total,
+        )
+        self.report.similarities = mean
+        return MetricRecord({**asdict(mean), "score": mean.score})
 
     def summary(self) -> None:
         """Nothing: the run's progress says it all."""
 
-    def _checked(self, client: str, message: Message, trained: bool) -> Reply | None:
+    def _message(
+        self,
+        kind: str,
+        client: str,
+        server_round: int,
+        arrays: ArrayRecord,
+        task: Mapping[str, Any],
+    ) -> Message:
+        """A message down; its bytes are counted."""
+        told = {
+            **task,
+            "config": self.config.to_json(),
+            "schema": self.schemas.fingerprint,
+            "round": server_round,
+        }
+        # One copy of the arrays for the whole cohort; a client takes its message apart.
+        content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(told)})
+        self.report.bytes_down += payload_bytes(content)
+        return Message(
+            content,
+            dst_node_id=self.nodes[client],
+            message_type=kind,
+            group_id=str(server_round),
+            ttl=self.config.federation.round_timeout + 60,
+        )
+
+    def _count_up(self, message: Message) -> None:
         if message.has_content():
             self.report.bytes_up += payload_bytes(message.content)
+
+    def _checked(self, client: str, message: Message, trained: bool) -> Reply | None:
+        self._count_up(message)
         try:
             reply = check_reply(
                 message,
@@ -227,8 +293,7 @@ class OrchestraStrategy(Strategy):
                 k_min=self.config.privacy.k_min,
             )
         except BadReplyError as reason:
-            silent = message.has_error() and message.error.code != CLIENT_FAILED
-            self.report.dropped.append(Dropped(client, str(reason), silent))
+            self.report.dropped.append(_dropped(client, message, reason))
             self.on_client(client, False)
             return None
         self.on_client(client, True)

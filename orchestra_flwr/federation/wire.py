@@ -1,8 +1,9 @@
 """What travels: one flat float32 array a role, named, with a fingerprint of the tensors inside.
 
 A message down holds "shared", and "server" where a method has server state; a message up holds
-"shared" (not after the first round) and the method's contributions. Nothing else can be packed:
-the tensors are chosen by role, and private ones have no schema.
+"shared" (not after the first round) and the method's contributions; the answer to an evaluation
+holds no arrays at all. Nothing else can be packed: the tensors are chosen by role, and private ones
+have no schema.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its sma
 CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
 RUN = "run"  # of a task: which run this is, where clients keep state
 CLIENTS = "clients"  # of a task: the folder for the clients' state, where they share the disk
-FORMAT = 2  # raised whenever messages change their meaning
+FORMAT = 3  # raised whenever messages change their meaning
 
 
 @dataclass(frozen=True)

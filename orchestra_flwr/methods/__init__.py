@@ -10,6 +10,7 @@ import torch
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.methods.base import Batch, Contribution, Method, Role
 from orchestra_flwr.methods.labels import labels_for
+from orchestra_flwr.models import Backbone
 from orchestra_flwr.seeding import derive
 
 
@@ -31,7 +32,16 @@ def _methods() -> dict[str, type[Method]]:
 
 METHODS = _methods()
 
-__all__ = ["METHODS", "Batch", "Contribution", "Method", "Role", "build_method", "labels_for"]
+__all__ = [
+    "METHODS",
+    "Batch",
+    "Contribution",
+    "Method",
+    "Role",
+    "build_method",
+    "kept_first",
+    "labels_for",
+]
 
 
 def build_method(config: Config, channels: int) -> Method:
@@ -45,4 +55,22 @@ def build_method(config: Config, channels: int) -> Method:
         raise ConfigError(f"method.name={name}: unknown method (known: {', '.join(METHODS)})")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "init"))
-        return METHODS[name](config, channels)
+        method = METHODS[name](config, channels)
+    kept_first(method, config.evaluation.backbone)
+    return method
+
+
+def kept_first(method: Method, kept: str | None) -> dict[str, Backbone]:
+    """A method's backbones, with the one of name `kept` (None: the method's own first) in front.
+
+    Raises:
+        ConfigError: the method has no backbone of that name.
+    """
+    backbones = method.backbones()
+    if kept is None:
+        return backbones
+    if kept not in backbones:
+        raise ConfigError(
+            f"evaluation.backbone={kept}: must be null or one of {', '.join(backbones)}"
+        )
+    return {kept: backbones[kept], **backbones}

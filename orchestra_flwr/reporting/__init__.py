@@ -1,6 +1,7 @@
 """What a run leaves behind and shows: its folder, progress, tables, plots and event files."""
 
 from orchestra_flwr.reporting.environment import environment
+from orchestra_flwr.reporting.evaluation import print_evaluation, write_evaluation
 from orchestra_flwr.reporting.plots import plot_curves, plot_partition
 from orchestra_flwr.reporting.progress import Progress, make_progress
 from orchestra_flwr.reporting.run_folder import RunFolder
@@ -15,7 +16,9 @@ __all__ = [
     "make_progress",
     "plot_curves",
     "plot_partition",
+    "print_evaluation",
     "print_summary",
     "scores_table",
     "summary_writer",
+    "write_evaluation",
 ]

@@ -157,13 +157,13 @@ def _unused_folder(path: Path) -> Path:
 
 
 def _to_json(value: Mapping[str, Any], indent: int | None = None) -> str:
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    return json.dumps(finite(value), indent=indent, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON knows no NaN and no infinity, and other readers of the file would stumble over them."""
     if isinstance(value, Mapping):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -129,6 +129,17 @@ def test_rounds_are_trained_and_told(trainer, server, said):
     assert said[-1].startswith("round 1: 3 steps, loss ")
 
 
+def test_the_average_is_scored_and_told_in_figures_alone(trainer, server, said):
+    reply = ask(trainer(), "evaluate", task(server, 3))
+    assert not reply.array_records
+    told = reply[METRICS]
+    assert set(told) == {"alignment", "uniformity", "examples"} and told["examples"] == 20
+    assert said[-1] == (
+        f"round 3: the average has alignment {told['alignment']:.3f}, "
+        f"uniformity {told['uniformity']:.3f} on the images here"
+    )
+
+
 def test_a_client_kept_alive_answers_like_a_fresh_one(trainer, server):
     kept = trainer()
     ask(kept, "train", task(server, 1))

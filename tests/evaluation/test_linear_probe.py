@@ -1,4 +1,6 @@
 import logging
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -126,3 +128,29 @@ def test_features_that_are_not_finite_are_refused():
         linear_accuracy(train, labels, test, answers)
     with pytest.raises(ValueError, match="training set: 1 of"):
         linear_accuracy(test, answers, train, labels)
+
+
+def test_the_gradient_is_that_of_the_objective():
+    train, labels = overlapping(60)
+    objective = linear_probe._Objective(train, labels, 4)
+    generator = np.random.default_rng(0)
+    at, direction = generator.normal(size=(2, 4 * 13)) * 0.1
+    value, gradient = objective(at)
+    weight, bias = objective.parameters(at)
+    expected = torch.nn.functional.cross_entropy(train @ weight.T + bias, labels)
+    expected += linear_probe.L2 / 2 * weight.square().sum()
+    assert value == pytest.approx(float(expected), rel=1e-5)
+    step = 1e-2
+    slope = (objective(at + step * direction)[0] - objective(at - step * direction)[0]) / (2 * step)
+    assert gradient @ direction == pytest.approx(slope, rel=1e-2)
+
+
+def test_no_compiler_is_imported():
+    """torch.optim's L-BFGS imports torch._dynamo: seconds in every process that evaluates."""
+    program = (
+        "import sys, torch\n"
+        "from orchestra_flwr.evaluation import fit_linear_probe\n"
+        "fit_linear_probe(torch.eye(4), torch.arange(4))\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from orchestra_flwr.config import EvaluationConfig
-from orchestra_flwr.evaluation import Scores, evaluate, evaluate_features, knn_accuracy
+from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
+from orchestra_flwr.evaluation import Scores, evaluate, judge, knn_accuracy, linear_accuracy
 
 
 class Pixels(nn.Module):
@@ -22,25 +22,42 @@ def striped(count, seed):
     return images.to(torch.uint8), labels
 
 
+def scored(encoder, train, test, **config):
+    config = EvaluationConfig(every=1, batch_size=7, **config)
+    return evaluate(encoder, train, test, config=config, augmentation=AugmentationConfig())
+
+
 def test_scores_of_an_encoder_are_those_of_its_features():
-    config = EvaluationConfig(every=1, batch_size=7, knn_k=5)
     train, test = striped(200, 0), striped(100, 1)
-    scores = evaluate(Pixels(), *train, *test, config=config)
+    scores = scored(Pixels(), train, test, knn_k=5)
     x, queries = Pixels()(train[0]), Pixels()(test[0])
-    assert scores == evaluate_features(x, train[1], queries, test[1], config=config)
     assert scores.knn == knn_accuracy(x, train[1], queries, test[1], k=5, temperature=0.1)
-    assert scores.linear > 0.9
+    assert scores.linear == linear_accuracy(x, train[1], queries, test[1]) > 0.9
     assert 0 < scores.feature_std < 1
     assert dataclasses.asdict(scores).keys() == {"knn", "linear", "feature_std"}
 
 
+def test_the_published_probe_takes_the_place_of_the_converged_one(monkeypatch):
+    monkeypatch.setattr("orchestra_flwr.evaluation.scores.published_accuracy", lambda *a, **k: 0.25)
+    train, test = striped(60, 0), striped(30, 1)
+    assert scored(Pixels(), train, test, probe="published").linear == 0.25
+    assert scored(Pixels(), train, test).linear != 0.25
+
+
+def test_only_the_protocols_that_are_asked_for():
+    train, test = striped(60, 0), striped(30, 1)
+    told = judge(
+        Pixels(), train, test,
+        protocols=("linear",), config=ScoresConfig(), augmentation=AugmentationConfig(),
+    )  # fmt: skip
+    assert told.keys() == {"feature_std", "linear"}
+
+
 def test_collapsed_features_are_seen():
-    labels = torch.tensor([0, 1] * 5)
-    scores = evaluate_features(
-        torch.ones(10, 3), labels, torch.ones(10, 3), labels, config=EvaluationConfig(every=1)
-    )
+    images, labels = torch.full((10, 1, 4, 4), 9, dtype=torch.uint8), torch.tensor([0, 1] * 5)
+    scores = scored(Pixels(), (images, labels), (images, labels))
     assert scores.knn == scores.linear == 0.5
-    assert scores.feature_std == pytest.approx(0, abs=1e-9)
+    assert scores.feature_std == pytest.approx(0, abs=1e-6)
 
 
 def test_scores_are_frozen():

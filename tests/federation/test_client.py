@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from orchestra_flwr.evaluation import similarities
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.wire import Schemas, from_record, pack_state
 from orchestra_flwr.methods import Role, build_method
@@ -108,3 +109,21 @@ def test_refuses_arrays_that_do_not_fit(tiny):
         OrchestraClient(tiny(), "0", images()).fit(
             [np.zeros(3, np.float32), np.zeros(3, np.float32)], {"round": 1, "train": True}
         )
+
+
+def test_evaluate_scores_the_received_kept_backbone(tiny):
+    config = tiny("evaluation.backbone=online")
+    method, parameters = down(config)
+    with torch.no_grad():
+        next(method.backbone.parameters()).mul_(-1.5)  # online and target differ
+    parameters[0] = Schemas.of(method).shared.pack(method.state(Role.SHARED))
+    client = OrchestraClient(config, "3", images())
+    loss, examples, told = client.evaluate([p.copy() for p in parameters], {"round": 4})
+    wanted = {}
+    for name, backbone in method.backbones().items():
+        draw = ClientSeed(config.seed, 4, "3").generator("similarity")
+        wanted[name] = similarities(backbone, images(), config.data.augmentation, draw, 256)
+    assert wanted["online"] != wanted["target"]
+    assert told == {"alignment": wanted["online"].alignment,
+                    "uniformity": wanted["online"].uniformity}  # fmt: skip
+    assert (loss, examples) == (-wanted["online"].score, 20)

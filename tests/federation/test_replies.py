@@ -3,7 +3,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.replies import BadReplyError, check_reply
+from orchestra_flwr.federation.replies import BadReplyError, check_reply, check_similarities
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schema, Schemas, to_record
 
 identify_process()
@@ -57,7 +57,7 @@ def bad(value, shape=5):
         (reply(schema="other"), "schema other instead of"),
         (reply(without=[CONFIG]), "schema none instead of"),
         (reply(without=[ARRAYS]), "lacks its arrays"),
-        (reply(without=[METRICS]), "lacks its arrays or metrics"),
+        (reply(without=[METRICS]), "lacks its metrics"),
         (reply({"shared": bad(np.nan)}), "shared holds values that are not finite"),
         (reply({"shared": bad(np.inf)}), "shared holds values that are not finite"),
         (reply({"shared": bad(1, 4)}), r"shared state of shape \(4,\) instead of \(5,\)"),
@@ -70,9 +70,9 @@ def bad(value, shape=5):
         (reply({"local_centroids": bad(1, (0, 3))}), "local_centroids of shape"),
         (reply({"local_centroids": bad(1, (2, 4))}), "local_centroids of shape"),
         (reply({"local_centroids": bad(1, 3)}), "local_centroids of shape"),
-        (reply(metrics={"examples": 0}), "trained on 0 images"),
-        (reply(metrics={"examples": -3}), "trained on -3 images"),
-        (reply(metrics={"examples": 2.5}), "trained on 2.5 images"),
+        (reply(metrics={"examples": 0}), "tells of 0 images"),
+        (reply(metrics={"examples": -3}), "tells of -3 images"),
+        (reply(metrics={"examples": 2.5}), "tells of 2.5 images"),
         (reply(metrics={"loss/x": float("nan")}), "metric loss/x is nan"),
         (reply(metrics={"loss/x": [1.0]}), "metric loss/x is"),
     ],
@@ -108,3 +108,34 @@ def test_garbage_bytes_are_a_bad_reply():
     record["shared"].data = b"\x80\x04garbage"
     with pytest.raises(BadReplyError, match="shared cannot be decoded"):
         check(message)
+
+
+def scores(schema=SCHEMAS.fingerprint, **metrics):
+    told = {"alignment": 0.5, "uniformity": -2.0, "examples": 10, **metrics}
+    told = {name: value for name, value in told.items() if value is not None}
+    content = {METRICS: MetricRecord(told), CONFIG: ConfigRecord({"schema": schema})}
+    return Message(RecordDict(content), reply_to=QUESTION)
+
+
+def test_good_scores_are_taken():
+    examples, told = check_similarities(scores(), SCHEMAS)
+    assert (examples, told.alignment, told.uniformity) == (10, 0.5, -2.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (Message(Error(1, "out of memory"), reply_to=QUESTION), "out of memory"),
+        (scores(schema="other"), "schema other instead of"),
+        (scores(examples=0), "tells of 0 images"),
+        (scores(alignment=1.1), "alignment is 1.1, at most 1"),
+        (scores(uniformity=-5.1), "uniformity is -5.1, at most 5"),
+        (scores(uniformity=float("nan")), "metric uniformity is nan"),
+        (scores(alignment=None), r"figures \['examples', 'uniformity'\] instead of"),
+        (scores(feature_0=0.3), "figures"),
+        (reply(), r"arrays \['arrays'\] in answer to an evaluation"),
+    ],
+)
+def test_other_scores_are_refused_and_above_all_arrays(message, says):
+    with pytest.raises(BadReplyError, match=says):
+        check_similarities(message, SCHEMAS)

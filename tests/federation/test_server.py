@@ -545,3 +545,57 @@ def test_a_delta_that_protects_nobody_is_refused(config):
     given = config(*PRIVATE, "privacy.delta=0.2")
     with pytest.raises(ConfigError, match=r"privacy.delta=0.2: must be below 1 / \d+"):
         check_population(given, load_population(given), build_method(given, 1))
+
+
+def test_clients_score_the_averages_and_only_figures_leave(config):
+    """Real messages of the evaluate phase, and where their figures end."""
+    seen = []
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        return client_app(message, context)
+
+    @app.query()
+    def query(message, context):
+        return client_app(message, context)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        reply = client_app(message, context)
+        seen.append(reply.content)
+        return reply
+
+    summary, folder = run(config("evaluation.unsupervised=true", "evaluation.every=2"), app=app)
+    assert len(seen) == 2 * 4  # after rounds 0 and 2
+    for content in seen:
+        assert not content.array_records
+        assert set(content[METRICS]) == {"alignment", "uniformity", "examples"}
+    records = folder.read_metrics()
+    assert [("unsupervised" in r) for r in records] == [True, False, True]
+    last = seen[4:]
+    images = sum(content[METRICS]["examples"] for content in last)
+    mean = sum(c[METRICS]["examples"] * c[METRICS]["alignment"] for c in last) / images
+    assert images == 120
+    assert summary["unsupervised"] == records[2]["unsupervised"]
+    assert summary["unsupervised"]["alignment"] == pytest.approx(mean)
+    assert records[2]["bytes_down"] > 1.9 * records[1]["bytes_down"]
+
+
+def test_the_backbone_to_keep_can_be_chosen(config):
+    summary, folder = run(config("evaluation.backbone=online", "federation.rounds=1"))
+    scores = folder.read_metrics()[-1]["scores"]
+    assert list(scores) == ["online", "target"]
+    assert summary["knn"] == scores["online"]["knn"] and "target" in summary
+    assert json.loads((folder.path / "encoder.json").read_text())["about"]["backbone"] == "online"
+    method = build_method(config(), 1)
+    load_checkpoint(folder.checkpoint, method)
+    kept = load_encoder(folder.path).backbone.state_dict()
+    for name, tensor in method.backbone.state_dict().items():
+        if tensor.is_floating_point():
+            assert torch.equal(kept[name], tensor)
+
+
+def test_a_backbone_that_the_method_does_not_have_is_refused(tiny):
+    with pytest.raises(ConfigError, match="evaluation.backbone=x: must be null or one of target"):
+        build_method(tiny("evaluation.backbone=x"), 1)

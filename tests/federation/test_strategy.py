@@ -290,8 +290,59 @@ def test_clients_cannot_work_out_who_takes_part(strategy):
     assert KEY.hex() not in told and str(int.from_bytes(KEY)) not in told
 
 
-def test_no_evaluation_messages(strategy):
-    assert list(strategy().configure_evaluate(1, None, None, None)) == []
+def evaluation(strategy, round_=1):
+    arrays = pack_state(strategy.method, strategy.schemas)
+    return list(strategy.configure_evaluate(round_, arrays, ConfigRecord(), None))
+
+
+def score(question, strategy, alignment, uniformity, examples):
+    told = {"alignment": alignment, "uniformity": uniformity, "examples": examples}
+    schema = ConfigRecord({"schema": strategy.schemas.fingerprint})
+    content = RecordDict({METRICS: MetricRecord(told), CONFIG: schema})
+    return Message(content, reply_to=question)
+
+
+def test_clients_are_not_asked_for_scores_by_default(strategy):
+    assert evaluation(strategy()) == []
+
+
+def test_scores_are_averaged_by_images(strategy):
+    strategy = strategy("evaluation.unsupervised=true")
+    first, second, third = evaluation(strategy)
+    assert first.metadata.message_type == "evaluate" and first.content[CONFIG]["round"] == 1
+    told = strategy.aggregate_evaluate(
+        1,
+        [
+            score(first, strategy, 0.5, -2.0, 1),
+            Message(Error(1, "killed"), reply_to=second),
+            score(third, strategy, 0.9, -4.0, 3),
+        ],
+    )
+    assert told == {
+        "alignment": pytest.approx(0.8),
+        "uniformity": pytest.approx(-3.5),
+        "score": pytest.approx(0.8 + 0.2 * -3.5),
+    }
+    assert [(d.client, d.silent) for d in strategy.report.unscored] == [("b", True)]
+    assert strategy.report.bytes_up == 0  # figures only
+    assert strategy.report.bytes_down == 3 * payload_bytes(first.content) > 0
+
+
+def test_the_rounds_cohort_is_asked_for_scores(strategy):
+    part = strategy("evaluation.unsupervised=true", "federation.participation=0.34")
+    trained = [q.metadata.dst_node_id for q in ask(part, 2)]
+    down = part.report.bytes_down
+    assert [q.metadata.dst_node_id for q in evaluation(part, 2)] == trained
+    assert part.report.bytes_down == 2 * down
+    alone = strategy("evaluation.unsupervised=true", "federation.participation=0.34")
+    assert [q.metadata.dst_node_id for q in evaluation(alone, 2)] == trained
+
+
+def test_without_any_good_score_the_round_goes_on(strategy):
+    strategy = strategy("evaluation.unsupervised=true")
+    replies = [Message(Error(1, "killed"), reply_to=q) for q in evaluation(strategy)]
+    assert strategy.aggregate_evaluate(1, replies) is None
+    assert strategy.report.similarities is None and len(strategy.report.unscored) == 3
 
 
 def test_cohorts_are_drawn_from_seed_and_round():

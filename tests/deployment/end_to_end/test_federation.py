@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.cli import main
+from orchestra_flwr.reporting import RunFolder
 
 pytestmark = pytest.mark.timeout(900)
 
 
-def simulate(machines, names, rounds):
+def simulate(machines, names, rounds, *overrides):
     """The run of these clients in this process; its folder."""
     folder = machines.folder / "simulated"
     chosen = machines.folder / "chosen"
@@ -26,7 +27,7 @@ def simulate(machines, names, rounds):
     code = main(
         [*machines.small, "data=image_folder", f"data.root={chosen}", "partition=by_class",
          f"federation.clients={len(names)}", f"federation.rounds={rounds}", "engine=inline",
-         f"run_dir={folder}"]
+         f"run_dir={folder}", *overrides]
     )  # fmt: skip
     assert code == 0
     return folder
@@ -47,7 +48,8 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
         "--client", "b", "--client", "mallory",
     )  # fmt: skip
     machines.keys("revoke", "mallory", "--folder", machines.security)
-    server = machines.server("federation.min_clients=2", "federation.rounds=1")
+    scored = "evaluation.unsupervised=true"
+    server = machines.server("federation.min_clients=2", "federation.rounds=1", scored)
     server.wait_for("listening on 127.0.0.1")
     clients = [machines.client(name) for name in ("a", "b", "mallory")]
     assert server.wait() == 0, server.text
@@ -57,7 +59,10 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
     for each in clients:
         each.end()
         assert each.wait() == 0, each.text
-    assert_same_bits(machines.run, simulate(machines, ["a", "b"], rounds=1))
+    simulated = simulate(machines, ["a", "b"], 1, scored)
+    assert_same_bits(machines.run, simulated)
+    ours, theirs = (RunFolder(each).read_metrics()[-1] for each in (machines.run, simulated))
+    assert ours["unsupervised"] == theirs["unsupervised"]
     assert all(r["bytes_up"] > 0 and r["seconds"] > 0 for r in machines.metrics())
 
 

@@ -1,0 +1,103 @@
+"""What the evaluation of given features costs: kNN and linear probe, 50,000 x 512, 10 classes.
+
+    python benchmarks/evaluation.py
+
+Features: rectified random projections of class-structured latent variables, strongly correlated as
+a backbone's are; "separable" is probed with 95 % accuracy, "noisy" adds noise and wrong labels.
+Every measurement is a process of its own, three times; the medians stand. CPU seconds are of all
+threads: on a machine that others use, they say more than wall seconds.
+"""
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RESULT = Path(__file__).parent / "results" / "evaluation.json"
+TRAIN, TEST, DIMENSIONS, CLASSES, REPEATS, THREADS = 50_000, 10_000, 512, 10, 3, 2
+CASES = ("separable", "noisy")
+
+
+def measure(case: str) -> dict[str, float]:
+    """In this process: seconds of imports, kNN and probe, and their accuracies."""
+    told: dict[str, float] = {}
+
+    def timed(name: str, work: Callable) -> object:
+        cpu, wall = time.process_time(), time.perf_counter()
+        result = work()
+        told[f"{name}_s"] = time.perf_counter() - wall
+        told[f"{name}_cpu_s"] = time.process_time() - cpu
+        return result
+
+    def load() -> None:
+        import orchestra_flwr.evaluation  # noqa: F401
+
+    timed("import", load)
+    import torch
+
+    from orchestra_flwr.evaluation import knn_accuracy, linear_accuracy
+
+    torch.set_num_threads(THREADS)
+    train, test = features(case, TRAIN, 0), features(case, TEST, 1)
+    told["knn"] = timed("knn", lambda: knn_accuracy(*train, *test))
+    told["linear"] = timed("linear", lambda: linear_accuracy(*train, *test))
+    told["evaluation_s"] = told["knn_s"] + told["linear_s"]
+    told["evaluation_cpu_s"] = told["knn_cpu_s"] + told["linear_cpu_s"]
+    return told
+
+
+def features(case: str, n: int, seed: int) -> tuple:
+    """(n, DIMENSIONS) features and their classes."""
+    import torch
+
+    fixed = torch.Generator().manual_seed(99)
+    centres = 0.55 * torch.randn(CLASSES, 64, generator=fixed)
+    first = torch.randn(64, 256, generator=fixed) / math.sqrt(64)
+    second = torch.randn(256, DIMENSIONS, generator=fixed) / math.sqrt(256)
+    second *= torch.logspace(0.5, -1.5, 256)[:, None]
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (n,), generator=generator)
+    hidden = centres[labels] + torch.randn(n, 64, generator=generator)
+    noise = 0.05 * torch.randn(n, DIMENSIONS, generator=generator)
+    x = torch.relu(torch.relu(hidden @ first) @ second + noise)
+    if case == "noisy":
+        x += x.std() * torch.randn(n, DIMENSIONS, generator=generator)
+        wrong = torch.rand(n, generator=generator) < 0.2
+        labels = torch.where(wrong, (labels + 1) % CLASSES, labels)
+    return x, labels
+
+
+def repeated(case: str) -> dict[str, float | str]:
+    runs = []
+    for _ in range(REPEATS):
+        command = [sys.executable, __file__, case]
+        told = subprocess.run(command, check=True, capture_output=True, text=True)
+        runs.append(json.loads(told.stdout))
+    return {"case": case, **{k: statistics.median(run[k] for run in runs) for k in runs[0]}}
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        print(json.dumps(measure(sys.argv[1])))
+        return
+    from orchestra_flwr.reporting import environment
+
+    results = [repeated(case) for case in CASES]
+    columns = ("import", "knn", "linear", "evaluation")
+    print("| features | kNN | linear |" + "".join(f" {c}, s (CPU) |" for c in columns))
+    print("|---|---|---|" + "---|" * len(columns))
+    for one in results:
+        seconds = []
+        for column in columns:
+            seconds.append(f"{one[f'{column}_s']:.1f} ({one[f'{column}_cpu_s']:.1f})")
+        accuracies = f"{100 * one['knn']:.1f} % | {100 * one['linear']:.1f} %"
+        print(f"| {one['case']} | {accuracies} | " + " | ".join(seconds) + " |")
+    RESULT.write_text(json.dumps({"environment": environment(), "results": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The configuration of `python -m orchestra_flwr.evaluation`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+from pydantic import Field, field_validator
+
+from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
+from orchestra_flwr.config.sections import (
+    AugmentationConfig,
+    DataConfig,
+    ScoresConfig,
+    known_device,
+)
+
+Protocol = Literal["knn", "linear", "linear_published", "finetune"]
+
+
+class EvaluatedDataConfig(Section):
+    """Another data set, or what of the run's own is used otherwise; None: as the run has it."""
+
+    name: Literal["digits", "cifar10", "cifar100", "image_folder"] | None
+    root: str | None
+    image_size: int | None = Field(ge=8, le=512)
+    train_limit: int | None = Field(ge=1)
+    test_limit: int | None = Field(ge=1)
+    cache: str | None
+    augmentation: AugmentationConfig | None
+
+
+class EvaluateConfig(Composed):
+    """A saved encoder, the images to judge it with, and how."""
+
+    file = "evaluate"
+    unused = ("model", "federation", "training", "clustering")
+
+    run: str
+    data: EvaluatedDataConfig
+    protocols: tuple[Protocol, ...] = Field(min_length=1)
+    seeds: int = Field(ge=1)
+    evaluation: ScoresConfig
+    device: str
+
+    @field_validator("run", mode="before")
+    @classmethod
+    def _run_is_given(cls, value: Any) -> Any:
+        if not value:
+            raise ValueError("run: must be given, a run folder or an encoder.safetensors")
+        return str(value)
+
+    _device_is_known = field_validator("device")(known_device)
+
+    @property
+    def encoder(self) -> Path:
+        """The encoder's file."""
+        path = Path(self.run)
+        return path if path.suffix == ".safetensors" else path / "encoder.safetensors"
+
+    def images(self) -> DataConfig:
+        """The images to judge with: the data set that `data=` names, else the run's own.
+
+        Raises:
+            ConfigError: none is named and the run's own is not known, or a value is wrong.
+        """
+        given = {k: v for k, v in self.data.model_dump().items() if v is not None}
+        if self.data.name is not None:
+            return parse(DataConfig, given, "data")
+        file = self.encoder.parent / "config.yaml"
+        if not file.is_file():
+            raise ConfigError(f"data: must be given, {file.parent} holds no config.yaml of a run")
+        saved: Any = OmegaConf.to_container(OmegaConf.load(file).data)
+        return parse(DataConfig, {**saved, **given}, "data")

@@ -1,0 +1,134 @@
+"""Semi-supervised fine-tuning: head and backbone trained with 1 % or 10 % of the labels."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestra_flwr.config import AugmentationConfig
+from orchestra_flwr.evaluation.features import device_of, extract_features
+from orchestra_flwr.evaluation.supervised import Classifier, Schedule, train_supervised
+from orchestra_flwr.seeding import torch_generator
+
+log = logging.getLogger(__name__)
+
+EPOCHS = {0.01: 60, 0.1: 30}  # by the fraction of labels
+BATCH_SIZE = 128
+LR = 0.05 * BATCH_SIZE / 256
+LEAST_STEPS = 200  # a few dozen labels would else end after a few dozen steps
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """Test accuracies of one fraction of labels, one for each seed."""
+
+    runs: tuple[float, ...]
+
+    def told(self) -> dict[str, Any]:
+        """`mean`, sample deviation `std` (None of a single run) and `runs`, all fractions."""
+        several = len(self.runs) > 1
+        return {
+            "mean": statistics.mean(self.runs),
+            "std": statistics.stdev(self.runs) if several else None,
+            "runs": list(self.runs),
+        }
+
+
+def labelled_subset(labels: Tensor, fraction: float, seed: int) -> Tensor:
+    """Indices of ceil(fraction * n_c) images of each class c, drawn from the seed.
+
+    Args:
+        labels: (N,) classes, integers.
+        fraction: of the labels, above 0 and at most 1.
+        seed: another one draws another subset.
+
+    Returns:
+        Ascending indices, int64, on the CPU.
+    """
+    labels = labels.cpu()
+    generator = torch_generator(seed, "labels", str(fraction))
+    order = torch.randperm(len(labels), generator=generator)
+    chosen = []
+    for label in torch.unique(labels):
+        members = order[labels[order] == label]
+        # Rounded first: in floats .01 * 700 is a little more than 7.
+        chosen.append(members[: math.ceil(round(fraction * len(members), 6))])
+    return torch.cat(chosen).sort().values
+
+
+def finetune(
+    encoder: nn.Module,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    *,
+    fraction: float,
+    seeds: int,
+    augmentation: AugmentationConfig,
+    batch_size: int,
+) -> FineTuning:
+    """Fine-tunes a copy of an encoder with few labels, once for each seed.
+
+    The schedule is SimCLR's (Chen et al. 2020, B.5), fixed ahead and the same for every encoder:
+    lr .05 * batch / 256, no warm-up, no weight decay, crops and flips, 60 epochs for 1 % and 30
+    for 10 % of the labels. The head starts at zero; BatchNorm learns on. The test images are seen
+    once, after the last step.
+
+    Args:
+        encoder: maps images (B, C, H, W) to features; stays as it is.
+        train: uint8 images (N, C, H, W) and their labels (N,), of which a fraction is used.
+        test: all test images and labels.
+        fraction: of the labels; one of `EPOCHS`.
+        seeds: runs with the seeds 0, 1 ...: each its own labels, order and augmentations.
+        augmentation: limits that the images set.
+        batch_size: of the test images.
+    """
+    runs = []
+    for seed in range(seeds):
+        purpose = f"fine-tuning with {100 * fraction:g} % of the labels, seed {seed}"
+        chosen = labelled_subset(train[1], fraction, seed)
+        model = _finetuned(encoder, train, chosen, _schedule(fraction, len(chosen)),
+                           augmentation=augmentation, seed=seed, purpose=purpose)  # fmt: skip
+        runs.append(model.accuracy(*test, batch_size))
+        log.info("%s: %.1f %%", purpose, 100 * runs[-1])
+    return FineTuning(tuple(runs))
+
+
+def _finetuned(
+    encoder: nn.Module,
+    train: tuple[Tensor, Tensor],
+    chosen: Tensor,
+    schedule: Schedule,
+    *,
+    augmentation: AugmentationConfig,
+    seed: int,
+    purpose: str,
+) -> Classifier:
+    device = device_of(encoder)
+    images, labels = (each[chosen.to(each.device)].to(device) for each in train)
+    dim = extract_features(encoder, images[:1], 1).shape[1]
+    model = Classifier(copy.deepcopy(encoder), dim, int(labels.max()) + 1).to(device)
+    model.requires_grad_(True).train()
+    parameters = list(model.parameters())
+    train_supervised(
+        model,
+        parameters,
+        images,
+        labels,
+        schedule=schedule,
+        augmentation=augmentation,
+        seed=seed,
+        purpose=purpose,
+    )
+    return model
+
+
+def _schedule(fraction: float, count: int) -> Schedule:
+    steps = math.ceil(count / BATCH_SIZE)
+    return Schedule(max(EPOCHS[fraction], math.ceil(LEAST_STEPS / steps)), BATCH_SIZE, LR)

@@ -1,0 +1,91 @@
+"""Judging an encoder that was saved, by any labelled images of its size."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from orchestra_flwr.config import ConfigError, DataConfig, EvaluateConfig
+from orchestra_flwr.data import Dataset, ImageSet, load_dataset
+from orchestra_flwr.evaluation.scores import judge
+from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder
+from orchestra_flwr.training import resolve_device, torch_threads
+
+
+class EvaluationError(RuntimeError):
+    """An encoder that cannot be judged; the text says why."""
+
+
+def judge_saved(config: EvaluateConfig) -> dict[str, Any]:
+    """Judges the encoder that a configuration names.
+
+    Returns:
+        `dataset` and `backbone` by name, `data` (the configuration of the images), `images` (how
+        many for training and testing), and the figures of :func:`judge`.
+
+    Raises:
+        ConfigError: no encoder, or images that are missing, unlabelled or do not fit it.
+        EvaluationError: features that are not finite.
+    """
+    encoder, about = _load(config)
+    data = config.images()
+    _check_size(data, encoder.spec)
+    dataset = load_dataset(data)
+    train, test = _labelled(dataset)
+    if dataset.channels != encoder.spec.channels:
+        raise ConfigError(
+            f"data.name={data.name}: its images have {dataset.channels} channels, "
+            f"the encoder expects {encoder.spec.channels}"
+        )
+    try:
+        with torch_threads():
+            figures = judge(
+                encoder,
+                train,
+                test,
+                protocols=config.protocols,
+                config=config.evaluation,
+                augmentation=data.augmentation,
+                seeds=config.seeds,
+            )
+    except ValueError as error:
+        raise EvaluationError(f"the encoder cannot be evaluated: {error}") from error
+    return {
+        "dataset": data.name,
+        "backbone": about.get("backbone"),
+        **figures,
+        "images": {"train": len(train[1]), "test": len(test[1])},
+        "data": data.model_dump(),
+    }
+
+
+def _load(config: EvaluateConfig) -> tuple[Encoder, dict[str, Any]]:
+    device = resolve_device(config.device)
+    try:
+        encoder = load_encoder(config.encoder, device)
+        about = json.loads(config.encoder.with_suffix(".json").read_text()).get("about", {})
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"run={config.run}: {reason}") from None
+    return encoder, about
+
+
+def _check_size(data: DataConfig, spec: EncoderSpec) -> None:
+    """Before images are loaded, which may take minutes."""
+    if data.image_size != spec.image_size:
+        raise ConfigError(
+            f"data.image_size={data.image_size}: the encoder expects images of "
+            f"{spec.image_size} x {spec.image_size} pixels: data.image_size={spec.image_size}"
+        )
+
+
+def _labelled(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def pair(part: ImageSet | None, name: str) -> tuple[Tensor, Tensor]:
+        if part is None or part.labels is None:
+            raise ConfigError(f"data.name={dataset.name}: there are no labelled {name} images")
+        return part.images, part.labels
+
+    return pair(dataset.train, "training"), pair(dataset.test, "test")

@@ -1,0 +1,117 @@
+"""Supervised training of a classifier on augmented images, for the judges that need it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from orchestra_flwr.config import AugmentationConfig
+from orchestra_flwr.data import Recipe, augment, epoch_batches
+from orchestra_flwr.evaluation.features import extract_features
+from orchestra_flwr.optimizer import SGD
+from orchestra_flwr.seeding import torch_generator
+
+log = logging.getLogger(__name__)
+
+MOMENTUM = 0.9
+PROGRESS_SECONDS = 15.0
+# Crops of half the image or more, and flips: what the published evaluation trains with.
+CROP_AND_FLIP = Recipe(crop_scale=(0.5, 1.0), jitter_p=0.0, gray_p=0.0, blur_p=0.0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """SGD without weight decay, its learning rate falling to 0 along a half cosine, step by step.
+
+    Attributes:
+        epochs: passes over the images.
+        batch_size: images a step.
+        lr: the first step's learning rate.
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float
+
+
+class Classifier(nn.Module):
+    """An encoder and a linear head.
+
+    Args:
+        encoder: maps images (B, C, H, W) to features (B, dim).
+        dim: width of the features.
+        classes: K.
+    """
+
+    def __init__(self, encoder: nn.Module, dim: int, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(dim, classes)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, K)."""
+        logits: Tensor = self.head(self.encoder(images))
+        return logits
+
+    def accuracy(self, images: Tensor, labels: Tensor, batch_size: int) -> float:
+        """Fraction of all images (N, C, H, W) uint8 whose label (N,) is the largest logit."""
+        logits = extract_features(self, images, batch_size)
+        return float((logits.argmax(1) == labels.to(logits.device)).double().mean())
+
+
+def train_supervised(
+    forward: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    images: Tensor,
+    labels: Tensor,
+    *,
+    schedule: Schedule,
+    augmentation: AugmentationConfig,
+    seed: int,
+    purpose: str,
+) -> None:
+    """Minimises the cross-entropy of `forward`; the last step's parameters are the result.
+
+    Args:
+        forward: maps float images (B, C, H, W) in [0, 1] to logits (B, K).
+        parameters: what is trained, in place.
+        images: (N, C, H, W) uint8, on the parameters' device.
+        labels: (N,) classes from 0, on the same device.
+        schedule: epochs, batch size and learning rate.
+        augmentation: limits that the images set on crops and flips.
+        seed: with `purpose` gives the order of the images and the augmentations.
+        purpose: also names the work in the log, where it takes long.
+
+    Raises:
+        ValueError: the loss is not finite at the end.
+    """
+    recipe = CROP_AND_FLIP.limited(augmentation)
+    shuffle = torch_generator(seed, purpose, "shuffle")
+    draw = torch_generator(seed, purpose, "augment", device=images.device)
+    optimizer = SGD(parameters, schedule.lr, MOMENTUM, 0.0)
+    steps = schedule.epochs * len(epoch_batches(len(images), schedule.batch_size, shuffle))
+    step, reported, loss = 0, time.monotonic(), torch.zeros(())
+    for epoch in range(schedule.epochs):
+        for chosen in epoch_batches(len(images), schedule.batch_size, shuffle):
+            rows = chosen.to(images.device)
+            views = augment(images[rows], [recipe], draw).images[0]
+            optimizer.lr = schedule.lr * (1 + math.cos(math.pi * step / steps)) / 2
+            loss = cross_entropy(forward(views), labels[rows])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            step += 1
+        if time.monotonic() - reported > PROGRESS_SECONDS:
+            reported = time.monotonic()
+            log.info("%s: epoch %d of %d", purpose, epoch + 1, schedule.epochs)
+    last = float(loss.detach())
+    if not math.isfinite(last):
+        raise ValueError(f"{purpose}: the loss is {last}")

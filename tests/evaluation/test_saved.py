@@ -1,0 +1,121 @@
+"""A saved encoder judged as a person does it: the command, its file, and one line for bad input."""
+
+import json
+
+import pytest
+import torch
+
+from orchestra_flwr.cli import evaluate_main
+from orchestra_flwr.config import ConfigError, EvaluateConfig, ModelConfig, config_to_yaml, load
+from orchestra_flwr.data import load_dataset
+from orchestra_flwr.evaluation import extract_features, knn_accuracy, linear_accuracy
+from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
+
+
+@pytest.fixture
+def run(tmp_path, tiny):
+    """A run folder as a finished run leaves it, with an untrained encoder."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(config_to_yaml(tiny()))
+    torch.manual_seed(0)
+    spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=1, image_size=8)
+    save_encoder(folder / "encoder.safetensors", Encoder(spec), backbone="target")
+    return folder
+
+
+@pytest.fixture
+def command(capsys):
+    def call(*arguments):
+        code = evaluate_main(["device=cpu", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_the_file_holds_what_the_runs_own_images_give(run, command, tiny):
+    code, out, _ = command(f"run={run}", "protocols=[knn,linear,finetune]", "seeds=2")
+    assert code == 0
+    assert "| kNN " in out and "fine-tuned with 1 % of the labels" in out and "±" in out
+    told = json.loads((run / "evaluation" / "digits.json").read_text())
+    assert (told["dataset"], told["backbone"]) == ("digits", "target")
+    assert told["images"] == {"train": 120, "test": 60}
+    from orchestra_flwr import load_encoder
+
+    encoder, data = load_encoder(run), load_dataset(tiny().data)
+    bank, queries = (extract_features(encoder, p.images, 256) for p in (data.train, data.test))
+    labels = data.train.labels, data.test.labels
+    assert told["knn"] == knn_accuracy(bank, labels[0], queries, labels[1])
+    assert told["linear"] == pytest.approx(linear_accuracy(bank, labels[0], queries, labels[1]))
+    assert set(told["finetune"]) == {"0.01", "0.1"} and "linear_published" not in told
+    for runs in told["finetune"].values():
+        assert len(runs["runs"]) == 2 and 0 <= runs["mean"] <= 1 and runs["std"] >= 0
+    assert f"run={run}" in told["command"] and told["versions"]["torch"]
+    assert [p.name for p in (run / "evaluation").iterdir()] == ["digits.json"]
+
+
+def test_an_encoder_alone_by_other_images(run, command):
+    (run / "config.yaml").unlink()
+    code, _, err = command(f"run={run / 'encoder.safetensors'}", "protocols=[knn]")
+    assert code == 2 and "data: must be given" in err
+    code, _, _ = command(
+        f"run={run / 'encoder.safetensors'}", "protocols=[knn]", "data=digits", "data.test_limit=30"
+    )
+    told = json.loads((run / "evaluation" / "digits.json").read_text())
+    assert code == 0 and told["images"] == {"train": 1438, "test": 30}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "run: must be given"),
+        (["run=missing"], "run=missing: missing/encoder.safetensors: no such file"),
+        (["run={run}", "protocols=[knn,guess]"], "protocols.1=guess"),
+        (["run={run}", "seeds=0"], "seeds=0"),
+        (["run={run}", "training.lr=1"], "training.lr: unknown key"),
+        (["run={run}", "data=imagenet"], "data=imagenet: must be one of"),
+        (["run={run}", "data=cifar100"], "data.image_size=32: the encoder expects images of 8 x 8"),
+        (["run={run}", "data=image_folder", "data.image_size=8", "data.root=missing"], "missing"),
+        (["run={run}", "device=tpu"], "device=tpu: must be auto, cpu"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(run, command, arguments, says, monkeypatch):
+    monkeypatch.chdir(run)
+    arguments = [a.replace("{run}", str(run)) for a in arguments]
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and says in err and err.count("\n") == 1
+    assert not (run / "evaluation").exists()
+
+
+def test_images_of_another_depth_are_told(run, command, tmp_path):
+    from PIL import Image
+
+    for part in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / "photos" / part / name).mkdir(parents=True)
+            Image.new("RGB", (9, 9)).save(tmp_path / "photos" / part / name / "0.png")
+    code, _, err = command(
+        f"run={run}", "data=image_folder", f"data.root={tmp_path / 'photos'}", "data.image_size=8"
+    )
+    assert code == 2 and "its images have 3 channels, the encoder expects 1" in err
+
+
+def test_a_damaged_encoder_is_told(run, command):
+    (run / "encoder.safetensors").write_bytes(b"x")
+    code, _, err = command(f"run={run}")
+    assert code == 2 and err.startswith(f"error: run={run}: ") and err.count("\n") == 1
+
+
+def test_own_images_may_be_limited_and_moved_but_stay_the_runs(run, tiny):
+    data = load(EvaluateConfig, [f"run={run}", "data.test_limit=7"]).images()
+    assert data == tiny("data.test_limit=7").data
+    with pytest.raises(ConfigError, match="data.test_limit"):
+        load(EvaluateConfig, [f"run={run}", "data.test_limit=0"])
+
+
+def test_help_shows_every_key_and_none_that_is_not_used(command):
+    code, out, _ = command("--help")
+    assert code == 0 and out.startswith("usage: python -m orchestra_flwr.evaluation run=RUN")
+    assert "protocols:" in out and "knn_k:" in out and "training:" not in out

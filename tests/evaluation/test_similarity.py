@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from orchestra_flwr.config import AugmentationConfig
+from orchestra_flwr.data import SIMCLR, augment
+from orchestra_flwr.evaluation import similarity
+from orchestra_flwr.evaluation.similarity import Similarities, alignment, similarities, uniformity
+from orchestra_flwr.models import normalise
+
+
+def rows(count, dim=6, seed=0):
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def cosine(a, b):
+    dot = sum(x * y for x, y in zip(a, b, strict=True))
+    return dot / math.hypot(*a) / math.hypot(*b)
+
+
+def slow_alignment(features, augmented):
+    pairs = list(zip(features.tolist(), augmented.tolist(), strict=True))
+    return sum(cosine(a, b) for a, b in pairs) / len(pairs)
+
+
+def slow_uniformity(features, tau):
+    """Equation 5, term by term."""
+    listed = features.tolist()
+    logs = []
+    for x in listed:
+        inner = [math.exp(cosine(x, y) / tau) for y in listed]
+        logs.append(math.log(sum(inner) / len(inner)))
+    return -sum(logs) / len(logs)
+
+
+@pytest.mark.parametrize("tau", [0.2, 1.0])
+@pytest.mark.parametrize("count", [1, 2, 17])
+def test_both_are_equation_5_term_by_term(count, tau, monkeypatch):
+    monkeypatch.setattr(similarity, "ROWS", 5)
+    features, augmented = rows(count) * 3, rows(count, seed=1)
+    expected = slow_alignment(features, augmented)
+    assert alignment(features, augmented) == pytest.approx(expected, abs=1e-6)
+    assert uniformity(features, tau) == pytest.approx(slow_uniformity(features, tau), abs=1e-5)
+
+
+def test_extremes():
+    same = torch.ones(5, 3)
+    assert alignment(same, same) == pytest.approx(1)
+    assert uniformity(same) == pytest.approx(-5)  # -1 / tau
+    opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    assert uniformity(opposite) == pytest.approx(-math.log((math.e**5 + math.e**-5) / 2))
+    assert uniformity(torch.eye(64)) > uniformity(rows(64).abs())
+    assert Similarities(0.5, -2.0).score == pytest.approx(0.5 + 0.2 * -2.0)
+
+
+class Pixels(nn.Module):
+    """The features of an image are its normalised pixels; counts what mode it is in."""
+
+    def forward(self, images):
+        assert not self.training and not torch.is_grad_enabled()
+        return images.flatten(1)
+
+
+def test_a_clients_images_are_paired_with_one_augmentation_each():
+    images = torch.randint(0, 256, (11, 1, 8, 8), generator=torch.Generator().manual_seed(3))
+    images, limits = images.to(torch.uint8), AugmentationConfig(flip=False)
+    told = similarities(Pixels().train(), images, limits, torch.Generator().manual_seed(1), 11)
+    view = augment(images, [SIMCLR.limited(limits)], torch.Generator().manual_seed(1)).images[0]
+    plain = normalise(images.float() / 255).flatten(1)
+    assert told.alignment == pytest.approx(
+        slow_alignment(plain, normalise(view).flatten(1)), abs=1e-5
+    )
+    assert told.uniformity == pytest.approx(slow_uniformity(plain, 0.2), abs=1e-5)
+    small = similarities(Pixels(), images, limits, torch.Generator().manual_seed(1), 4)
+    assert small.uniformity == pytest.approx(told.uniformity, abs=1e-6)
+    again = similarities(Pixels(), images, limits, torch.Generator().manual_seed(1), 11)
+    assert again == told
