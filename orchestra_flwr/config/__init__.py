@@ -20,6 +20,7 @@ from orchestra_flwr.config.sections import (
     PrivacyConfig,
     RayConfig,
     TrainingConfig,
+    Wire,
     known_device,
 )
 
@@ -41,6 +42,7 @@ __all__ = [
     "RayConfig",
     "Section",
     "TrainingConfig",
+    "Wire",
     "conf_dir",
     "config_to_yaml",
     "every_key",

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 
 Precision = Literal["float32", "bfloat16"]
+Wire = Literal["float32", "float16", "int8"]
 
 
 class AugmentationConfig(Section):
@@ -86,6 +87,7 @@ class FederationConfig(Section):
     weighting: Literal["samples", "uniform"] = "samples"
     round_timeout: float = Field(3600, gt=0)
     min_images: int = Field(1, ge=1)
+    wire: Wire = "float32"
 
 
 class PrivacyConfig(Section):

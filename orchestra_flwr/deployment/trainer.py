@@ -115,7 +115,8 @@ class Trainer:
                 f"the server trains on images of {size} x {size} pixels, this client has "
                 f"data.image_size={wanted}: start it with data.image_size={size}, or without it"
             )
-        schema = Schemas.of(build_method(config, config.data.channels)).fingerprint
+        method = build_method(config, config.data.channels)
+        schema = Schemas.of(method, config.federation.wire).fingerprint
         told = str(task["schema"])
         if schema != told:
             raise RefusalError(
