@@ -98,7 +98,7 @@ class BlockCodec:
     negative, in the rounding of its change; they are a two-thousandth of a model.
 
     An int8 value is wrong by at most half its block's scale, the largest magnitude / 127, or by
-    less than the scale where rounding is random; a float16 value by 2^-12 of itself, or 2^-25 of
+    less than the scale where rounding is random; a float16 value by 2^-11 of itself, or 2^-25 of
     the largest where that is more. Blocks below 1.5e-36 become zeros.
 
     Args:
