@@ -104,9 +104,13 @@ class BlockCodec:
     Args:
         entries: names and shapes of the tensors in the flat array, in order.
         matrices: type of the codes of tensors of two and more dimensions.
+        block: values that share a scale, at most `CHUNK`.
     """
 
-    def __init__(self, entries: Entries, matrices: Literal["float16", "int8"]) -> None:
+    def __init__(
+        self, entries: Entries, matrices: Literal["float16", "int8"], block: int = BLOCK
+    ) -> None:
+        self._block = block
         self._counts = {"int8": 0, "float16": 0, "float32": 0, "scales": 0}
         self._spans: list[_Span] = []
         self._size = 0
@@ -117,7 +121,7 @@ class BlockCodec:
     def _plan(self, count: int, kind: str) -> None:
         """Cuts one tensor into spans of whole blocks, and one for a shorter block at the end."""
         while count:
-            width = min(count, BLOCK)
+            width = min(count, self._block)
             blocks = min(count, CHUNK) // width
             counts = self._counts
             self._spans.append(
