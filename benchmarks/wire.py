@@ -4,8 +4,8 @@
 
 ResNet-18 with Orchestra's heads, as `data=cifar10` has it. Bytes are those of real messages, as a
 run counts them: down the shared state and the global centroids, up what was trained and the local
-centroids. Milliseconds are of one thread's processor time. What rounding costs is measured on a state and
-an update that come from training: one client, one epoch on 160 digits, 10 steps.
+centroids. Milliseconds are one thread's processor time. What rounding costs is measured on a state
+and an update that come from training: one client, one epoch on 160 digits, 10 steps.
 """
 
 import json
