@@ -29,6 +29,7 @@ from orchestra_flwr.config.sections import (
     RayConfig,
     ScoresConfig,
     TrainingConfig,
+    Wire,
     known_device,
 )
 
@@ -53,6 +54,7 @@ __all__ = [
     "ScoresConfig",
     "Section",
     "TrainingConfig",
+    "Wire",
     "conf_dir",
     "config_to_yaml",
     "every_key",

@@ -12,6 +12,7 @@ from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 
 Precision = Literal["float32", "bfloat16"]
 Setting = Literal["device", "silo"]
+Wire = Literal["float32", "float16", "int8"]
 
 
 class AugmentationConfig(Section):
@@ -101,6 +102,7 @@ class FederationConfig(Section):
     fedema_mu: float = Field(0.7, gt=0, le=1)
     round_timeout: float = Field(3600, gt=0)
     min_images: int = Field(1, ge=1)
+    wire: Wire = "float32"
 
 
 class PrivacyConfig(Section):

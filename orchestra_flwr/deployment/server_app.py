@@ -63,11 +63,12 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     own = ServerConfig.from_json(config_json)
     config = own.for_clients()
     dataset = load_dataset(own.data) if own.has_images else None
+    schemas = Schemas.of(build_method(config, config.data.channels), config.federation.wire)
     greeting = ConfigRecord(
         {
             "version": __version__,
             "config": config.to_json(),
-            "schema": Schemas.of(build_method(config, config.data.channels)).fingerprint,
+            "schema": schemas.fingerprint,
         }
     )
     progress = RelayedProgress(channel, config.federation.rounds)

@@ -168,7 +168,7 @@ class Trainer:
                 f"data.image_size={wanted}: start it with data.image_size={size}, or without it"
             )
         method = build_method(config, config.data.channels)
-        schema = Schemas.of(method).fingerprint
+        schema = Schemas.of(method, config.federation.wire).fingerprint
         told = str(task["schema"])
         if schema != told:
             raise RefusalError(

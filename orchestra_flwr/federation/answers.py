@@ -52,7 +52,7 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
         [received.pop(name) for name in client.receives],
         {"round": task["round"], "train": task["train"], "contribute": task["contribute"]},
     )
-    names = (["shared"] if task["train"] else []) + client.contributes
+    names = (client.returns if task["train"] else []) + client.contributes
     return RecordDict(
         {
             ARRAYS: to_record(dict(zip(names, arrays, strict=True))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -60,10 +61,10 @@ class OrchestraClient(NumPyClient):
         self.keeps = keeps
         self.hides = hides
         self.method = build_method(config, images.shape[1]).to(images.device)
-        self.schemas = Schemas.of(self.method)
-        # The names of `fit`'s arrays, in order: down, up after training, up after the first round.
-        roles = ((Role.SHARED, self.schemas.shared), (Role.SERVER, self.schemas.server))
-        self.receives = [role.value for role, schema in roles if schema.size]
+        self.schemas = Schemas.of(self.method, config.federation.wire)
+        # The names of `fit`'s arrays, in order: down, up after training only, up after any round.
+        self.receives = self.schemas.down
+        self.returns = list(self.schemas.codec.form(self.schemas.reply))
         self.contributes = list(self.method.contribution_limits())
 
     def fit(
@@ -77,22 +78,23 @@ class OrchestraClient(NumPyClient):
                 if the client may not contribute, `contribute` (false: arrays without rows).
 
         Returns:
-            The shared state (only after training; moved by at most `privacy.clip`) followed by the
-            arrays named by `contributes`; the number of images; figures: mean loss parts, steps,
-            seconds and the method's own.
+            The arrays named by `returns` (only after training: the shared state, moved by at most
+            `privacy.clip`, or what changed of it), followed by those named by `contributes`; the
+            number of images; figures: mean loss parts, steps, seconds and the method's own.
 
         Raises:
-            ValueError: arrays that do not fit the model, or own state that is missing its place.
+            ValueError: arrays that do not fit the model, own state that is missing its place, or an
+                update that is not finite.
             TrainingError: a loss that is not finite.
         """
         started = time.perf_counter()
         keep_freed_memory()
         with torch_threads(self.config.training.threads):
-            clip = self.config.privacy.clip
             received = dict(zip(self.receives, parameters, strict=True))
             unpack_state(received, self.method, self.schemas)
-            clips = clip is not None and config["train"]
-            before = received[Role.SHARED.value] if clips else None
+            kept = {}
+            if config["train"] and self._needs_received:  # as it came: an int8 model is small
+                kept = {name: received[name] for name in self.receives}
             del parameters, received  # frees them where the caller has not kept them
             seed = ClientSeed(self.config.seed, int(config["round"]), self.name, self.hides)
             contribute = bool(config.get("contribute", True))
@@ -108,10 +110,7 @@ class OrchestraClient(NumPyClient):
             result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes
         ]
         if config["train"]:
-            shared = self.schemas.shared.pack(self.method.state(Role.SHARED))
-            if clip is not None and before is not None:
-                shared = clipped_state(before, shared, clip)
-            arrays.insert(0, shared)
+            arrays = [*self._trained(kept, seed), *arrays]
         metrics: dict[str, Any] = {f"loss/{name}": value for name, value in result.losses.items()}
         metrics |= {f"merge/{name}": value for name, value in told.items()}
         metrics["steps"] = result.steps
@@ -188,3 +187,19 @@ class OrchestraClient(NumPyClient):
                 evaluation.batch_size,
             )
         return -told.score, len(self.images), asdict(told)
+
+    @property
+    def _needs_received(self) -> bool:
+        """Whether what is sent depends on what was received."""
+        return self.schemas.sends_updates or self.config.privacy.clip is not None
+
+    def _trained(self, kept: Mapping[str, np.ndarray], seed: ClientSeed) -> list[np.ndarray]:
+        """The arrays named by `returns`, of the trained state and the arrays received before."""
+        state = self.schemas.shared.pack(self.method.state(Role.SHARED))
+        before = None
+        if self._needs_received:
+            before = self.schemas.codec.decode(Role.SHARED.value, kept)
+            if self.config.privacy.clip is not None:
+                state = clipped_state(before, state, self.config.privacy.clip)
+        arrays = self.schemas.pack_trained(state, before, seed.generator("wire"))
+        return [arrays[name] for name in self.returns]

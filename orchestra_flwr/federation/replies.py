@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from orchestra_flwr.evaluation.similarity import TEMPERATURE, Similarities
+from orchestra_flwr.federation.codec import Form
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, SMALLEST_CLUSTER, Schemas
-from orchestra_flwr.methods import Role
 
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
 ROUNDING = 1e-4  # by which float32 may exceed a limit
@@ -43,6 +43,7 @@ def check_reply(
     limits: Mapping[str, tuple[int, int]],
     *,
     trained: bool,
+    received: np.ndarray | None = None,
     may_be_empty: bool = False,
     k_min: int = 1,
 ) -> Reply:
@@ -50,9 +51,10 @@ def check_reply(
 
     Args:
         message: as received.
-        schemas: what shared state must look like.
+        schemas: what shared state must look like, and how it is encoded.
         limits: for every contribution the most rows and the exact width.
         trained: whether shared state is expected.
+        received: (size,) state as the client received it, if clients send updates of it.
         may_be_empty: whether contributions may have no rows.
         k_min: images that every contributed row must stand for, as the client tells it. Nobody
             but the client can know: a client that lies about it exposes its own images.
@@ -66,18 +68,15 @@ def check_reply(
         raise BadReplyError("the reply lacks its arrays")
 
     record = content.array_records[ARRAYS]
-    shared = {Role.SHARED.value} if trained else set()
-    if record.keys() != shared | limits.keys():
-        raise BadReplyError(f"arrays {sorted(record)} instead of {sorted(shared | limits.keys())}")
-    state = _array(record, Role.SHARED.value, schemas.shared.size) if trained else None
-    if state is not None and state.shape != (schemas.shared.size,):
-        raise BadReplyError(
-            f"shared state of shape {state.shape} instead of ({schemas.shared.size},)"
-        )
+    form = schemas.codec.form(schemas.reply) if trained else {}
+    if record.keys() != form.keys() | limits.keys():
+        wanted = sorted(form.keys() | limits.keys())
+        raise BadReplyError(f"arrays {sorted(record)} instead of {wanted}")
+    state = _shared(record, schemas, form, received) if trained else None
     contributions = {}
     least = 0 if may_be_empty else 1
     for name, (rows, width) in limits.items():
-        array = _array(record, name, rows * width)
+        array = _array(record, name, np.dtype(np.float32), rows * width)
         if array.ndim != 2 or not least <= array.shape[0] <= rows or array.shape[1] != width:
             raise BadReplyError(
                 f"{name} of shape {array.shape} instead of ({least} to {rows}, {width})"
@@ -137,19 +136,36 @@ def _metrics(record: Mapping[str, object]) -> dict[str, float]:
     return metrics
 
 
-def _array(record: ArrayRecord, name: str, size: int) -> np.ndarray:
+def _shared(
+    record: ArrayRecord, schemas: Schemas, form: Form, received: np.ndarray | None
+) -> np.ndarray:
+    arrays = {}
+    for name, (dtype, size) in form.items():
+        arrays[name] = _array(record, name, dtype, size)
+        if arrays[name].shape != (size,):
+            raise BadReplyError(f"{name} of shape {arrays[name].shape} instead of ({size},)")
+    state = schemas.unpack_trained(arrays, received)
+    if schemas.sends_updates:  # codes and scales that are finite may come to values that are not
+        _demand_finite(schemas.reply, state)
+    return state
+
+
+def _array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.ndarray:
     array = record[name]
     # Measured before it is decoded: a reply of a hundred times the size costs nothing more.
-    if len(array.data) > 4 * size + HEADER:
-        raise BadReplyError(
-            f"{name} of {len(array.data)} bytes, at most {4 * size + HEADER} expected"
-        )
+    most = dtype.itemsize * size + HEADER
+    if len(array.data) > most:
+        raise BadReplyError(f"{name} of {len(array.data)} bytes, at most {most} expected")
     try:
         values = array.numpy()
     except (ValueError, TypeError, EOFError, OSError) as error:
         raise BadReplyError(f"{name} cannot be decoded: {error}") from None
-    if values.dtype != np.float32:
-        raise BadReplyError(f"{name} is {values.dtype} instead of float32")
+    if values.dtype != dtype:
+        raise BadReplyError(f"{name} is {values.dtype} instead of {dtype}")
+    _demand_finite(name, values)
+    return values
+
+
+def _demand_finite(name: str, values: np.ndarray) -> None:
     if not np.isfinite(values).all():
         raise BadReplyError(f"{name} holds values that are not finite")
-    return values

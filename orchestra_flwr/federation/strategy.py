@@ -140,7 +140,7 @@ class OrchestraStrategy(Strategy):
             raise ValueError("noise needs a secret key")
         self.config = config
         self.method = method
-        self.schemas = Schemas.of(method)
+        self.schemas = Schemas.of(method, config.federation.wire)
         self.nodes: Mapping[str, int] = {}  # node id of each client that can be asked
         self.silent: Collection[str] = ()  # clients that train, but may not contribute
         self.on_client = on_client
@@ -174,13 +174,14 @@ class OrchestraStrategy(Strategy):
                 contribution at all to the first server state.
         """
         trained = server_round > 0
-        mean = self._aggregation(server_round)
+        received = self._as_received()
+        mean = self._aggregation(server_round, received)
         told: list[tuple[float, dict[str, float]]] = []
         contributions: dict[str, list[np.ndarray]] = {
             name: [] for name in self.method.contribution_limits()
         }
         for client, message in zip(self.report.cohort, replies, strict=True):
-            reply = self._checked(client, message, trained)
+            reply = self._checked(client, message, trained, received)
             if reply is None:
                 continue
             weight = self._weight(reply.examples)
@@ -195,7 +196,7 @@ class OrchestraStrategy(Strategy):
                 self.report.smallest_clusters[client] = size
         self._demand_success(server_round, len(told))
         if trained:
-            self._set_shared_state(mean.mean())
+            self._set_shared_state(mean.mean(), received)
         self._update_server_state(server_round, contributions)
         self._summarise(told)
         return pack_state(self.method, self.schemas), MetricRecord(dict(self.report.metrics))
@@ -281,7 +282,9 @@ class OrchestraStrategy(Strategy):
         if message.has_content():
             self.report.bytes_up += payload_bytes(message.content)
 
-    def _checked(self, client: str, message: Message, trained: bool) -> Reply | None:
+    def _checked(
+        self, client: str, message: Message, trained: bool, received: np.ndarray | None
+    ) -> Reply | None:
         self._count_up(message)
         try:
             reply = check_reply(
@@ -289,6 +292,7 @@ class OrchestraStrategy(Strategy):
                 self.schemas,
                 self.method.contribution_limits(),
                 trained=trained,
+                received=received,
                 may_be_empty=self.method.may_contribute_nothing,
                 k_min=self.config.privacy.k_min,
             )
@@ -305,22 +309,33 @@ class OrchestraStrategy(Strategy):
             return max(1, examples // self.config.training.batch_size)
         return examples if weighting == "samples" else 1.0
 
-    def _aggregation(self, server_round: int) -> StreamingMean | ClippedMean:
+    def _as_received(self) -> np.ndarray | None:
+        """The shared state as clients received it; None where nothing depends on it."""
+        if not self.schemas.sends_updates and self.config.privacy.clip is None:
+            return None
+        return self.schemas.as_received(self.schemas.shared.pack(self.method.state(Role.SHARED)))
+
+    def _aggregation(
+        self, server_round: int, received: np.ndarray | None
+    ) -> StreamingMean | ClippedMean:
         privacy, size = self.config.privacy, self.schemas.shared.size
         if privacy.clip is None:
             return StreamingMean(size)
+        assert received is not None
         noise = None
         if self.key is not None:
             noise = partial(self._noise, server_round, privacy.noise_multiplier * privacy.clip)
-        sent = self.schemas.shared.pack(self.method.state(Role.SHARED))
-        return ClippedMean(sent, privacy.clip, len(self.report.cohort), noise)
+        return ClippedMean(received, privacy.clip, len(self.report.cohort), noise)
 
     def _noise(self, server_round: int, deviation: float) -> np.ndarray:
         assert self.key is not None
         return deviation * standard_normals(self.key, server_round, self.schemas.shared.size)
 
-    def _set_shared_state(self, mean: np.ndarray) -> None:
+    def _set_shared_state(self, mean: np.ndarray, received: np.ndarray | None) -> None:
         state = self.method.state(Role.SHARED)
+        if self.schemas.sends_updates:
+            # The clients' updates belong to the state itself, not to its rounded copy.
+            mean += self.schemas.shared.pack(state) - received
         floors = {} if self.config.privacy.clip is None else variance_floors(state)
         self.schemas.shared.unpack(mean, state)
         raise_to(state, floors)

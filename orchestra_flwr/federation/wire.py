@@ -1,9 +1,17 @@
-"""What travels: one flat float32 array a role, named, with a fingerprint of the tensors inside.
+"""What travels: flat arrays a role, named, with a fingerprint of the tensors inside.
 
-A message down holds "shared", and "server" where a method has server state; a message up holds
-"shared" (not after the first round) and the method's contributions; the answer to an evaluation
-holds no arrays at all. Nothing else can be packed: the tensors are chosen by role, and private ones
-have no schema.
+A message down holds the shared state, and "server" where a method has server state. A message up
+holds what was trained (not after the first round) and the method's contributions; the answer to an
+evaluation holds no arrays at all. Nothing else can be packed: the tensors are chosen by role, and
+private ones have no schema.
+
+With `federation.wire=float32` the shared state is one array, "shared", both ways. With fewer bits
+:mod:`orchestra_flwr.federation.codec` makes several arrays of it, and clients send what training
+*changed* of the state that they received ("update"): changes are small, so fewer bits lose little
+of them. The server knows what clients made of its state, since encoding it has one outcome, and
+adds their updates to its own float32 state, so that no rounding is ever added up over the rounds.
+Server state and contributions are small, and clustering and its privacy depend on their values:
+they are always float32.
 """
 
 from __future__ import annotations
@@ -19,6 +27,8 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
+from orchestra_flwr.config import Wire
+from orchestra_flwr.federation.codec import BlockCodec, Codec, PlainCodec
 from orchestra_flwr.methods import Method, Role
 
 ARRAYS = "arrays"  # the ArrayRecord of a message, both ways
@@ -28,7 +38,7 @@ SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its sma
 CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
 RUN = "run"  # of a task: which run this is, where clients keep state
 CLIENTS = "clients"  # of a task: the folder for the clients' state, where they share the disk
-FORMAT = 3  # raised whenever messages change their meaning
+FORMAT = 4  # raised whenever messages, or the codes in them, change their meaning
 
 
 @dataclass(frozen=True)
@@ -82,31 +92,95 @@ class Schema:
 
 @dataclass(frozen=True)
 class Schemas:
-    """The schemas of everything that travels for a method."""
+    """The schemas of everything that travels for a method, and how its shared state is encoded."""
 
     shared: Schema
     server: Schema
+    wire: Wire = "float32"
 
     @classmethod
-    def of(cls, method: Method) -> Schemas:
+    def of(cls, method: Method, wire: Wire = "float32") -> Schemas:
         """Both schemas of a method."""
-        return cls(Schema.of(method, Role.SHARED), Schema.of(method, Role.SERVER))
+        return cls(Schema.of(method, Role.SHARED), Schema.of(method, Role.SERVER), wire)
+
+    @cached_property
+    def codec(self) -> Codec:
+        """How shared state, and what clients send of it, is encoded."""
+        if self.wire == "float32":
+            return PlainCodec(self.shared.size)
+        return BlockCodec(self.shared.entries, self.wire)
 
     @cached_property
     def fingerprint(self) -> str:
         """What server and client compare before they trust each other's arrays."""
-        return f"{self.shared.fingerprint}-{self.server.fingerprint}"
+        return f"{self.shared.fingerprint}-{self.server.fingerprint}-{self.wire}"
+
+    @property
+    def sends_updates(self) -> bool:
+        """Whether clients send the change of the shared state instead of the state."""
+        return self.wire != "float32"
+
+    @property
+    def reply(self) -> str:
+        """The name of what clients send of the shared state."""
+        return "update" if self.sends_updates else Role.SHARED.value
+
+    @property
+    def down(self) -> list[str]:
+        """The names of the arrays of a message down, in order."""
+        shared = self.codec.form(Role.SHARED.value) if self.shared.size else ()
+        return [*shared, *([Role.SERVER.value] if self.server.size else [])]
+
+    def as_received(self, shared: np.ndarray) -> np.ndarray:
+        """(size,) shared state as clients decode it: the same on every machine, and every time."""
+        return self.codec.decode(Role.SHARED.value, self.codec.encode(Role.SHARED.value, shared))
+
+    def pack_trained(
+        self, trained: np.ndarray, received: np.ndarray | None, generator: torch.Generator
+    ) -> dict[str, np.ndarray]:
+        """What a client sends of its shared state.
+
+        Args:
+            trained: (size,) state after training; an update is made in its memory.
+            received: (size,) state before it; needed where `sends_updates`.
+            generator: of the unbiased rounding of updates.
+
+        Raises:
+            ValueError: an update that is not finite.
+        """
+        if self.sends_updates:
+            assert received is not None
+            trained -= received
+        return self.codec.encode(self.reply, trained, generator)
+
+    def unpack_trained(
+        self, arrays: Mapping[str, np.ndarray], received: np.ndarray | None
+    ) -> np.ndarray:
+        """(size,) state after training that a client's arrays tell.
+
+        Args:
+            arrays: as :meth:`pack_trained` makes them.
+            received: (size,) state before it; needed where `sends_updates`.
+
+        Raises:
+            ValueError: an array is missing, or has another type or size.
+        """
+        values = self.codec.decode(self.reply, arrays)
+        if self.sends_updates:
+            assert received is not None
+            values += received
+        return values
 
 
 def pack_state(method: Method, schemas: Schemas) -> ArrayRecord:
     """The arrays of a message down."""
-    return to_record(
-        {
-            role.value: schema.pack(method.state(role))
-            for role, schema in ((Role.SHARED, schemas.shared), (Role.SERVER, schemas.server))
-            if schema.size
-        }
-    )
+    arrays: dict[str, np.ndarray] = {}
+    if schemas.shared.size:
+        shared = schemas.shared.pack(method.state(Role.SHARED))
+        arrays |= schemas.codec.encode(Role.SHARED.value, shared)
+    if schemas.server.size:
+        arrays[Role.SERVER.value] = schemas.server.pack(method.state(Role.SERVER))
+    return to_record(arrays)
 
 
 def unpack_state(arrays: Mapping[str, np.ndarray], method: Method, schemas: Schemas) -> None:
@@ -115,11 +189,13 @@ def unpack_state(arrays: Mapping[str, np.ndarray], method: Method, schemas: Sche
     Raises:
         ValueError: an array is missing or has another size.
     """
-    for role, schema in ((Role.SHARED, schemas.shared), (Role.SERVER, schemas.server)):
-        if schema.size:
-            if role.value not in arrays:
-                raise ValueError(f"the message holds no {role.value} state")
-            schema.unpack(arrays[role.value], method.state(role))
+    if schemas.shared.size:
+        shared = schemas.codec.decode(Role.SHARED.value, arrays)
+        schemas.shared.unpack(shared, method.state(Role.SHARED))
+    if schemas.server.size:
+        if Role.SERVER.value not in arrays:
+            raise ValueError(f"the message holds no {Role.SERVER.value} state")
+        schemas.server.unpack(arrays[Role.SERVER.value], method.state(Role.SERVER))
 
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

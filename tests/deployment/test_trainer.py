@@ -73,7 +73,7 @@ def greeting(server, **changes):
     told = {
         "version": __version__,
         "config": server.for_clients().to_json(),
-        "schema": Schemas.of(method).fingerprint,
+        "schema": Schemas.of(method, server.federation.wire).fingerprint,
         **changes,
     }
     return RecordDict({CONFIG: ConfigRecord(told)})
@@ -81,7 +81,7 @@ def greeting(server, **changes):
 
 def task(server, round_=1):
     method = build_method(server.for_clients(), 3)
-    schemas = Schemas.of(method)
+    schemas = Schemas.of(method, server.federation.wire)
     told = {
         "config": server.for_clients().to_json(),
         "schema": schemas.fingerprint,
@@ -161,6 +161,18 @@ def test_noise_of_private_centroids_cannot_be_repeated_by_who_knows_the_seed(tra
     first, second = (ask(one, "train", task(given, 0))[ARRAYS] for _ in range(2))
     a, b = first["local_centroids"].numpy(), second["local_centroids"].numpy()
     assert a.shape != b.shape or (a != b).any()
+
+
+def test_the_server_says_in_how_many_bits_a_model_travels(trainer, server):
+    federation = server.federation.model_copy(update={"wire": "int8"})
+    server = server.model_copy(update={"federation": federation})
+    one = trainer()
+    assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
+    reply = ask(one, "train", task(server))[ARRAYS]
+    assert {name: array.dtype for name, array in reply.items()} == {
+        "update.int8": "int8", "update.float16": "float16", "update.float32": "float32",
+        "update.scales": "float32", "local_centroids": "float32",
+    }  # fmt: skip
 
 
 def test_too_many_images_for_delta_are_told(trainer, server):

@@ -64,6 +64,31 @@ def test_nothing_received_is_kept_while_training(client, monkeypatch):
     assert answers.train_reply(client, message(client))[METRICS]["steps"] == 2
 
 
+def test_in_int8_a_quarter_of_the_model_is_kept_while_training(tiny, client, monkeypatch):
+    """An update needs the state before training: it is kept as it came, and decoded after it."""
+    small = OrchestraClient(tiny("federation.wire=int8"), "0", client.images)
+    received = []
+
+    def decode(record):
+        decoded = from_record(record)
+        received.extend(weakref.ref(thing) for thing in (*record.values(), *decoded.values()))
+        return decoded
+
+    def train_round(*arguments, contribute):
+        left = [thing() for thing in received if thing() is not None]
+        assert all(isinstance(thing, np.ndarray) for thing in left)
+        floats = 4 * (small.schemas.shared.size + small.schemas.server.size)
+        assert 0 < sum(array.nbytes for array in left) < 0.3 * floats
+        return real(*arguments)
+
+    real = client_module.train_round
+    content = message(small)
+    monkeypatch.setattr(answers, "from_record", decode)
+    monkeypatch.setattr(client_module, "train_round", train_round)
+    answer = answers.train_reply(small, content)
+    assert set(answer[ARRAYS]) == {*small.returns, "local_centroids"}
+
+
 def test_another_model_is_refused(client):
     content = message(client)
     content[CONFIG]["schema"] = "other"

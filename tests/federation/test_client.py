@@ -19,7 +19,8 @@ def down(config):
     """What a server sends: its state as flat arrays, in the client's order."""
     method = build_method(config, 1)
     method.global_centroids.copy_(torch.eye(4, 16))
-    return method, list(from_record(pack_state(method, Schemas.of(method))).values())
+    schemas = Schemas.of(method, config.federation.wire)
+    return method, list(from_record(pack_state(method, schemas)).values())
 
 
 def test_fit_is_local_training_of_the_received_state(tiny):
@@ -87,6 +88,45 @@ def test_a_client_moves_its_state_by_no_more_than_the_clip(tiny):
     assert np.linalg.norm(whole) > 0.5
     assert np.linalg.norm(sent(bound)) == pytest.approx(0.25, rel=1e-3)
     np.testing.assert_allclose(sent(bound), whole * 0.25 / np.linalg.norm(whole), atol=1e-6)
+
+
+def updated(config, name="0", round_=1):
+    """The update that a client sends, decoded, and the client."""
+    client = OrchestraClient(config, name, images())
+    arrays, _, _ = client.fit(down(config)[1], {"round": round_, "train": True})
+    sent = dict(zip([*client.returns, *client.contributes], arrays, strict=True))
+    return client.schemas.codec.decode("update", sent), client
+
+
+@pytest.mark.parametrize("wire", ["float16", "int8"])
+def test_an_update_is_local_training_from_the_rounded_state(tiny, wire):
+    """Its rounding follows from the client's seed of that round alone."""
+    config = tiny(f"federation.wire={wire}")
+    update, client = updated(config, "3", 2)
+    method, parameters = down(config)
+    codec, seed = client.schemas.codec, ClientSeed(config.seed, 2, "3")
+    arrived = codec.decode("shared", dict(zip(client.receives, parameters, strict=True)))
+    client.schemas.shared.unpack(arrived, method.state(Role.SHARED))
+    with torch_threads(config.training.threads):
+        train_round(method, images(), config.training, config.data.augmentation, seed)
+    change = client.schemas.shared.pack(method.state(Role.SHARED)) - arrived
+    assert np.abs(change).max() > 0.01
+
+    def rounded(generator):
+        return codec.decode("update", codec.encode("update", change, generator))
+
+    np.testing.assert_array_equal(update, rounded(seed.generator("wire")))
+    if wire == "int8":
+        others = (ClientSeed(config.seed, 3, "3"), ClientSeed(config.seed, 2, "4"))
+        assert all((update != rounded(other.generator("wire"))).any() for other in others)
+        assert (update != rounded(None)).any()
+
+
+def test_a_clipped_update_is_within_the_clip_but_for_its_rounding(tiny):
+    update, _ = updated(
+        tiny("federation.wire=int8", "federation.weighting=uniform", "privacy.clip=0.25")
+    )
+    assert np.linalg.norm(update.astype(np.float64)) == pytest.approx(0.25, rel=1e-2)
 
 
 @pytest.mark.parametrize("train", [True, False])

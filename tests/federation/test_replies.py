@@ -60,8 +60,8 @@ def bad(value, shape=5):
         (reply(without=[METRICS]), "lacks its metrics"),
         (reply({"shared": bad(np.nan)}), "shared holds values that are not finite"),
         (reply({"shared": bad(np.inf)}), "shared holds values that are not finite"),
-        (reply({"shared": bad(1, 4)}), r"shared state of shape \(4,\) instead of \(5,\)"),
-        (reply({"shared": bad(1, (5, 1))}), r"shared state of shape \(5, 1\)"),
+        (reply({"shared": bad(1, 4)}), r"shared of shape \(4,\) instead of \(5,\)"),
+        (reply({"shared": bad(1, (5, 1))}), r"shared of shape \(5, 1\)"),
         (reply({"shared": bad(1).astype(np.float64)}), "shared is float64"),
         (reply({"shared": bad(1, 5000)}), "bytes, at most"),
         (reply({"surplus": bad(1)}), "arrays .*surplus"),
@@ -80,6 +80,53 @@ def bad(value, shape=5):
 def test_a_bad_reply_is_dropped_with_its_reason(message, says):
     with pytest.raises(BadReplyError, match=says):
         check(message)
+
+
+INT8 = Schemas(Schema((("w", (2, 2)), ("b", (1,)))), Schema((("c", (3,)),)), "int8")
+RECEIVED = np.array([10, 20, 30, 40, 50], np.float32)
+UPDATE = {
+    "update.int8": np.array([127, -127, 0, 1], np.int8),
+    "update.float16": np.array([0.5], np.float16),
+    "update.scales": np.array([0.25, 2], np.float32),
+}
+
+
+def updating(changes=None, without=()):
+    message = reply(schema=INT8.fingerprint)
+    arrays = {**UPDATE, "local_centroids": GOOD["local_centroids"], **(changes or {})}
+    message.content[ARRAYS] = to_record({n: a for n, a in arrays.items() if n not in without})
+    return check_reply(message, INT8, LIMITS, trained=True, received=RECEIVED)
+
+
+def test_an_update_is_added_to_the_state_that_was_sent():
+    np.testing.assert_array_equal(updating().shared, [10 + 31.75, 20 - 31.75, 30, 40.25, 51])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"update.scales": bad(np.inf, 2)}, "update.scales holds values that are not finite"),
+        ({"update.scales": bad(np.nan, 2)}, "update.scales holds values that are not finite"),
+        ({"update.scales": bad(3e38, 2)}, "update holds values that are not finite"),
+        ({"update.float16": np.float16([np.inf])}, "update.float16 holds values that are not"),
+        ({"update.int8": np.ones(3, np.int8)}, r"update.int8 of shape \(3,\) instead of \(4,\)"),
+        ({"update.int8": np.ones((4, 1), np.int8)}, r"update.int8 of shape \(4, 1\)"),
+        ({"update.int8": np.ones(9000, np.int8)}, "bytes, at most 4100 expected"),
+        ({"update.int8": np.ones(4, np.uint8)}, "update.int8 is uint8 instead of int8"),
+        ({"update.scales": bad(1, 3)}, r"update.scales of shape \(3,\) instead of \(2,\)"),
+        ({"update.scales": np.ones(2)}, "update.scales is float64 instead of float32"),
+        ({"shared": bad(1)}, "arrays .*shared"),
+    ],
+)
+def test_a_bad_update_is_dropped_with_its_reason(changes, says):
+    with pytest.raises(BadReplyError, match=says):
+        updating(changes)
+
+
+@pytest.mark.parametrize("name", UPDATE)
+def test_a_part_of_an_update_is_none(name):
+    with pytest.raises(BadReplyError, match="arrays .* instead of .*" + name):
+        updating(without=[name])
 
 
 NO_ROWS = {"local_centroids": np.ones((0, 3), np.float32)}

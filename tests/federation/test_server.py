@@ -121,6 +121,50 @@ def test_two_rounds_are_clients_training_averaging_and_global_clustering(config)
             torch.testing.assert_close(kept[name], tensor, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("wire", ["float16", "int8"])
+def test_updates_are_added_to_the_servers_own_state(config, wire):
+    """By hand again, with fewer bits on the way; messages are a half and a quarter as large.
+
+    One round of training: in a second one, a sum in another order rounds a code the other way.
+    """
+    given = config(f"federation.wire={wire}", "federation.rounds=1")
+    summary, folder = run(given)
+    population = load_population(given)
+    server = build_method(given, 1)
+    schemas = Schemas.of(server, wire)
+    state = schemas.shared.pack(server.state(Role.SHARED))
+    clients = [
+        OrchestraClient(given, k, population.dataset.train.images[torch.from_numpy(part)])
+        for k, part in population.parts.items()
+    ]
+    sizes = [len(part) for part in population.parts.values()]
+    down = up = 0
+    for round_ in range(2):
+        arrays = list(from_record(pack_state(server, schemas)).values())
+        replies = [c.fit(arrays, {"round": round_, "train": round_ > 0})[0] for c in clients]
+        if round_:
+            updates = [
+                schemas.codec.decode("update", dict(zip(clients[0].returns, r[:-1], strict=True)))
+                for r in replies
+            ]
+            state = (state + np.average(updates, axis=0, weights=sizes)).astype(np.float32)
+            schemas.shared.unpack(state, server.state(Role.SHARED))
+        server.update_server_state(
+            {"local_centroids": torch.from_numpy(np.concatenate([r[-1] for r in replies]))},
+            torch_generator(given.seed, "server", round_),
+        )
+        down += 4 * sum(a.nbytes + 128 for a in arrays)  # 128: of numpy's header
+        up += sum(a.nbytes + 128 for reply in replies for a in reply)
+    result = build_method(given, 1)
+    load_checkpoint(folder.checkpoint, result)
+    kept = schemas.shared.pack(result.state(Role.SHARED))
+    np.testing.assert_allclose(kept, state, atol=1e-6)
+    assert (summary["bytes_down"], summary["bytes_up"]) == (down, up)
+    floats = 2 * 4 * 4 * (schemas.shared.size + schemas.server.size)
+    # A model so small has more of scales, vectors and numpy's headers than a ResNet-18.
+    assert down < floats * {"float16": 0.55, "int8": 0.3}[wire]
+
+
 def test_only_encoders_heads_and_centroids_go_up(config):
     """Opens every real message of a run."""
     seen = []
@@ -273,8 +317,11 @@ def test_a_dropped_client_leaves_no_trace_in_the_result(config, tmp_path):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_an_interrupted_run_resumed_ends_in_the_same_bits(config, tmp_path):
-    overrides = ["federation.rounds=4", "federation.participation=0.5"]
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+def test_an_interrupted_run_resumed_ends_in_the_same_bits(config, tmp_path, wire):
+    overrides = [
+        "federation.rounds=4", "federation.participation=0.5", f"federation.wire={wire}"
+    ]  # fmt: skip
     _, whole = run(config(*overrides))
 
     def pull_the_plug(client, round_, reply):

@@ -20,6 +20,7 @@ from orchestra_flwr.federation.wire import (
     to_record,
 )
 from orchestra_flwr.methods import Method, Role
+from orchestra_flwr.privacy.updates import standard_normals
 
 identify_process()
 
@@ -245,6 +246,78 @@ def test_a_dropped_client_does_not_change_the_divisor(strategy):
     answers[2] = answer(questions[2], strategy, [0.5, -1], [[0, 0, 0]])
     arrays, _ = strategy.aggregate_train(1, answers)
     np.testing.assert_allclose(from_record(arrays)["shared"], [0.5, 0], atol=1e-7)
+
+
+SIZE = 300
+
+
+def ask_in_int8(strategy, *overrides, **arguments):
+    """A strategy of a 300 x 1 matrix that travels in int8, its state, and its questions."""
+    strategy = strategy("federation.wire=int8", *overrides, size=(SIZE, 1), **arguments)
+    state = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
+    strategy.schemas.shared.unpack(state, strategy.method.state(Role.SHARED))
+    return strategy, state, ask(strategy)
+
+
+def updates(strategy, questions, changes, examples=(1, 2, 5)):
+    """Replies with these changes, and the changes as they can be decoded."""
+    codec, generator = strategy.schemas.codec, torch.Generator().manual_seed(0)
+    rows, replies, told = np.zeros((1, 3), np.float32), [], []
+    for question, change, count in zip(questions, changes, examples, strict=True):
+        arrays = codec.encode("update", np.asarray(change, np.float32), generator)
+        reply = answer(question, strategy, [], rows, count)
+        reply.content[ARRAYS] = to_record({**arrays, "rows": rows})
+        replies.append(reply)
+        told.append(codec.decode("update", arrays).astype(np.float64))
+    return replies, told
+
+
+def test_updates_by_hand(strategy):
+    """They are added to the server's own state, not to the rounded one that was sent."""
+    strategy, state, questions = ask_in_int8(strategy)
+    sent = strategy.schemas.codec.decode("shared", from_record(questions[0].content[ARRAYS]))
+    np.testing.assert_array_equal(sent, strategy.schemas.as_received(state))
+    assert np.abs(sent - state).max() > 1e-3
+    replies, told = updates(
+        strategy, questions, np.random.default_rng(1).normal(size=(3, SIZE)) / 100
+    )
+    strategy.aggregate_train(1, replies)
+    expected = state + np.average(told, axis=0, weights=(1, 2, 5))
+    result = strategy.schemas.shared.pack(strategy.method.state(Role.SHARED))
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+    assert strategy.report.bytes_up == sum(payload_bytes(r.content) for r in replies)
+
+
+def test_changes_far_below_a_step_of_what_is_sent_add_up(strategy):
+    strategy, state, questions = ask_in_int8(strategy)
+    small = np.full(SIZE, 1e-4)  # a step is about .02
+    for round_ in range(1, 21):
+        strategy.aggregate_train(round_, updates(strategy, questions, [small] * 3)[0])
+        questions = ask(strategy, round_ + 1)
+    moved = strategy.schemas.shared.pack(strategy.method.state(Role.SHARED)) - state
+    np.testing.assert_allclose(moved, 20 * small, rtol=1e-2)
+
+
+@pytest.mark.parametrize("rogue", [3.0, 1e4, 1e30])
+def test_no_update_in_int8_moves_a_clipped_sum_by_more_than_the_clip(strategy, rogue):
+    """What the epsilon of a noisy run counts on, whatever codes and scales a client sends."""
+
+    def result(third):
+        made, _, questions = ask_in_int8(strategy, *CLIPPED)
+        honest = np.random.default_rng(2).normal(size=(2, SIZE)) / 100
+        made.aggregate_train(1, updates(made, questions, [*honest, third])[0])
+        return made.schemas.shared.pack(made.method.state(Role.SHARED)).astype(np.float64)
+
+    direction = np.random.default_rng(3).normal(size=SIZE)
+    moved = result(rogue * direction) - result(np.zeros(SIZE))
+    assert np.linalg.norm(moved) == pytest.approx(2 / 3, rel=1e-4)
+
+
+def test_noise_is_as_large_in_int8(strategy):
+    made, state, questions = ask_in_int8(strategy, *NOISY, key=KEY)
+    made.aggregate_train(1, updates(made, questions, np.zeros((3, SIZE)))[0])
+    moved = made.schemas.shared.pack(made.method.state(Role.SHARED)) - state
+    np.testing.assert_allclose(moved, 3 * 2 * standard_normals(KEY, 1, SIZE) / 3, atol=1e-5)
 
 
 def noisy_round(strategy, round_=1):

@@ -38,6 +38,36 @@ def test_state_survives_the_journey_bit_for_bit(tiny):
             assert torch.equal(tensor, receiver.state(role)[name])
 
 
+@pytest.mark.parametrize("wire", ["float16", "int8"])
+def test_with_fewer_bits_everybody_knows_what_arrives(tiny, wire):
+    """The server works out, to the bit, the state that clients start from; centroids are exact."""
+    sender, receiver = randomised(build_method(tiny(), 1)), build_method(tiny(), 1)
+    schemas = Schemas.of(sender, wire)
+    record = pack_state(sender, schemas)
+    assert list(record) == schemas.down
+    unpack_state(from_record(record), receiver, schemas)
+    sent = schemas.shared.pack(sender.state(Role.SHARED))
+    arrived = schemas.shared.pack(receiver.state(Role.SHARED))
+    np.testing.assert_array_equal(arrived, schemas.as_received(sent))
+    assert 0 < np.abs(arrived - sent).max() <= 0.5 / 127
+    assert torch.equal(sender.global_centroids, receiver.global_centroids)
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16", "int8"])
+def test_what_was_trained_comes_back(tiny, wire, generator):
+    schemas = Schemas.of(build_method(tiny(), 1), wire)
+    rng = np.random.default_rng(0)
+    received = rng.normal(size=schemas.shared.size).astype(np.float32)
+    change = (1e-3 * rng.normal(size=schemas.shared.size)).astype(np.float32)
+    arrays = schemas.pack_trained(received + change, received, generator)
+    assert {n: (a.dtype, len(a)) for n, a in arrays.items()} == schemas.codec.form(schemas.reply)
+    trained = schemas.unpack_trained(arrays, received)
+    bound = {"float32": 0, "float16": 2.0**-11, "int8": 1 / 127}[wire]
+    # ... of the largest change, beside float32's own rounding of values near 4.
+    limit = bound * np.abs(change).max() + (0 if wire == "float32" else 2.0**-22)
+    assert np.abs(trained - (received + change)).max() <= limit
+
+
 def test_private_state_has_no_schema(tiny):
     with pytest.raises(ValueError, match="never travels"):
         Schema.of(build_method(tiny(), 1), Role.PRIVATE)
@@ -55,6 +85,8 @@ def test_the_fingerprint_tells_models_apart(tiny):
 
     base = fingerprint()
     assert base == fingerprint("seed=7", "training.lr=1")
+    wires = {Schemas.of(build_method(tiny(), 1), w).fingerprint for w in ("float16", "int8")}
+    assert len({*wires, base}) == 3
     others = {
         fingerprint("model.width=16"),
         fingerprint("model.norm=group"),
@@ -69,7 +101,7 @@ def test_arrays_of_another_size_are_refused(tiny):
     schema = Schemas.of(method).shared
     with pytest.raises(ValueError, match="expected"):
         schema.unpack(np.zeros(schema.size + 1, np.float32), method.state(Role.SHARED))
-    with pytest.raises(ValueError, match="no shared state"):
+    with pytest.raises(ValueError, match="no shared"):
         unpack_state({}, method, Schemas.of(method))
 
 

@@ -1,0 +1,135 @@
+"""Bytes and milliseconds of a model on the way, for each `federation.wire`.
+
+    python benchmarks/wire.py
+
+ResNet-18 with Orchestra's heads, as `data=cifar10` has it. Bytes are those of real messages, as a
+run counts them: down the shared state and the global centroids, up what was trained and the local
+centroids. Milliseconds are one thread's processor time. What rounding costs is measured on a state
+and an update that come from training: one client, one epoch on 160 digits, 10 steps.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from flwr.app import RecordDict
+
+from orchestra_flwr.config import load_config
+from orchestra_flwr.data import load_dataset
+from orchestra_flwr.federation.codec import BLOCK, BlockCodec
+from orchestra_flwr.federation.wire import ARRAYS, Schemas, pack_state, payload_bytes, to_record
+from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.reporting import environment
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import train_round
+
+RESULT = Path(__file__).parent / "results" / "wire.json"
+MIB, REPEATS = 2**20, 7
+PUBLISHED = 89.8  # MiB each way: both encoders, heads, feature memory and centroids in float32
+BLOCKS = (256, 1024, BLOCK, 1 << 16)
+
+
+def trained_on_digits() -> tuple[Schemas, np.ndarray, np.ndarray]:
+    """The schemas of a ResNet-18, its state before training and after it."""
+    config = load_config(
+        ["data=digits", "model=resnet18", "training.batch_size=16", "training.local_epochs=1"]
+    )
+    method = build_method(config, 1)
+    centroids = method.state(Role.SERVER)["global_centroids"]
+    random = torch.randn(centroids.shape, generator=torch.Generator().manual_seed(0))
+    centroids.copy_(F.normalize(random))
+    schemas = Schemas.of(method)
+    before = schemas.shared.pack(method.state(Role.SHARED))
+    images = load_dataset(config.data).train.images[:160]
+    seed = ClientSeed(0, 1, "0")
+    train_round(method, images, config.training, config.data.augmentation, seed)
+    return schemas, before, schemas.shared.pack(method.state(Role.SHARED))
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    """Median of the processor's time, which other processes lengthen less than the wall's."""
+    times = []
+    for _ in range(REPEATS):
+        started = time.process_time()
+        work()
+        times.append(time.process_time() - started)
+    return 1000 * statistics.median(times)
+
+
+def size(arrays: dict[str, np.ndarray]) -> float:
+    """MiB of a message with these arrays."""
+    return payload_bytes(RecordDict({ARRAYS: to_record(arrays)})) / MIB
+
+
+def measure(wire: str) -> dict[str, float | str]:
+    """Bytes and times of one wire for the ResNet-18 of `data=cifar10`."""
+    method = build_method(load_config(["data=cifar10", f"federation.wire={wire}"]), 3)
+    schemas = Schemas.of(method, wire)
+    state = schemas.shared.pack(method.state(Role.SHARED))
+    received = schemas.as_received(state)
+    change = np.random.default_rng(0).normal(size=state.size).astype(np.float32) / 1000
+    generator = torch.Generator().manual_seed(0)
+    codec, sends = schemas.codec, schemas.pack_trained(state + change, received, generator)
+    rows = {n: np.zeros(s, np.float32) for n, s in method.contribution_limits().items()}
+    down = codec.encode("shared", state)
+    return {
+        "wire": wire,
+        "values": state.size,
+        "down_mib": payload_bytes(RecordDict({ARRAYS: pack_state(method, schemas)})) / MIB,
+        "up_mib": size({**sends, **rows}),
+        "encode_down_ms": milliseconds(lambda: codec.encode("shared", state)),
+        "decode_down_ms": milliseconds(lambda: codec.decode("shared", down)),
+        "encode_up_ms": milliseconds(lambda: codec.encode("update", change, generator)),
+        "decode_up_ms": milliseconds(lambda: schemas.unpack_trained(sends, received)),
+    }
+
+
+def rounding(
+    schemas: Schemas, before: np.ndarray, after: np.ndarray, wire: str, block: int
+) -> dict[str, float | str]:
+    """Root mean square of what rounding changes in kernels and matrices, beside theirs."""
+    codec = BlockCodec(schemas.shared.entries, wire, block)
+    entries = schemas.shared.entries
+    coded = np.concatenate([np.full(int(np.prod(s)), len(s) >= 2) for _, s in entries])
+
+    def error(values: np.ndarray, generator: torch.Generator | None) -> float:
+        decoded = codec.decode("x", codec.encode("x", values, generator))
+        return float(np.linalg.norm((decoded - values)[coded]) / np.linalg.norm(values[coded]))
+
+    return {
+        "wire": wire,
+        "block": block,
+        "state": error(after, None),
+        "update": error(after - before, torch.Generator().manual_seed(0)),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    wires = [measure(wire) for wire in ("float32", "float16", "int8")]
+    print(f"| wire | MiB down | up | of the published {PUBLISHED} | ms down | up |")
+    print("|---|---|---|---|---|---|")
+    for one in wires:
+        share = max(one["down_mib"], one["up_mib"]) / PUBLISHED
+        print(
+            f"| {one['wire']} | {one['down_mib']:.2f} | {one['up_mib']:.2f} | {share:.1%} "
+            f"| {one['encode_down_ms']:.0f}, {one['decode_down_ms']:.0f} "
+            f"| {one['encode_up_ms']:.0f}, {one['decode_up_ms']:.0f} |"
+        )
+    trained = trained_on_digits()
+    errors = [rounding(*trained, "float16", BLOCK)]
+    errors += [rounding(*trained, "int8", block) for block in BLOCKS]
+    print("\n| wire | block | error of a state | of an update |\n|---|---|---|---|")
+    for one in errors:
+        print(f"| {one['wire']} | {one['block']} | {one['state']:.3%} | {one['update']:.3%} |")
+    told = {"environment": environment(), "published_mib": PUBLISHED, "wires": wires}
+    RESULT.write_text(json.dumps({**told, "rounding": errors}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
