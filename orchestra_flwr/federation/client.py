@@ -16,7 +16,7 @@ from orchestra_flwr.evaluation import similarities
 from orchestra_flwr.federation.own_state import OwnStateFolder
 from orchestra_flwr.federation.wire import SMALLEST_CLUSTER, Schemas, unpack_state
 from orchestra_flwr.heap import keep_freed_memory, return_freed_memory
-from orchestra_flwr.merging import OwnState, build_merging, keeps_state
+from orchestra_flwr.merging import Merging, OwnState, build_merging, keeps_state
 from orchestra_flwr.methods import Role, build_method, kept_first
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
@@ -98,13 +98,8 @@ class OrchestraClient(NumPyClient):
             del parameters, received  # frees them where the caller has not kept them
             seed = ClientSeed(self.config.seed, int(config["round"]), self.name, self.hides)
             contribute = bool(config.get("contribute", True))
-            told: dict[str, float] = {}
-            if not config["train"]:
-                result = self._observe(seed, contribute)
-            elif keeps_state(self.config, self.method):
-                result, told = self._train_merged(seed, contribute)
-            else:
-                result = self._train(seed, contribute)
+            work = self._train if config["train"] else self._observe
+            result, told = work(seed, contribute)
         return_freed_memory()  # before the reply is packed, which takes two models' memory
         arrays = [
             result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes
@@ -119,44 +114,38 @@ class OrchestraClient(NumPyClient):
         metrics["seconds"] = time.perf_counter() - started
         return arrays, len(self.images), metrics
 
-    def _observe(self, seed: ClientSeed, contribute: bool) -> LocalResult:
-        augmentation = self.config.data.augmentation
-        return observe_round(
-            self.method,
-            self.images,
-            self.config.training,
-            augmentation,
-            seed,
-            contribute=contribute,
-        )
+    def _observe(self, seed: ClientSeed, contribute: bool) -> tuple[LocalResult, dict[str, float]]:
+        given = (self.images, self.config.training, self.config.data.augmentation)
+        return observe_round(self.method, *given, seed, contribute=contribute), {}
 
-    def _train(self, seed: ClientSeed, contribute: bool) -> LocalResult:
-        return train_round(
-            self.method, self.images, self.config.training, self.config.data.augmentation, seed,
-            labels=self.labels, contribute=contribute,
-        )  # fmt: skip
+    def _train(self, seed: ClientSeed, contribute: bool) -> tuple[LocalResult, dict[str, float]]:
+        """The round's training, and figures of the merging before it."""
+        merging, keeps = build_merging(self.config.federation), None
+        if keeps_state(self.config, self.method):
+            keeps = self._place()
+            self._recall(keeps.before(seed.round), merging)
+        given = (self.images, self.config.training, self.config.data.augmentation)
+        result = train_round(self.method, *given, seed, labels=self.labels, contribute=contribute)
+        if keeps is not None:
+            kept, local = merging.keep(self.method), self.method.state(Role.LOCAL)
+            keeps.save(seed.round, OwnState({**local, **kept.tensors}, kept.figures))
+        return result, merging.told()
 
-    def _train_merged(
-        self, seed: ClientSeed, contribute: bool
-    ) -> tuple[LocalResult, dict[str, float]]:
-        """Trains from what was received and what this client has kept, and keeps the result."""
+    def _recall(self, own: OwnState | None, merging: Merging) -> None:
+        if own is None:
+            self.method.start_own_state()
+        else:
+            for name, tensor in self.method.state(Role.LOCAL).items():
+                tensor.copy_(own.tensors[name])
+        merging.merge(self.method, own)
+
+    def _place(self) -> OwnStateFolder:
         if self.keeps is None:
             raise ValueError(
                 f"federation.merge={self.config.federation.merge}: client {self.name} was given "
                 "no place to keep its state"
             )
-        own, local = self.keeps.before(seed.round), self.method.state(Role.LOCAL)
-        if own is None:
-            self.method.start_own_state()
-        else:
-            for name, tensor in local.items():
-                tensor.copy_(own.tensors[name])
-        merging = build_merging(self.config.federation)
-        merging.merge(self.method, own)
-        result = self._train(seed, contribute)
-        kept = merging.keep(self.method)
-        self.keeps.save(seed.round, OwnState({**local, **kept.tensors}, kept.figures))
-        return result, merging.told()
+        return self.keeps
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]

@@ -24,7 +24,7 @@ SMALL = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not PHOTOS.is_file(), reason="the photographs are not here")
 @pytest.mark.parametrize("method", [*METHODS, "byol federation.merge=fedu"])
 def test_trains_without_collapse(tmp_path, method):
