@@ -54,9 +54,9 @@ def test_nothing_received_is_kept_while_training(client, monkeypatch):
         received.extend(weakref.ref(thing) for thing in (*record.values(), *decoded.values()))
         return decoded
 
-    def train_round(*arguments, contribute):
+    def train_round(*arguments, **options):
         assert len(received) == 4 and not any(thing() is not None for thing in received)
-        return real(*arguments)
+        return real(*arguments, **options)
 
     real = client_module.train_round
     monkeypatch.setattr(answers, "from_record", decode)
@@ -74,12 +74,12 @@ def test_in_int8_a_quarter_of_the_model_is_kept_while_training(tiny, client, mon
         received.extend(weakref.ref(thing) for thing in (*record.values(), *decoded.values()))
         return decoded
 
-    def train_round(*arguments, contribute):
+    def train_round(*arguments, **options):
         left = [thing() for thing in received if thing() is not None]
         assert all(isinstance(thing, np.ndarray) for thing in left)
         floats = 4 * (small.schemas.shared.size + small.schemas.server.size)
         assert 0 < sum(array.nbytes for array in left) < 0.3 * floats
-        return real(*arguments)
+        return real(*arguments, **options)
 
     real = client_module.train_round
     content = message(small)
