@@ -15,6 +15,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.answers import answer, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
+from orchestra_flwr.federation.object_store import beside_the_pickle
 from orchestra_flwr.federation.population import Population, load_population
 from orchestra_flwr.federation.wire import CONFIG
 from orchestra_flwr.training import resolve_device
@@ -38,7 +39,7 @@ def train(message: Message, context: Context) -> Message:
         client = _client(config_json, int(context.node_config["partition-id"]))
         return train_reply(client, content)
 
-    return answer(message, work)
+    return beside_the_pickle(answer(message, work))
 
 
 def _client(config_json: str, partition_id: int) -> OrchestraClient:

@@ -30,6 +30,8 @@ class StreamingGrid(Grid):
         grid: the grid of a simulation or of a SuperLink.
         window: at most so many messages are under way; None: all at once.
         cancelled: asked while waiting; true ends the wait with :class:`EngineStoppedError`.
+        prepare: may change each message before it is sent.
+        poll: seconds between two looks for a reply.
     """
 
     def __init__(
@@ -37,10 +39,14 @@ class StreamingGrid(Grid):
         grid: Grid,
         window: int | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        prepare: Callable[[Message], None] = lambda message: None,
+        poll: float = POLL_SECONDS,
     ) -> None:
         self._grid = grid
         self._window = window
         self._cancelled = cancelled
+        self._prepare = prepare
+        self._poll = poll
 
     def set_run(self, run: Run) -> None:
         """As the wrapped grid."""
@@ -90,6 +96,7 @@ class StreamingGrid(Grid):
                 message = next(waiting, None)
                 if message is None:
                     break
+                self._prepare(message)
                 ids = list(self._grid.push_messages([message]))
                 under_way.append((ids[0] if ids else None, message))
             if not under_way:
@@ -107,7 +114,7 @@ class StreamingGrid(Grid):
                 raise EngineStoppedError("the engine stopped while clients were at work")
             if deadline is not None and time.monotonic() > deadline:
                 return _failure("no reply within federation.round_timeout", message)
-            time.sleep(POLL_SECONDS)
+            time.sleep(self._poll)
 
 
 def _failure(reason: str, message: Message) -> Message:

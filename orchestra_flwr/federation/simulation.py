@@ -21,11 +21,14 @@ from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.grid import StreamingGrid
 from orchestra_flwr.federation.inline import InlineGrid
 from orchestra_flwr.federation.members import SimulatedMembers
+from orchestra_flwr.federation.object_store import Broadcast
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.reporting import Progress, RunFolder, plot_partition, summary_writer
 from orchestra_flwr.training import resolve_device, usable_cpus
+
+POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
 
 
 def simulate(
@@ -134,7 +137,10 @@ def _run_ray(
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            outcome.update(serve(StreamingGrid(grid, window, stopped.is_set)))
+            streaming = StreamingGrid(
+                grid, window, stopped.is_set, prepare=Broadcast(), poll=POLL_SECONDS
+            )
+            outcome.update(serve(streaming))
         finally:
             # From here on Ray only tells that it could retry the actors' farewell.
             farewell.enter_context(contextlib.redirect_stdout(io.StringIO()))

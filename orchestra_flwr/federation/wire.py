@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,8 @@ METRICS = "metrics"  # the MetricRecord of a reply
 SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its smallest row, 0 without
 CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
 FORMAT = 2  # raised whenever messages change their meaning
+
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # as_tensor
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Schema:
         """
         if flat.shape != (self.size,):
             raise ValueError(f"expected {self.size} values, got an array {flat.shape}")
-        source = torch.from_numpy(flat.copy() if not flat.flags.writeable else flat)
+        source = as_tensor(flat)
         start = 0
         with torch.no_grad():
             for name, shape in self.entries:
@@ -135,6 +138,11 @@ def _encoded(array: np.ndarray) -> Array:
 def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
     """Flower's record as named numpy arrays."""
     return {name: array.numpy() for name, array in record.items()}
+
+
+def as_tensor(values: np.ndarray) -> Tensor:
+    """A tensor on the same memory, only to be read, as what Ray's object store holds has to be."""
+    return torch.from_numpy(values)
 
 
 def payload_bytes(content: RecordDict) -> int:
