@@ -98,7 +98,7 @@ def measure(side: str, rounds: int) -> dict[str, Any]:
         command = [sys.executable, __file__, "--side", side, "--rounds", str(rounds)]
         done = subprocess.run(
             [*command, "--folder", temporary],
-            env={**os.environ, **own, **quiet, "FLWR_TELEMETRY_ENABLED": "0"},
+            env={**os.environ, **own, **quiet, "FLWR_TELEMETRY_ENABLED": "0", "RAY_worker_niceness": "0"},
             stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
     return {"side": side, **json.loads(done.stdout.splitlines()[-1])}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from pickle import PickleBuffer
 from typing import Any
 from weakref import ReferenceType, ref
@@ -97,7 +98,7 @@ class Broadcast:
             return record
         if self._record is None or self._record() is not record:
             self._record = ref(record)
-            self._stored = ArrayRecord({name: StoredArray(a) for name, a in record.items()})
+            self._stored = _converted(record, StoredArray)
         return self._stored
 
 
@@ -106,9 +107,15 @@ def beside_the_pickle(message: Message) -> Message:
     if message.has_content():
         for name, record in message.content.items():
             if isinstance(record, ArrayRecord):
-                shared = ArrayRecord({key: _as_shared(array) for key, array in record.items()})
-                message.content[name] = shared
+                message.content[name] = _converted(record, _as_shared)
     return message
+
+
+def _converted(record: ArrayRecord, convert: Callable[[Array], Array]) -> ArrayRecord:
+    converted = ArrayRecord()  # one by one: its constructor would make plain arrays of them
+    for name, array in record.items():
+        converted[name] = convert(array)
+    return converted
 
 
 def _as_shared(array: Array) -> SharedArray:
