@@ -94,11 +94,17 @@ def measure(side: str, rounds: int) -> dict[str, Any]:
     """One side in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="orch", ignore_cleanup_errors=True) as temporary:
         own = {"FLWR_HOME": f"{temporary}/flwr", "RAY_TMPDIR": f"{temporary}/ray"}
-        quiet = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+        quiet = {
+            "OMP_NUM_THREADS": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        # Ray's workers give way to everything else on the machine, if they are not told otherwise.
+        quiet["RAY_worker_niceness"] = "0"
         command = [sys.executable, __file__, "--side", side, "--rounds", str(rounds)]
         done = subprocess.run(
             [*command, "--folder", temporary],
-            env={**os.environ, **own, **quiet, "FLWR_TELEMETRY_ENABLED": "0", "RAY_worker_niceness": "0"},
+            env={**os.environ, **own, **quiet},
             stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
     return {"side": side, **json.loads(done.stdout.splitlines()[-1])}

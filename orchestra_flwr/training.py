@@ -146,10 +146,12 @@ def torch_threads(count: int | None = None) -> Iterator[None]:
 
 
 def return_freed_memory() -> None:
-    """Gives freed memory back to the system, where the C library would keep it (glibc).
+    """Gives freed memory back: to the system (glibc keeps it) and to a GPU's other processes.
 
-    It keeps about as much as a step's activations, and cannot use it for large arrays.
+    glibc keeps about as much as a step's activations, and cannot use it for large arrays.
     """
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

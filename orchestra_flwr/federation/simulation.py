@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import class_counts
+from orchestra_flwr.federation.answers import ran_out_of_memory
 from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.grid import StreamingGrid
 from orchestra_flwr.federation.inline import InlineGrid
@@ -138,7 +139,12 @@ def _run_ray(
     def main(grid: Grid, context: Context) -> None:
         try:
             streaming = StreamingGrid(
-                grid, window, stopped.is_set, prepare=Broadcast(), poll=POLL_SECONDS
+                grid,
+                window,
+                stopped.is_set,
+                prepare=Broadcast(),
+                alone=ran_out_of_memory,
+                poll=POLL_SECONDS,
             )
             outcome.update(serve(streaming))
         finally:

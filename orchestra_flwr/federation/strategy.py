@@ -18,9 +18,9 @@ from orchestra_flwr.federation.aggregation import ClippedMean, StreamingMean
 from orchestra_flwr.federation.replies import BadReplyError, Reply, check_reply
 from orchestra_flwr.federation.wire import (
     ARRAYS,
-    CLIENT_FAILED,
     CONFIG,
     SMALLEST_CLUSTER,
+    TOLD_BY_CLIENT,
     Schemas,
     pack_state,
     payload_bytes,
@@ -227,7 +227,7 @@ class OrchestraStrategy(Strategy):
                 k_min=self.config.privacy.k_min,
             )
         except BadReplyError as reason:
-            silent = message.has_error() and message.error.code != CLIENT_FAILED
+            silent = message.has_error() and message.error.code not in TOLD_BY_CLIENT
             self.report.dropped.append(Dropped(client, str(reason), silent))
             self.on_client(client, False)
             return None

@@ -26,6 +26,8 @@ CONFIG = "config"  # the ConfigRecord of a message, both ways
 METRICS = "metrics"  # the MetricRecord of a reply
 SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its smallest row, 0 without
 CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
+OUT_OF_MEMORY = 102  # the same: what went wrong is that its memory was not enough
+TOLD_BY_CLIENT = {CLIENT_FAILED, OUT_OF_MEMORY}
 FORMAT = 2  # raised whenever messages change their meaning
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # as_tensor
