@@ -8,8 +8,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -21,6 +25,8 @@ from orchestra_flwr.federation.answers import answer
 from orchestra_flwr.federation.object_store import beside_the_pickle
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, from_record, to_record
 from orchestra_flwr.reporting import Progress
+
+MEMORY = {"own_gb": "RssAnon", "store_gb": "RssShmem", "libraries_gb": "RssFile"}
 
 app = ClientApp()
 app.query()(client_app.query)
@@ -63,6 +69,7 @@ class Clock(Progress):
                 "wall": time.perf_counter(),
                 "server_cpu": time.process_time(),
                 "all_cpu": _cpu_of_descendants(os.getpid()),
+                **_memory(),
             }
         )
 
@@ -76,8 +83,17 @@ class Clock(Progress):
             name: [after[name] - before[name] for before, after in pairs]
             for name in ("wall", "server_cpu", "all_cpu")
         }
+        told |= {name: [each[name] for each in self.readings] for name in MEMORY}
         told["rss_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         return told
+
+
+def _memory() -> dict[str, float]:
+    """Resident memory of this process in GB: its own, what it has touched of Ray's
+    store, and program code."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return {name: int(fields[key].split()[0]) / 1e6 for name, key in MEMORY.items()}
 
 
 def _cpu_of_descendants(root: int) -> float:
@@ -101,6 +117,25 @@ def _cpu_of_descendants(root: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def print_json(told: dict[str, object]) -> None:
-    """The last line of a measuring process, which its parent reads."""
+def in_own_process(script: str, **options: object) -> dict[str, Any]:
+    """Runs a benchmark's script with options and a new folder; what it told by `print_json`."""
+    with tempfile.TemporaryDirectory(prefix="orch", ignore_cleanup_errors=True) as temporary:
+        settings = {
+            "FLWR_HOME": f"{temporary}/flwr",
+            "RAY_TMPDIR": f"{temporary}/ray",
+            "OMP_NUM_THREADS": "1",
+            # Ray's workers give way to everything else on the machine, if not told otherwise.
+            "RAY_worker_niceness": "0",
+        }
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        done = subprocess.run(
+            [sys.executable, script, f"--folder={temporary}", *arguments],
+            env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def print_json(told: dict[str, Any]) -> None:
+    """The last line of a measuring process, which :func:`in_own_process` reads."""
     print(json.dumps(told))

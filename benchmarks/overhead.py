@@ -12,9 +12,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -92,22 +89,9 @@ def stock(rounds: int, folder: Path) -> dict[str, Any]:
 
 def measure(side: str, rounds: int) -> dict[str, Any]:
     """One side in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="orch", ignore_cleanup_errors=True) as temporary:
-        own = {"FLWR_HOME": f"{temporary}/flwr", "RAY_TMPDIR": f"{temporary}/ray"}
-        quiet = {
-            "OMP_NUM_THREADS": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
-        # Ray's workers give way to everything else on the machine, if they are not told otherwise.
-        quiet["RAY_worker_niceness"] = "0"
-        command = [sys.executable, __file__, "--side", side, "--rounds", str(rounds)]
-        done = subprocess.run(
-            [*command, "--folder", temporary],
-            env={**os.environ, **own, **quiet},
-            stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
-    return {"side": side, **json.loads(done.stdout.splitlines()[-1])}
+    from idle_clients import in_own_process
+
+    return {"side": side, **in_own_process(__file__, side=side, rounds=rounds)}
 
 
 def figures(results: list[dict[str, Any]], side: str) -> dict[str, float]:

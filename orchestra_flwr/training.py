@@ -150,7 +150,7 @@ def return_freed_memory() -> None:
 
     glibc keeps about as much as a step's activations, and cannot use it for large arrays.
     """
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, SMALLEST_CLUSTER, Schemas
 from orchestra_flwr.methods import Role
@@ -62,22 +62,20 @@ def check_reply(
     if message.has_error():
         raise BadReplyError(message.error.reason or f"error code {message.error.code}")
     content = message.content
-    if (
-        not {ARRAYS} <= content.array_records.keys()
-        or not {METRICS} <= content.metric_records.keys()
-    ):
+    # Not by `array_records` and its like: those are cycles, which keep a reply's arrays for long.
+    record, figures, told_of = (content.get(name) for name in (ARRAYS, METRICS, CONFIG))
+    if not isinstance(record, ArrayRecord) or not isinstance(figures, MetricRecord):
         raise BadReplyError("the reply lacks its arrays or metrics")
-    told = str(content.config_records.get(CONFIG, ConfigRecord()).get("schema", "none"))
+    told = str(told_of.get("schema", "none")) if isinstance(told_of, ConfigRecord) else "none"
     if told != schemas.fingerprint:
         raise BadReplyError(
             f"schema {told} instead of {schemas.fingerprint}: another model or version"
         )
-    metrics = _metrics(content.metric_records[METRICS])
+    metrics = _metrics(figures)
     examples = metrics.get("examples", 0)
     if examples < 1 or examples != int(examples):
         raise BadReplyError(f"trained on {examples:g} images")
 
-    record = content.array_records[ARRAYS]
     shared = {Role.SHARED.value} if trained else set()
     if record.keys() != shared | limits.keys():
         raise BadReplyError(f"arrays {sorted(record)} instead of {sorted(shared | limits.keys())}")
@@ -94,7 +92,7 @@ def check_reply(
             raise BadReplyError(
                 f"{name} of shape {array.shape} instead of ({least} to {rows}, {width})"
             )
-        contributions[name] = array
+        contributions[name] = array.copy()  # a view may keep the whole reply in Ray's store
     smallest = metrics.get(SMALLEST_CLUSTER, k_min)
     if smallest < k_min and any(map(len, contributions.values())):
         raise BadReplyError(f"rows of {smallest:g} images, privacy.k_min={k_min}")

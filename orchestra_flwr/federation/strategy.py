@@ -169,6 +169,11 @@ class OrchestraStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
+        """:meth:`take` as Flower calls it: returns the next round's arrays and the mean figures."""
+        self.take(server_round, replies)
+        return pack_state(self.method, self.schemas), MetricRecord(dict(self.report.metrics))
+
+    def take(self, server_round: int, replies: Iterable[Message]) -> None:
         """Takes one reply for every client of the cohort, in the cohort's order.
 
         Raises:
@@ -198,9 +203,9 @@ class OrchestraStrategy(Strategy):
         self._demand_success(server_round, len(told))
         if trained:
             self._set_shared_state(mean.mean())
+            del mean  # twice the model's memory, which what follows may need
         self._update_server_state(server_round, contributions)
         self._summarise(told)
-        return pack_state(self.method, self.schemas), MetricRecord(dict(self.report.metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

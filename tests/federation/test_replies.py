@@ -1,8 +1,11 @@
+import weakref
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.federation.inline import identify_process
+from orchestra_flwr.federation.object_store import beside_the_pickle
 from orchestra_flwr.federation.replies import BadReplyError, check_reply
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schema, Schemas, to_record
 
@@ -108,3 +111,13 @@ def test_garbage_bytes_are_a_bad_reply():
     record["shared"].data = b"\x80\x04garbage"
     with pytest.raises(BadReplyError, match="shared cannot be decoded"):
         check(message)
+
+
+def test_nothing_of_a_reply_keeps_its_bytes_once_it_was_added():
+    """A reply lies in Ray's store, whole, for as long as anything looks at it."""
+    message = beside_the_pickle(reply())
+    memory = weakref.ref(message.content)
+    taken = check(message)
+    assert taken.contributions["local_centroids"].base is None
+    del message
+    assert memory() is None  # without the garbage collector
