@@ -1,10 +1,12 @@
-"""When freed memory goes back to the system, where the C library leaves a choice (glibc)."""
+"""When freed memory goes back, where the C library (glibc) and torch leave a choice."""
 
 from __future__ import annotations
 
 import ctypes
 from functools import cache
 from typing import Any
+
+import torch
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt
 NEVER = 2**31 - 1
@@ -22,7 +24,9 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Gives all freed memory back to the system; about as much as a step's activations."""
+    """Gives all freed memory back: to the system, and to a GPU's other processes."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
     if hasattr(_libc(), "malloc_trim"):
         _libc().malloc_trim(0)
 

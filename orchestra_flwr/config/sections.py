@@ -153,7 +153,17 @@ class RayConfig(Section):
     """Ray's virtual client engine."""
 
     workers: int | None = Field(None, ge=1)  # None: as many as the resources hold
-    gpus_per_client: float | None = Field(None, ge=0)  # None: shared evenly by the workers
+    gpus_per_client: float | None = Field(None, ge=0)  # None: by the memory that a client needs
+    address: str | None = Field(None, min_length=1)  # of a cluster to join; None: this machine
+
+    @model_validator(mode="after")
+    def _a_cluster_has_its_own_workers(self) -> Self:
+        if self.address is not None and self.workers is not None:
+            raise ValueError(
+                f"ray.workers={self.workers}: must not be given with ray.address, "
+                "the cluster's resources say how many clients it trains"
+            )
+        return self
 
 
 class LoggingConfig(Section):

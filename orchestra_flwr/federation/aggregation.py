@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
+from orchestra_flwr.federation.wire import as_tensor
 from orchestra_flwr.privacy.updates import clipped_update
+
+BLOCK = 1 << 16  # values that are turned into float64 at once: they stay in the processor's cache
 
 
 class StreamingMean:
@@ -31,7 +34,8 @@ class StreamingMean:
             raise ValueError(f"weights are positive, not {weight}")
         if values.shape != tuple(self._sum.shape):
             raise ValueError(f"expected {tuple(self._sum.shape)}, got {values.shape}")
-        self._sum.add_(torch.from_numpy(np.require(values, requirements="W")), alpha=weight)
+        for part, total in _blocks(as_tensor(values), self._sum):
+            total.add_(part.double(), alpha=weight)
         self._weight += weight
 
     def mean(self) -> np.ndarray:
@@ -42,7 +46,14 @@ class StreamingMean:
         """
         if not self._weight:
             raise ValueError("the mean of nothing")
-        return (self._sum / self._weight).float().numpy()
+        mean = torch.empty(len(self._sum), dtype=torch.float32)
+        for part, total in _blocks(mean, self._sum):
+            part.copy_(total / self._weight)
+        return mean.numpy()
+
+
+def _blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    return zip(*(torch.split(tensor, BLOCK) for tensor in tensors), strict=True)
 
 
 class ClippedMean:

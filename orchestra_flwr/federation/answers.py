@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.federation.client import OrchestraClient
@@ -14,6 +15,7 @@ from orchestra_flwr.federation.wire import (
     CLIENT_FAILED,
     CONFIG,
     METRICS,
+    OUT_OF_MEMORY,
     from_record,
     to_record,
 )
@@ -24,7 +26,17 @@ def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Messag
     try:
         return Message(work(message.content), reply_to=message)
     except Exception as error:
-        return Message(Error(code=CLIENT_FAILED, reason=describe(error)), reply_to=message)
+        short = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        code = OUT_OF_MEMORY if short else CLIENT_FAILED
+        return Message(Error(code=code, reason=describe(error)), reply_to=message)
+
+
+def ran_out_of_memory(reply: Message) -> bool:
+    """Whether a client had too little memory, as it says, or its process was killed by whoever."""
+    if not reply.has_error():
+        return False
+    killed = "ray.exceptions." in (reply.error.reason or "")  # memory is what mostly kills
+    return killed or reply.error.code == OUT_OF_MEMORY
 
 
 def describe(error: Exception) -> str:

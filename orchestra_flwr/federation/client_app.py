@@ -16,6 +16,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.answers import answer, evaluate_reply, train_reply
 from orchestra_flwr.federation.client import OrchestraClient
+from orchestra_flwr.federation.object_store import beside_the_pickle
 from orchestra_flwr.federation.own_state import OwnStateFolder
 from orchestra_flwr.federation.population import Population, load_population
 from orchestra_flwr.federation.wire import CLIENTS, CONFIG, RUN
@@ -35,7 +36,8 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of one client."""
-    return answer(message, lambda content: train_reply(_addressed(content, context), content))
+    done = answer(message, lambda content: train_reply(_addressed(content, context), content))
+    return beside_the_pickle(done)
 
 
 @app.evaluate()

@@ -30,6 +30,9 @@ class StreamingGrid(Grid):
         grid: the grid of a simulation or of a SuperLink.
         window: at most so many messages are under way; None: all at once.
         cancelled: asked while waiting; true ends the wait with :class:`EngineStoppedError`.
+        prepare: may change each message before it is sent.
+        alone: whether a reply's client shall be asked once more, with no other one at work.
+        poll: seconds between two looks for a reply.
     """
 
     def __init__(
@@ -37,10 +40,17 @@ class StreamingGrid(Grid):
         grid: Grid,
         window: int | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        *,
+        prepare: Callable[[Message], None] = lambda message: None,
+        alone: Callable[[Message], bool] = lambda reply: False,
+        poll: float = POLL_SECONDS,
     ) -> None:
         self._grid = grid
         self._window = window
         self._cancelled = cancelled
+        self._prepare = prepare
+        self._alone = alone
+        self._poll = poll
 
     def set_run(self, run: Run) -> None:
         """As the wrapped grid."""
@@ -90,12 +100,35 @@ class StreamingGrid(Grid):
                 message = next(waiting, None)
                 if message is None:
                     break
+                self._prepare(message)
                 ids = list(self._grid.push_messages([message]))
                 under_way.append((ids[0] if ids else None, message))
             if not under_way:
                 return
-            message_id, message = under_way.popleft()
-            yield self._receive(message_id, message, deadline)
+            reply = self._receive(*under_way[0], deadline)
+            _, message = under_way.popleft()
+            if not self._alone(reply):
+                yield reply
+                continue
+            # The others under way end first; their replies wait, at most a window of them.
+            ended = deque([(message, reply)])
+            ended += [(each, self._receive(key, each, deadline)) for key, each in under_way]
+            under_way.clear()
+            while ended:
+                message, reply = ended.popleft()
+                yield self._once_more(message, deadline) if self._alone(reply) else reply
+
+    def _once_more(self, message: Message, deadline: float | None) -> Message:
+        metadata = message.metadata
+        again = Message(
+            message.content,
+            metadata.dst_node_id,
+            metadata.message_type,
+            ttl=metadata.ttl,
+            group_id=metadata.group_id,
+        )
+        ids = list(self._grid.push_messages([again]))
+        return self._receive(ids[0] if ids else None, again, deadline)
 
     def _receive(self, message_id: str | None, message: Message, deadline: float | None) -> Message:
         if message_id is None:
@@ -107,7 +140,7 @@ class StreamingGrid(Grid):
                 raise EngineStoppedError("the engine stopped while clients were at work")
             if deadline is not None and time.monotonic() > deadline:
                 return _failure("no reply within federation.round_timeout", message)
-            time.sleep(POLL_SECONDS)
+            time.sleep(self._poll)
 
 
 def _failure(reason: str, message: Message) -> Message:

@@ -63,7 +63,9 @@ class Judge:
         assert self.dataset is not None
         train, test = self.dataset.train, self.dataset.test
         assert test is not None and train.labels is not None and test.labels is not None
-        encoder = self.encoder(backbone).to(resolve_device(self.config.device))
+        # The machine that joined a cluster need not have what the cluster's machines have.
+        device = "auto" if self.config.ray.address else self.config.device
+        encoder = self.encoder(backbone).to(resolve_device(device))
         try:
             return asdict(
                 evaluate(

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.federation.wire import CONFIG
 
-NODE_WAIT_SECONDS = 180.0  # Ray starts its workers meanwhile
+NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 POLL_SECONDS = 0.5
 GREETING_SECONDS = 15.0  # a round waits so long for the answer of a client that has just come
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.evaluation.similarity import TEMPERATURE, Similarities
 from orchestra_flwr.federation.codec import Form
@@ -64,10 +64,9 @@ def check_reply(
             sizes, values that are not finite, no images, or rows of fewer than `k_min` images.
     """
     content, metrics = _told(message, schemas)
-    if not {ARRAYS} <= content.array_records.keys():
+    record = content.get(ARRAYS)
+    if not isinstance(record, ArrayRecord):
         raise BadReplyError("the reply lacks its arrays")
-
-    record = content.array_records[ARRAYS]
     form = schemas.codec.form(schemas.reply) if trained else {}
     if record.keys() != form.keys() | limits.keys():
         wanted = sorted(form.keys() | limits.keys())
@@ -81,7 +80,7 @@ def check_reply(
             raise BadReplyError(
                 f"{name} of shape {array.shape} instead of ({least} to {rows}, {width})"
             )
-        contributions[name] = array
+        contributions[name] = array.copy()  # a view may keep the whole reply in Ray's store
     smallest = metrics.get(SMALLEST_CLUSTER, k_min)
     if smallest < k_min and any(map(len, contributions.values())):
         raise BadReplyError(f"rows of {smallest:g} images, privacy.k_min={k_min}")
@@ -113,14 +112,16 @@ def _told(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, flo
     if message.has_error():
         raise BadReplyError(message.error.reason or f"error code {message.error.code}")
     content = message.content
-    if not {METRICS} <= content.metric_records.keys():
+    # Not by `metric_records` and its like: those are cycles, which keep a reply's arrays for long.
+    figures, told_of = content.get(METRICS), content.get(CONFIG)
+    if not isinstance(figures, MetricRecord):
         raise BadReplyError("the reply lacks its metrics")
-    told = str(content.config_records.get(CONFIG, ConfigRecord()).get("schema", "none"))
+    told = str(told_of.get("schema", "none")) if isinstance(told_of, ConfigRecord) else "none"
     if told != schemas.fingerprint:
         raise BadReplyError(
             f"schema {told} instead of {schemas.fingerprint}: another model or version"
         )
-    metrics = _metrics(content.metric_records[METRICS])
+    metrics = _metrics(figures)
     examples = metrics.get("examples", 0)
     if examples < 1 or examples != int(examples):
         raise BadReplyError(f"it tells of {examples:g} images")

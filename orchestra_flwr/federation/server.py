@@ -168,7 +168,7 @@ class _Run:
         label = "training" if number > 0 else "first clustering"
         self.progress.round_started(number, len(strategy.report.cohort), label)
         timeout = self.config.federation.round_timeout
-        strategy.aggregate_train(number, self.grid.send_and_receive(messages, timeout=timeout))
+        strategy.take(number, self.grid.send_and_receive(messages, timeout=timeout))
         if strategy.report.server_state_kept:
             self.progress.message(
                 f"round {number}: no client sent centroids: the global ones stay as they are"

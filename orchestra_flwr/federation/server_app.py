@@ -8,8 +8,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from orchestra_flwr.config import load_config
+from orchestra_flwr.federation.answers import ran_out_of_memory
 from orchestra_flwr.federation.grid import StreamingGrid
 from orchestra_flwr.federation.members import SimulatedMembers
+from orchestra_flwr.federation.object_store import Broadcast
 from orchestra_flwr.federation.population import check_population, load_population
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.methods import build_method
@@ -28,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)
     with make_progress(config.logging.progress, config.federation.rounds) as progress:
         progress.message(f"run folder: {folder.path.resolve()}")
-        streaming = StreamingGrid(grid, WINDOW)
+        streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), alone=ran_out_of_memory)
         members = SimulatedMembers(streaming, list(population.parts))
         run_federation(
             streaming, config, members, dataset=population.dataset, folder=folder, progress=progress

@@ -11,27 +11,31 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import class_counts
+from orchestra_flwr.federation.answers import ran_out_of_memory
 from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.grid import StreamingGrid
 from orchestra_flwr.federation.inline import InlineGrid
 from orchestra_flwr.federation.members import SimulatedMembers
+from orchestra_flwr.federation.object_store import Broadcast
 from orchestra_flwr.federation.population import Population
+from orchestra_flwr.federation.resources import available_nodes, ray_backend, worker_count
 from orchestra_flwr.federation.server import run_federation
 from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.reporting import Progress, RunFolder, plot_partition, summary_writer
-from orchestra_flwr.training import resolve_device, usable_cpus
+from orchestra_flwr.training import resolve_device
+
+POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
 
 
 def simulate(
     config: Config, population: Population, folder: RunFolder, progress: Progress
 ) -> dict[str, Any]:
-    """Runs the federation in this machine, by the configuration's engine.
+    """Runs the federation by the configuration's engine.
 
     Returns:
         The summary, as it stands in `summary.json`.
@@ -52,7 +56,12 @@ def simulate(
     if config.engine == "inline":
         return serve(InlineGrid(client_app, clients))
     backend = ray_backend(config)
-    window = worker_count(config) + 2  # enough to keep all workers busy, and bounds the memory
+    workers = worker_count(
+        available_nodes(config),
+        backend["client_resources"]["num_cpus"],
+        backend["client_resources"]["num_gpus"],
+    )
+    window = workers + 2  # enough to keep all workers busy, and bounds the memory
     return _run_ray(clients, backend, window, serve)
 
 
@@ -62,7 +71,8 @@ def check_resources(config: Config) -> None:
     Raises:
         ConfigError: a GPU that is not there, or a package that is not installed.
     """
-    resolve_device(config.device)
+    if config.ray.address is None or config.engine != "ray":
+        resolve_device(config.device)
     if config.logging.tensorboard:
         summary_writer()
     if config.engine == "ray":
@@ -84,41 +94,6 @@ def _plot_split(population: Population, folder: RunFolder) -> None:
     plot_partition(counts, names, folder.path / "partition.png")
 
 
-def worker_count(config: Config) -> int:
-    """Clients that are trained at the same time."""
-    return config.ray.workers or max(1, usable_cpus() // config.training.threads)
-
-
-def ray_backend(config: Config) -> dict[str, Any]:
-    """Flower's backend configuration: one actor for each worker.
-
-    Raises:
-        ConfigError: a GPU is asked for and none is there; Flower would wait for it for ever.
-    """
-    workers = worker_count(config)
-    on_gpu = resolve_device(config.device).type == "cuda"
-    share = config.ray.gpus_per_client
-    if share is None:
-        share = torch.cuda.device_count() / workers if on_gpu else 0.0
-    elif share > 0 and not on_gpu:
-        raise ConfigError(f"ray.gpus_per_client={share:g}: no GPU is used here, only 0 is allowed")
-    return {
-        "client_resources": {
-            "num_cpus": config.training.threads,
-            "num_gpus": share,
-            # A dead actor is started again, and its client tried once more: without these it would
-            # fail that client and, at once, every further one that the pool gives it.
-            "max_restarts": -1,
-            "max_task_retries": 1,
-        },
-        "init_args": {
-            "num_cpus": workers * config.training.threads,
-            "include_dashboard": False,
-            "log_to_driver": False,
-        },
-    }
-
-
 def _run_ray(
     clients: int,
     backend: dict[str, Any],
@@ -134,7 +109,15 @@ def _run_ray(
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            outcome.update(serve(StreamingGrid(grid, window, stopped.is_set)))
+            streaming = StreamingGrid(
+                grid,
+                window,
+                stopped.is_set,
+                prepare=Broadcast(),
+                alone=ran_out_of_memory,
+                poll=POLL_SECONDS,
+            )
+            outcome.update(serve(streaming))
         finally:
             # From here on Ray only tells that it could retry the actors' farewell.
             farewell.enter_context(contextlib.redirect_stdout(io.StringIO()))

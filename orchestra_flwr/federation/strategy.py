@@ -20,9 +20,9 @@ from orchestra_flwr.federation.aggregation import ClippedMean, StreamingMean
 from orchestra_flwr.federation.replies import BadReplyError, Reply, check_reply, check_similarities
 from orchestra_flwr.federation.wire import (
     ARRAYS,
-    CLIENT_FAILED,
     CONFIG,
     SMALLEST_CLUSTER,
+    TOLD_BY_CLIENT,
     Schemas,
     pack_state,
     payload_bytes,
@@ -87,7 +87,7 @@ class RoundReport:
 
 
 def _dropped(client: str, message: Message, reason: BadReplyError) -> Dropped:
-    silent = message.has_error() and message.error.code != CLIENT_FAILED
+    silent = message.has_error() and message.error.code not in TOLD_BY_CLIENT
     return Dropped(client, str(reason), silent)
 
 
@@ -167,6 +167,11 @@ class OrchestraStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
+        """:meth:`take` as Flower calls it: returns the next round's arrays and the mean figures."""
+        self.take(server_round, replies)
+        return pack_state(self.method, self.schemas), MetricRecord(dict(self.report.metrics))
+
+    def take(self, server_round: int, replies: Iterable[Message]) -> None:
         """Takes one reply for every client of the cohort, in the cohort's order.
 
         Raises:
@@ -197,9 +202,9 @@ class OrchestraStrategy(Strategy):
         self._demand_success(server_round, len(told))
         if trained:
             self._set_shared_state(mean.mean(), received)
+            del mean  # twice the model's memory, which what follows may need
         self._update_server_state(server_round, contributions)
         self._summarise(told)
-        return pack_state(self.method, self.schemas), MetricRecord(dict(self.report.metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +39,11 @@ SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its sma
 CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
 RUN = "run"  # of a task: which run this is, where clients keep state
 CLIENTS = "clients"  # of a task: the folder for the clients' state, where they share the disk
+OUT_OF_MEMORY = 102  # the same: what went wrong is that its memory was not enough
+TOLD_BY_CLIENT = {CLIENT_FAILED, OUT_OF_MEMORY}
 FORMAT = 4  # raised whenever messages, or the codes in them, change their meaning
+
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # as_tensor
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Schema:
         """
         if flat.shape != (self.size,):
             raise ValueError(f"expected {self.size} values, got an array {flat.shape}")
-        source = torch.from_numpy(flat.copy() if not flat.flags.writeable else flat)
+        source = as_tensor(flat)
         start = 0
         with torch.no_grad():
             for name, shape in self.entries:
@@ -214,6 +219,11 @@ def _encoded(array: np.ndarray) -> Array:
 def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
     """Flower's record as named numpy arrays."""
     return {name: array.numpy() for name, array in record.items()}
+
+
+def as_tensor(values: np.ndarray) -> Tensor:
+    """A tensor on the same memory, only to be read, as what Ray's object store holds has to be."""
+    return torch.from_numpy(values)
 
 
 def payload_bytes(content: RecordDict) -> int:

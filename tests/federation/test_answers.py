@@ -3,13 +3,21 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from orchestra_flwr.federation import answers
 from orchestra_flwr.federation import client as client_module
 from orchestra_flwr.federation.client import OrchestraClient
 from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, from_record, pack_state
+from orchestra_flwr.federation.wire import (
+    ARRAYS,
+    CLIENT_FAILED,
+    CONFIG,
+    METRICS,
+    OUT_OF_MEMORY,
+    from_record,
+    pack_state,
+)
 
 
 @pytest.fixture
@@ -94,3 +102,29 @@ def test_another_model_is_refused(client):
     content[CONFIG]["schema"] = "other"
     with pytest.raises(ValueError, match="both must run the same version"):
         answers.train_reply(client, content)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), OUT_OF_MEMORY),
+        (MemoryError(), OUT_OF_MEMORY),
+        (RuntimeError("shapes"), CLIENT_FAILED),
+    ],
+)
+def test_a_client_says_that_its_memory_was_not_enough(client, error, code):
+    def work(content):
+        raise error
+
+    reply = answers.answer(Message(message(client), 1, "train"), work)
+    assert reply.error.code == code
+    assert type(error).__name__ in reply.error.reason
+    assert answers.ran_out_of_memory(reply) == (code == OUT_OF_MEMORY)
+
+
+def test_a_killed_process_counts_as_one_without_memory(client):
+    sent = Message(message(client), 1, "train")
+    killed = Error(0, "<class 'ray.exceptions.ActorDiedError'>:<'The actor died'>")
+    assert answers.ran_out_of_memory(Message(killed, reply_to=sent))
+    assert not answers.ran_out_of_memory(Message(Error(0, "late"), reply_to=sent))
+    assert not answers.ran_out_of_memory(Message(RecordDict(), reply_to=sent))

@@ -3,11 +3,13 @@
 import itertools
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from orchestra_flwr.federation.answers import ran_out_of_memory
 from orchestra_flwr.federation.grid import EngineStoppedError, StreamingGrid
 from orchestra_flwr.federation.inline import identify_process
+from orchestra_flwr.federation.wire import OUT_OF_MEMORY
 
 identify_process()
 
@@ -90,3 +92,43 @@ def test_a_dead_engine_ends_the_wait():
     grid = StreamingGrid(ScriptedGrid(silent={1}), None, cancelled=lambda: True)
     with pytest.raises(EngineStoppedError):
         list(grid.send_and_receive(messages(1)))
+
+
+class TightGrid(ScriptedGrid):
+    """Clients run out of memory whenever another one is at work beside them, or always."""
+
+    def __init__(self, hungry, hopeless=()):
+        super().__init__()
+        self.hungry, self.hopeless = hungry, hopeless
+        self.tried: list[int] = []
+
+    def pull_messages(self, message_ids):
+        (key,) = message_ids
+        node = self.sent[key].metadata.dst_node_id
+        beside = [k for k in self.sent if k not in self.pulled and k != key]
+        self.tried.append(node)
+        self.pulled.append(key)
+        crowded = node in self.hungry and (beside or self.tried.count(node) == 1)
+        if crowded or node in self.hopeless:
+            error = Error(code=OUT_OF_MEMORY, reason="OutOfMemoryError")
+            return [Message(error, reply_to=self.sent[key])]
+        return [Message(RecordDict(), reply_to=self.sent[key])]
+
+
+@pytest.mark.parametrize("hungry", [{1}, {3}, {6}, {2, 3}, {1, 2, 3, 4, 5, 6}])
+@pytest.mark.parametrize("window", [1, 3, None])
+def test_who_ran_out_of_memory_is_tried_alone_and_the_order_stays(hungry, window):
+    inner = TightGrid(hungry)
+    grid = StreamingGrid(inner, window, alone=ran_out_of_memory)
+    replies = list(grid.send_and_receive(messages(1, 2, 3, 4, 5, 6)))
+    assert nodes_of(replies) == [1, 2, 3, 4, 5, 6]
+    assert not any(reply.has_error() for reply in replies)
+    assert {node for node in inner.tried if inner.tried.count(node) == 2} == hungry
+
+
+def test_who_runs_out_of_memory_alone_as_well_has_failed():
+    inner = TightGrid(set(), hopeless={2})
+    grid = StreamingGrid(inner, 2, alone=ran_out_of_memory)
+    replies = list(grid.send_and_receive(messages(1, 2, 3)))
+    assert [r.has_error() for r in replies] == [False, True, False]
+    assert inner.tried.count(2) == 2

@@ -1,8 +1,11 @@
+import weakref
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.federation.inline import identify_process
+from orchestra_flwr.federation.object_store import beside_the_pickle
 from orchestra_flwr.federation.replies import BadReplyError, check_reply, check_similarities
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schema, Schemas, to_record
 
@@ -186,3 +189,13 @@ def test_good_scores_are_taken():
 def test_other_scores_are_refused_and_above_all_arrays(message, says):
     with pytest.raises(BadReplyError, match=says):
         check_similarities(message, SCHEMAS)
+
+
+def test_nothing_of_a_reply_keeps_its_bytes_once_it_was_added():
+    """A reply lies in Ray's store, whole, for as long as anything looks at it."""
+    message = beside_the_pickle(reply())
+    memory = weakref.ref(message.content)
+    taken = check(message)
+    assert taken.contributions["local_centroids"].base is None
+    del message
+    assert memory() is None  # without the garbage collector

@@ -1,0 +1,157 @@
+"""What Flower and Ray cost when nobody trains: seconds a round and the server's memory.
+
+    python benchmarks/overhead.py
+
+100 clients, 20 of them a round, on 2 workers; each sends back at once the 94 MB that it got. Ours
+is the whole server as run_sim.py starts it (Orchestra with a ResNet-18, without evaluation);
+stock is Flower's own FedAvg on Flower's own grid with the same bytes in 124 float32 arrays. Each
+side runs in a process of its own, in turn; figures are medians over rounds and repetitions.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+RESULT = Path(__file__).parent / "results" / "overhead.json"
+CLIENTS, COHORT, WORKERS, ARRAYS = 100, 20, 2, 124
+STOCK_BYTES = 94_000_000
+
+
+def ours(rounds: int, folder: Path) -> dict[str, Any]:
+    """The whole server loop."""
+    from dataclasses import replace
+
+    from idle_clients import Clock, app
+
+    from orchestra_flwr.config import load_config
+    from orchestra_flwr.federation import simulation
+    from orchestra_flwr.federation.population import Population, load_population
+    from orchestra_flwr.reporting import RunFolder
+
+    config = load_config([
+        "model=resnet18", "model.width=64", "device=cpu", f"federation.clients={CLIENTS}",
+        f"federation.participation={COHORT / CLIENTS}", f"federation.rounds={rounds}",
+        "partition=iid", f"ray.workers={WORKERS}", f"run_dir={folder / 'run'}",
+    ])  # fmt: skip
+    population = load_population(config)
+    unlabelled = replace(population.dataset.train, labels=None)  # nothing to evaluate with
+    population = Population(replace(population.dataset, train=unlabelled), population.parts)
+    simulation.client_app = app
+    clock = Clock(rounds)
+    simulation.simulate(config, population, RunFolder.create(config), clock)
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    trained = [json.loads(line) for line in lines][1:]
+    assert all(record["clients"]["ok"] == COHORT for record in trained)
+    return {
+        **clock.told(),
+        "exchange": [record["seconds"] for record in trained],
+        "mb_down": trained[-1]["bytes_down"] / COHORT / 1e6,
+    }
+
+
+def stock(rounds: int, folder: Path) -> dict[str, Any]:
+    """Flower as it comes."""
+    import numpy as np
+    from flwr.app import ArrayRecord, Context, MetricRecord
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+    from idle_clients import Clock
+    from stock_clients import app
+
+    size = STOCK_BYTES // 4 // ARRAYS
+    arrays = [np.full(size, i, np.float32) for i in range(ARRAYS)]
+    clock, server = Clock(rounds), ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        def evaluate(round_: int, arrays: ArrayRecord) -> MetricRecord:
+            clock.tick()  # after every round; before the first one as round 0
+            return MetricRecord()
+
+        strategy = FedAvg(COHORT / CLIENTS, 0.0, min_available_nodes=CLIENTS)
+        strategy.start(grid, ArrayRecord(arrays), num_rounds=rounds, evaluate_fn=evaluate)
+
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    init = {"num_cpus": WORKERS, "include_dashboard": False, "log_to_driver": False}
+    run_simulation(server, app, CLIENTS, "ray", {"client_resources": resources, "init_args": init})
+    told = clock.told()
+    # The first round waits for Ray's workers to start; ours has its round 0 for that.
+    return {
+        **{k: v[1:] if isinstance(v, list) else v for k, v in told.items()},
+        "mb_down": STOCK_BYTES / 1e6,
+    }
+
+
+def measure(side: str, rounds: int) -> dict[str, Any]:
+    """One side in a process of its own."""
+    from idle_clients import in_own_process
+
+    return {"side": side, **in_own_process(__file__, side=side, rounds=rounds)}
+
+
+def figures(results: list[dict[str, Any]], side: str) -> dict[str, float]:
+    """Medians of one side over all rounds of all repetitions; the worst memory."""
+    runs = [each for each in results if each["side"] == side]
+
+    def median(name: str) -> float:
+        return statistics.median(value for run in runs for value in run[name])
+
+    return {
+        "overhead_s": median("exchange" if side == "ours" else "wall"),
+        "round_s": median("wall"),
+        "server_cpu_s": median("server_cpu"),
+        "all_cpu_s": median("all_cpu"),
+        "rss_gb": max(run["rss_gb"] for run in runs),
+        "mb_down": runs[-1]["mb_down"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--side", choices=("ours", "stock"))
+    parser.add_argument("--folder", type=Path)
+    arguments = parser.parse_args()
+    if arguments.side and arguments.folder:
+        from idle_clients import print_json
+
+        side = ours if arguments.side == "ours" else stock
+        print_json(side(arguments.rounds, arguments.folder))
+        return
+    from orchestra_flwr.reporting import environment
+
+    sides = [arguments.side] if arguments.side else ["stock", "ours"]
+    results = [measure(s, arguments.rounds) for _ in range(arguments.repeat) for s in sides]
+    told = {side: figures(results, side) for side in sides}
+    print("| side | MB down a client | s a round | with checkpoint | CPU s, server | CPU s, all "
+          "| server RSS, GB |\n|---|---|---|---|---|---|---|")  # fmt: skip
+    for side, one in told.items():
+        print(
+            f"| {side} | {one['mb_down']:.1f} | {one['overhead_s']:.2f} | {one['round_s']:.2f} "
+            f"| {one['server_cpu_s']:.2f} | {one['all_cpu_s']:.2f} | {one['rss_gb']:.2f} |"
+        )
+    if arguments.side:
+        return
+    written = {
+        "environment": {
+            "measured": time.strftime("%Y-%m-%d"), "load": os.getloadavg(), **environment()
+        },
+        "overhead_s": told["ours"]["overhead_s"],
+        "server_rss_gb": told["ours"]["rss_gb"],
+        "stock_overhead_s": told["stock"]["overhead_s"],
+        "stock_rss_gb": told["stock"]["rss_gb"],
+        "sides": told,
+        "results": results,
+    }  # fmt: skip
+    arguments.output.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

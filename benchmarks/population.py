@@ -1,0 +1,115 @@
+"""What a larger population costs when the same number of clients is asked.
+
+    python benchmarks/population.py
+
+50 clients a round out of 100 and out of 1,000, each of 14 images and one small local epoch, on 2
+workers: seconds a round and the server's memory. `population_ratio` is the worse of the two
+ratios (1: no cost).
+Each run is a process of its own, in turn; seconds are medians over rounds and repetitions.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+RESULT = Path(__file__).parent / "results" / "population.json"
+COHORT, WORKERS, IMAGES = 50, 2, 14
+
+
+def run(clients: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """One federation of so many clients."""
+    from dataclasses import replace
+
+    import numpy as np
+    from idle_clients import Clock
+
+    from orchestra_flwr.config import load_config
+    from orchestra_flwr.federation.population import Population, load_population
+    from orchestra_flwr.federation.simulation import simulate
+    from orchestra_flwr.reporting import RunFolder
+
+    config = load_config([
+        "model.width=8", "model.projector_dim=16", "device=cpu", f"federation.clients={clients}",
+        f"federation.participation={COHORT / clients}", f"federation.rounds={rounds}",
+        "clustering.global_clusters=4", "clustering.local_clusters=2", "clustering.memory=16",
+        "training.local_epochs=1", "partition=iid", f"ray.workers={WORKERS}",
+        f"run_dir={folder / 'run'}",
+    ])  # fmt: skip
+    population = load_population(config)
+    labelled = population.dataset.train
+    # The same work whatever the population; its parts overlap where there are more than images.
+    parts = {
+        str(client): np.sort(np.arange(IMAGES * client, IMAGES * (client + 1)) % len(labelled))
+        for client in range(clients)
+    }
+    unlabelled = replace(labelled, labels=None)  # nothing to evaluate with
+    dataset = replace(population.dataset, train=unlabelled)
+    clock = Clock(rounds)
+    simulate(config, Population(dataset, parts), RunFolder.create(config), clock)
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    trained = [json.loads(line) for line in lines][1:]
+    assert all(record["clients"]["ok"] == COHORT for record in trained)
+    return {
+        **clock.told(),
+        "exchange": [record["seconds"] for record in trained],
+        "client_s": [record["clients"]["mean_seconds"] for record in trained],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--clients", type=int)
+    parser.add_argument("--folder", type=Path)
+    arguments = parser.parse_args()
+    from idle_clients import in_own_process, print_json
+
+    if arguments.clients:
+        print_json(run(arguments.clients, arguments.rounds, arguments.folder))
+        return
+    from orchestra_flwr.reporting import environment
+
+    results = [
+        {"clients": clients, **in_own_process(__file__, clients=clients, rounds=arguments.rounds)}
+        for _ in range(arguments.repeat)
+        for clients in (100, 1000)
+    ]
+
+    def figures(clients: int) -> dict[str, float]:
+        runs = [one for one in results if one["clients"] == clients]
+        told = {
+            name: statistics.median(value for one in runs for value in one[name])
+            for name in ("exchange", "all_cpu", "server_cpu", "client_s")
+        }
+        return {**told, "rss_gb": min(one["rss_gb"] for one in runs)}
+
+    told = {clients: figures(clients) for clients in (100, 1000)}
+    print("| clients | s a round | CPU s, server | CPU s, all | server RSS, GB |\n"
+          "|---|---|---|---|---|")  # fmt: skip
+    for clients, one in told.items():
+        print(
+            f"| {clients} | {one['exchange']:.2f} | {one['server_cpu']:.2f} | {one['all_cpu']:.2f} "
+            f"| {one['rss_gb']:.3f} |"
+        )
+    ratios = {name: told[1000][name] / told[100][name] for name in ("exchange", "rss_gb")}
+    written = {
+        "environment": {
+            "measured": time.strftime("%Y-%m-%d"), "load": os.getloadavg(), **environment()
+        },
+        "population_ratio": max(ratios.values()),
+        "ratios": ratios,
+        "populations": told,
+        "results": results,
+    }  # fmt: skip
+    print(f"population_ratio {written['population_ratio']:.3f}")
+    arguments.output.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

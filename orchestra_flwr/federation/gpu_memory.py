@@ -1,0 +1,105 @@
+"""How much of a GPU a client needs: measured by training one batch in a process of its own.
+
+    python -m orchestra_flwr.federation.gpu_memory < config.json
+
+A process of its own, because a CUDA context takes hundreds of megabytes, which the server's process
+would keep, and because what it needs itself is part of the answer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from functools import lru_cache
+
+import torch
+
+from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.methods import build_method
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import resolve_device, train_round
+
+RESERVE = 1.15  # what is measured varies: by cuDNN's choice of algorithms, by fragmentation
+STEP = 0.01  # shares are rounded up to it: Ray counts in steps of 0.0001
+
+
+def share_of(needed: int, total: int) -> float:
+    """The fraction of a GPU that holds a client, rounded up, with a reserve.
+
+    Args:
+        needed: bytes that a client's process takes at its peak.
+        total: bytes of the GPU.
+
+    Raises:
+        ConfigError: the client does not fit even alone.
+    """
+    if needed > total:
+        raise ConfigError(
+            f"device=cuda: a client needs {needed / 1e9:.1f} GB, the GPU has {total / 1e9:.1f} GB; "
+            "a smaller training.batch_size or model.width, or device=cpu may help"
+        )
+    return min(1.0, math.ceil(needed * RESERVE / total / STEP) * STEP)
+
+
+def measured_share(config: Config) -> float:
+    """:func:`share_of` what a client of this configuration takes on the first GPU.
+
+    Raises:
+        ConfigError: the client does not fit, or its process fails.
+    """
+    return _measured_share(config.to_json())
+
+
+@lru_cache(maxsize=1)
+def _measured_share(config_json: str) -> float:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestra_flwr.federation.gpu_memory"],
+        input=config_json, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
+        raise ConfigError(
+            f"ray.gpus_per_client: a client's memory cannot be measured, give it: {last}"
+        )
+    needed, total = map(int, done.stdout.split()[-2:])
+    return share_of(needed, total)
+
+
+def train_a_batch(config: Config) -> None:
+    """What a client does in a round, with the images of one batch."""
+    population = load_population(config)
+    device = resolve_device(config.device)
+    everything = population.dataset.train.images.to(device)  # as every worker keeps them
+    images = everything[: config.training.batch_size]
+    method = build_method(config, images.shape[1]).to(device)
+    training = config.training.model_copy(update={"local_epochs": 1})
+    train_round(method, images, training, config.data.augmentation, ClientSeed(0, 1, "0"))
+
+
+def main() -> None:
+    """Prints the bytes by which training made the GPU fuller, and the GPU's bytes."""
+    config = Config.from_json(sys.stdin.read())
+    before = _free_bytes()
+    train_a_batch(config)
+    # By the driver: context, libraries, and the blocks that torch's allocator keeps after a peak.
+    free, total = torch.cuda.mem_get_info()
+    print(before - free, total)
+
+
+def _free_bytes() -> int:
+    """Of the first visible GPU, before this process has a context on it."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    query = [
+        "nvidia-smi",
+        f"--id={gpu}",
+        "--query-gpu=memory.free",
+        "--format=csv,noheader,nounits",
+    ]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) << 20
+
+
+if __name__ == "__main__":
+    main()

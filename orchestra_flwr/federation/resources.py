@@ -1,0 +1,131 @@
+"""What a run on Ray may use: this machine's cores and GPUs, or a cluster's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.federation.gpu_memory import measured_share
+from orchestra_flwr.training import resolve_device, usable_cpus
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine: its CPU cores and its GPUs, as Ray counts them."""
+
+    cpus: float
+    gpus: float
+
+
+def available_nodes(config: Config) -> list[Node]:
+    """The machines on which clients are trained; joins the cluster of `ray.address`.
+
+    Raises:
+        ConfigError: the cluster cannot be joined, or a GPU is asked for that is not there.
+    """
+    if config.ray.address is not None:
+        nodes = _cluster_nodes(config.ray.address)
+        if config.device.startswith("cuda") and not any(node.gpus for node in nodes):
+            raise ConfigError(
+                f"device={config.device}: no machine of ray.address={config.ray.address} has a GPU"
+            )
+        return nodes
+    threads = config.training.threads
+    cores = config.ray.workers * threads if config.ray.workers else max(usable_cpus(), threads)
+    on_gpu = resolve_device(config.device).type == "cuda"
+    return [Node(cores, torch.cuda.device_count() if on_gpu else 0)]
+
+
+def worker_count(nodes: Iterable[Node], threads: int, share: float) -> int:
+    """Clients that are trained at the same time, counted as Flower's engine does.
+
+    Args:
+        nodes: the machines.
+        threads: cores that a client takes.
+        share: fraction of a GPU that a client takes; 0: none.
+    """
+    return sum(
+        min(int(node.cpus / threads), int(node.gpus / share) if share else sys.maxsize)
+        for node in nodes
+    )
+
+
+def gpu_share(config: Config, nodes: list[Node]) -> float:
+    """Fraction of a GPU that each client takes.
+
+    It is `ray.gpus_per_client`, else what a client's memory needs, but never less than an even
+    share of the GPUs among as many clients as a machine has cores for.
+
+    Raises:
+        ConfigError: a share of GPUs that are not there, or a client that no GPU can hold.
+    """
+    share = config.ray.gpus_per_client
+    gpus = [node for node in nodes if node.gpus and config.device != "cpu"]
+    if share is not None:
+        if share > 0 and not gpus:
+            raise ConfigError(
+                f"ray.gpus_per_client={share:g}: no GPU is used here, only 0 is allowed"
+            )
+        return share
+    if not gpus:
+        return 0.0
+    even = max(node.gpus / max(1, int(node.cpus / config.training.threads)) for node in gpus)
+    # A cluster's GPUs are elsewhere: there, nothing can be measured before the first client.
+    return min(1.0, even) if config.ray.address else max(min(1.0, even), measured_share(config))
+
+
+def ray_backend(config: Config) -> dict[str, Any]:
+    """Flower's backend configuration: one actor for each worker.
+
+    Raises:
+        ConfigError: resources that are not there; Flower would wait for them for ever.
+    """
+    nodes = available_nodes(config)
+    threads = config.training.threads
+    share = gpu_share(config, nodes)
+    if not worker_count(nodes, threads, share):
+        raise ConfigError(
+            f"training.threads={threads}: no machine of ray.address={config.ray.address} has "
+            f"that many cores and {share:g} of a GPU"
+        )
+    init_args: dict[str, Any] = {"log_to_driver": False}
+    if config.ray.address is None:
+        init_args |= {"num_cpus": int(nodes[0].cpus), "include_dashboard": False}
+    return {
+        "client_resources": {
+            "num_cpus": threads,
+            "num_gpus": share,
+            # A dead actor is started again, and its client tried once more: without these it would
+            # fail that client and, at once, every further one that the pool gives it.
+            "max_restarts": -1,
+            "max_task_retries": 1,
+        },
+        "init_args": init_args,
+    }
+
+
+def _cluster_nodes(address: str) -> list[Node]:
+    import ray
+
+    if not ray.is_initialized():
+        paths = os.pathsep.join(sys.path)  # as Flower tells it to Ray that it starts itself
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                runtime_env={"env_vars": {"PYTHONPATH": paths}},
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"ray.address={address}: cannot join the cluster: {reason}") from None
+    return [
+        Node(node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0))
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    ]
