@@ -61,9 +61,7 @@ def _measured_share(config_json: str) -> float:
     )  # fmt: skip
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
-        raise ConfigError(
-            f"ray.gpus_per_client: a client's memory cannot be measured, give it: {last}"
-        )
+        raise ConfigError(f"ray.gpus_per_client: cannot be measured here, give it: {last}")
     needed, total = map(int, done.stdout.split()[-2:])
     return share_of(needed, total)
 
@@ -92,12 +90,8 @@ def main() -> None:
 def _free_bytes() -> int:
     """Of the first visible GPU, before this process has a context on it."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    query = [
-        "nvidia-smi",
-        f"--id={gpu}",
-        "--query-gpu=memory.free",
-        "--format=csv,noheader,nounits",
-    ]
+    query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.free"]
+    query.append("--format=csv,noheader,nounits")  # in MiB
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) << 20
 
 

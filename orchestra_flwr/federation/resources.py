@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -110,10 +111,22 @@ def ray_backend(config: Config) -> dict[str, Any]:
     }
 
 
+def _check_port(address: str) -> None:
+    """Asks for an answer first: Ray itself tries for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        return  # auto, or an address for a client of Ray's
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ConfigError(f"ray.address={address}: nothing answers there: {error}") from None
+
+
 def _cluster_nodes(address: str) -> list[Node]:
     import ray
 
     if not ray.is_initialized():
+        _check_port(address)
         paths = os.pathsep.join(sys.path)  # as Flower tells it to Ray that it starts itself
         try:
             ray.init(
