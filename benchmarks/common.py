@@ -1,6 +1,7 @@
 """What the benchmarks share: timing that takes turns, and results with the machine beside them."""
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ import torch
 
 from orchestra_flwr.reporting import environment
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("ORCHESTRA_RESULTS", Path(__file__).parent / "results"))
 
 
 def in_turns(
@@ -31,7 +32,7 @@ def in_turns(
 
 
 def write(name: str, result: Mapping[str, Any]) -> None:
-    """Writes `results/<name>.json`."""
+    """Writes `results/<name>.json` (or to the folder that ORCHESTRA_RESULTS names)."""
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps({"environment": environment(), **result}, indent=2)
     (RESULTS / f"{name}.json").write_text(text + "\n")

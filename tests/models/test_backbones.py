@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -48,3 +50,20 @@ def test_convolutions_never_reorder_what_they_read(name):
     backbone(torch.randn(4, 3, 16, 16))
     assert len(layouts) >= 4
     assert all(layouts)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnet"])
+def test_channels_last_computes_the_same(name):
+    """Features and gradients of plainly laid out weights, within float32's rounding."""
+    fast = build_backbone(ModelConfig(name=name, width=16), channels=3)
+    plain = copy.deepcopy(fast).to(memory_format=torch.contiguous_format)
+    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    features = [backbone(images) for backbone in (fast, plain)]
+    torch.testing.assert_close(*features, atol=1e-4, rtol=1e-4)
+    wanted = torch.randn(features[0].shape, generator=torch.Generator().manual_seed(1))
+    for each in features:
+        (each * wanted).sum().backward()
+    mine, theirs = (
+        torch.cat([p.grad.reshape(-1) for p in backbone.parameters()]) for backbone in (fast, plain)
+    )
+    assert (mine - theirs).norm() <= 1e-3 * theirs.norm()
