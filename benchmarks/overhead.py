@@ -53,6 +53,28 @@ def ours(rounds: int, folder: Path) -> dict[str, Any]:
     }
 
 
+def step_seconds() -> float:
+    """Seconds of one local step of the same model, batch 16, on one thread: what a client trains."""
+    import torch
+
+    from orchestra_flwr.config import load_config
+    from orchestra_flwr.methods import build_method
+    from orchestra_flwr.seeding import ClientSeed
+    from orchestra_flwr.training import torch_threads, train_round
+
+    config = load_config(["data=cifar10", "device=cpu", "training.local_epochs=1"])
+    images = torch.zeros(16 * 6, 3, 32, 32, dtype=torch.uint8)
+    method = build_method(config, 3)
+    with torch_threads(1):
+        seconds = []
+        for count in (16, 16 * 6):
+            started = time.perf_counter()
+            train_round(method, images[:count], config.training, config.data.augmentation,
+                        ClientSeed(0, 1, "0"))  # fmt: skip
+            seconds.append(time.perf_counter() - started)
+    return (seconds[1] - seconds[0]) / 5  # without what a round costs once
+
+
 def stock(rounds: int, folder: Path) -> dict[str, Any]:
     """Flower as it comes."""
     import numpy as np
@@ -147,6 +169,7 @@ def main() -> None:
         "server_rss_gb": told["ours"]["rss_gb"],
         "stock_overhead_s": told["stock"]["overhead_s"],
         "stock_rss_gb": told["stock"]["rss_gb"],
+        "step_s": step_seconds(),
         "sides": told,
         "results": results,
     }  # fmt: skip

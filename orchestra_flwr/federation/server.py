@@ -46,6 +46,7 @@ def run_federation(
     dataset: Dataset | None,
     folder: RunFolder,
     progress: Progress,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Runs or resumes a whole federation and leaves a complete run folder.
 
@@ -56,6 +57,7 @@ def run_federation(
         dataset: the server's own images, to judge the encoders with; None if it has none.
         folder: where everything is written; a checkpoint in it is continued.
         progress: what a person sees.
+        workers: clients that are trained at the same time, where that is known.
 
     Returns:
         The summary, as it stands in `summary.json`.
@@ -64,7 +66,15 @@ def run_federation(
         FederationError: too few clients answered well, or the run cannot be stored or resumed.
     """
     try:
-        run = _Run(grid, config, members, dataset=dataset, folder=folder, progress=progress)
+        run = _Run(
+            grid,
+            config,
+            members,
+            dataset=dataset,
+            folder=folder,
+            progress=progress,
+            workers=workers,
+        )
         return run.run()
     except (OSError, SafetensorError) as error:
         raise FederationError(f"cannot write the run folder {folder.path}: {error}") from error
@@ -80,12 +90,14 @@ class _Run:
         dataset: Dataset | None,
         folder: RunFolder,
         progress: Progress,
+        workers: int | None,
     ) -> None:
         self.grid = grid
         self.config = config
         self.members = members
         self.folder = folder
         self.progress = progress
+        self.workers = workers
         self.method = build_method(config, config.data.channels)
         self.backbones = kept_first(self.method, config.evaluation.backbone)
         self.noisy = config.privacy.noise_multiplier > 0
@@ -135,6 +147,8 @@ class _Run:
         if self.noisy and number > 0:
             drawn = drawn_once_more(drawn, report.population, len(report.cohort))
         record = _record(number, report, seconds, scores)
+        if self.workers and exchanged:
+            record["overhead"] = _overhead(report, seconds, self.workers)
         record |= self._privacy(drawn) if drawn or self.releases else {}
         self.folder.append_metrics(record)
         position = Position(
@@ -301,6 +315,14 @@ def _record(
 
 def _with_prefix(metrics: dict[str, float], prefix: str) -> dict[str, float]:
     return {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
+
+
+def _overhead(report: RoundReport, seconds: float, workers: int) -> float:
+    """The fraction of the workers' time in a round in which no client was at work.
+
+    A cohort that is no multiple of the workers leaves some of them without a client at the end.
+    """
+    return 1 - report.client_seconds / (workers * seconds)
 
 
 def _update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float] | str:

@@ -46,15 +46,21 @@ def simulate(
     """
     _plot_split(population, folder)
 
-    def serve(grid: Grid) -> dict[str, Any]:
+    def serve(grid: Grid, workers: int) -> dict[str, Any]:
         members = SimulatedMembers(grid, list(population.parts))
         return run_federation(
-            grid, config, members, dataset=population.dataset, folder=folder, progress=progress
+            grid,
+            config,
+            members,
+            dataset=population.dataset,
+            folder=folder,
+            progress=progress,
+            workers=workers,
         )
 
     clients = len(population.parts)
     if config.engine == "inline":
-        return serve(InlineGrid(client_app, clients))
+        return serve(InlineGrid(client_app, clients), 1)
     backend = ray_backend(config)
     workers = worker_count(
         available_nodes(config),
@@ -62,7 +68,7 @@ def simulate(
         backend["client_resources"]["num_gpus"],
     )
     window = workers + 2  # enough to keep all workers busy, and bounds the memory
-    return _run_ray(clients, backend, window, serve)
+    return _run_ray(clients, backend, window, lambda grid: serve(grid, workers))
 
 
 def check_resources(config: Config) -> None:

@@ -65,6 +65,7 @@ class RoundReport:
         bytes_down: of arrays sent to clients.
         bytes_up: of arrays received.
         server_seconds: spent on the server's state.
+        client_seconds: of all clients together, as they tell them.
     """
 
     cohort: tuple[str, ...]
@@ -79,6 +80,7 @@ class RoundReport:
     bytes_down: int = 0
     bytes_up: int = 0
     server_seconds: float = 0.0
+    client_seconds: float = 0.0
 
     @property
     def smallest_cluster(self) -> int | None:
@@ -193,6 +195,7 @@ class OrchestraStrategy(Strategy):
             if reply.shared is not None:
                 mean.add(reply.shared, weight)
             told.append((weight, reply.metrics))
+            self.report.client_seconds += reply.metrics.get("seconds", 0.0)
             for name, array in reply.contributions.items():
                 contributions[name].append(array)
             if SMALLEST_CLUSTER in reply.metrics:

@@ -41,13 +41,14 @@ def run(config, app=client_app, folder=None):
         return federate(config, folder, progress, app), folder
 
 
-def federate(config, folder, progress, app=client_app):
+def federate(config, folder, progress, app=client_app, workers=None):
     population = load_population(config)
     grid = InlineGrid(app, len(population.parts))
     members = SimulatedMembers(grid, list(population.parts))
     return run_federation(
-        grid, config, members, dataset=population.dataset, folder=folder, progress=progress
-    )
+        grid, config, members, dataset=population.dataset, folder=folder, progress=progress,
+        workers=workers,
+    )  # fmt: skip
 
 
 def meddling(change):
@@ -646,3 +647,19 @@ def test_the_backbone_to_keep_can_be_chosen(config):
 def test_a_backbone_that_the_method_does_not_have_is_refused(tiny):
     with pytest.raises(ConfigError, match="evaluation.backbone=x: must be null or one of target"):
         build_method(tiny("evaluation.backbone=x"), 1)
+
+        check_contributions(given, load_population(given), build_method(given, 1))
+
+
+def test_the_share_of_a_round_in_which_nobody_trains_is_told(config):
+    """Every client says that it worked for 3 s of a round in which four workers had far less."""
+
+    def change(client, round_, reply):
+        reply.content[METRICS]["seconds"] = 3.0
+
+    folder = RunFolder.create(config())
+    with make_progress("off", 2) as progress:
+        federate(config(), folder, progress, meddling(change), workers=4)
+    for record in folder.read_metrics():
+        asked = record["clients"]["ok"]
+        assert record["overhead"] == pytest.approx(1 - 3 * asked / (4 * record["seconds"]))

@@ -1,0 +1,55 @@
+"""What rounds of 10,000 and of 1,000,000 clients would take, from what was measured.
+
+    python benchmarks/projection.py
+
+Reads results/overhead.json and results/population.json and measures nothing: every figure is a
+measured cost times a count. Costs of the server are CPU seconds of one core.
+"""
+
+import json
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "results"
+COHORTS = {  # population -> clients a round: half of them, as in the paper, and a usual fixed number
+    100: (50,),
+    10_000: (5_000, 500),
+    1_000_000: (500_000, 500),
+}
+LINK = 10e9 / 8  # bytes a second of the server's network, both ways: 10 Gbit/s
+STEPS = 320  # of a client a round in the paper's run: 10 epochs of 500 images, batch 16
+WORKERS = 2  # of the measurement
+COHORT = 20
+
+
+def main() -> None:
+    overhead = json.loads((FOLDER / "overhead.json").read_text())
+    population = json.loads((FOLDER / "population.json").read_text())
+    ours = overhead["sides"]["ours"]
+    a_reply = ours["server_cpu_s"] / COHORT
+    small, large = (population["populations"][key]["server_cpu"] for key in ("100", "1000"))
+    registered = max(0.0, (large - small) / 900)
+
+    client = STEPS * overhead["step_s"]
+    lost = WORKERS * ours["overhead_s"] / COHORT
+    share = lost / (lost + client)
+    print(f"a client of the paper's run trains {client:.0f} s on one core and costs {lost:.2f} s: "
+          f"{100 * share:.2f} % of a round is not training")  # fmt: skip
+    print(f"server: {1e3 * a_reply:.0f} ms of CPU a reply of {ours['mb_down']:.0f} MB, "
+          f"{1e3 * registered:.2f} ms a registered client a round\n")  # fmt: skip
+    print("| clients | a round | GB each way | s at 10 Gbit/s | server CPU s, replies | "
+          "server CPU s, registered clients | first to give way |\n|---|---|---|---|---|---|---|")  # fmt: skip
+    for clients, cohorts in COHORTS.items():
+        for cohort in cohorts:
+            size = cohort * ours["mb_down"] * 1e6
+            costs = {
+                "network": size / LINK,
+                "adding replies, one after another": cohort * a_reply,
+                "Flower's table of clients": clients * registered,
+            }
+            network, replies, table = costs.values()
+            print(f"| {clients:,} | {cohort:,} | {size / 1e9:,.1f} | {network:,.1f} "
+                  f"| {replies:,.1f} | {table:,.1f} | {max(costs, key=costs.__getitem__)} |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
