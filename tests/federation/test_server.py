@@ -648,8 +648,6 @@ def test_a_backbone_that_the_method_does_not_have_is_refused(tiny):
     with pytest.raises(ConfigError, match="evaluation.backbone=x: must be null or one of target"):
         build_method(tiny("evaluation.backbone=x"), 1)
 
-        check_contributions(given, load_population(given), build_method(given, 1))
-
 
 def test_the_share_of_a_round_in_which_nobody_trains_is_told(config):
     """Every client says that it worked for 3 s of a round in which four workers had far less."""
