@@ -54,7 +54,7 @@ def ours(rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def step_seconds() -> float:
-    """Seconds of one local step of the same model, batch 16, on one thread: what a client trains."""
+    """Seconds of one local step of the same model, batch 16, on one thread."""
     import torch
 
     from orchestra_flwr.config import load_config

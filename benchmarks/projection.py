@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "results"
-COHORTS = {  # population -> clients a round: half of them, as in the paper, and a usual fixed number
+COHORTS = {  # population -> clients a round: half of them, as in the paper, and 500
     100: (50,),
     10_000: (5_000, 500),
     1_000_000: (500_000, 500),
@@ -36,8 +36,8 @@ def main() -> None:
           f"{100 * share:.2f} % of a round is not training")  # fmt: skip
     print(f"server: {1e3 * a_reply:.0f} ms of CPU a reply of {ours['mb_down']:.0f} MB, "
           f"{1e3 * registered:.2f} ms a registered client a round\n")  # fmt: skip
-    print("| clients | a round | GB each way | s at 10 Gbit/s | server CPU s, replies | "
-          "server CPU s, registered clients | first to give way |\n|---|---|---|---|---|---|---|")  # fmt: skip
+    print("| clients | a round | GB each way | s at 10 Gbit/s | CPU s, replies | CPU s, registered "
+          "| first to give way |\n|---|---|---|---|---|---|---|")  # fmt: skip
     for clients, cohorts in COHORTS.items():
         for cohort in cohorts:
             size = cohort * ours["mb_down"] * 1e6
@@ -48,7 +48,8 @@ def main() -> None:
             }
             network, replies, table = costs.values()
             print(f"| {clients:,} | {cohort:,} | {size / 1e9:,.1f} | {network:,.1f} "
-                  f"| {replies:,.1f} | {table:,.1f} | {max(costs, key=costs.__getitem__)} |")  # fmt: skip
+                  f"| {replies:,.1f} | {table:,.1f} "
+                  f"| {max(costs, key=costs.__getitem__)} |")  # fmt: skip
 
 
 if __name__ == "__main__":
