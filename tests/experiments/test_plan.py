@@ -1,4 +1,5 @@
 from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -12,9 +13,17 @@ from orchestra_flwr.experiments import (
 )
 from orchestra_flwr.methods import METHODS
 
+SELDOM = {(name, "paper") for name in experiment_names()} - {("table1", "paper")}
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", experiment_names())
+
+# A row takes .15 s: the paper's many are composed where minutes do not matter, but for one table.
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        pytest.param(name, scale, marks=[pytest.mark.slow] if (name, scale) in SELDOM else [])
+        for name, scale in product(experiment_names(), SCALES)
+    ],
+)
 def test_every_row_composes_and_its_method_takes_its_options(name, scale):
     plan, configs = make_plan(name, scale, seeds=[0])
     assert plan.rows and {row.run for row in plan.rows} == configs.keys()
