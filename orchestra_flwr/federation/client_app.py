@@ -1,4 +1,4 @@
-"""Flower's ClientApp of a simulation: each node holds a partition of one data set.
+"""Flower's ClientApp of a simulation: a node is whichever client it is asked to be.
 
 Lives in an importable module so that a worker process keeps its caches between messages.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -25,27 +25,24 @@ app = ClientApp()
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Tells the server which partition this node holds: node ids are random and unordered."""
-    told = ConfigRecord({"partition-id": int(context.node_config["partition-id"])})
-    return Message(RecordDict({CONFIG: told}), reply_to=message)
+    """Shows that this simulation's workers have started."""
+    return Message(RecordDict(), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """One round of one client."""
+    """One round of the client that the message names."""
 
     def work(content: RecordDict) -> RecordDict:
-        config_json = str(content.config_records[CONFIG]["config"])
-        client = _client(config_json, int(context.node_config["partition-id"]))
-        return train_reply(client, content)
+        task = content.config_records[CONFIG]
+        return train_reply(_client(str(task["config"]), str(task["client"])), content)
 
     return beside_the_pickle(answer(message, work))
 
 
-def _client(config_json: str, partition_id: int) -> OrchestraClient:
+def _client(config_json: str, name: str) -> OrchestraClient:
     population, images = _population(config_json)
-    name, part = list(population.parts.items())[partition_id]
-    chosen = torch.from_numpy(part).to(images.device)
+    chosen = torch.from_numpy(population.parts[name]).to(images.device)
     return OrchestraClient(Config.from_json(config_json), name, images[chosen])
 
 

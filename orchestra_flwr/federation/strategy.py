@@ -154,12 +154,18 @@ class OrchestraStrategy(Strategy):
             "round": server_round,
             "train": server_round > 0,
         }
-        tasks = {may: ConfigRecord({**task, "contribute": may}) for may in (True, False)}
         self.report.bytes_down = payload_bytes(RecordDict({ARRAYS: arrays})) * len(cohort)
         return [
             Message(
                 # One copy of the arrays for the whole cohort; a client takes its message apart.
-                RecordDict({ARRAYS: arrays, CONFIG: tasks[client not in self.silent]}),
+                RecordDict(
+                    {
+                        ARRAYS: arrays,
+                        CONFIG: ConfigRecord(
+                            {**task, "client": client, "contribute": client not in self.silent}
+                        ),
+                    }
+                ),
                 dst_node_id=self.nodes[client],
                 message_type=MessageType.TRAIN,
                 group_id=str(server_round),
