@@ -1,4 +1,4 @@
-"""Flower's ClientApp of a simulation: each node holds a partition of one data set.
+"""Flower's ClientApp of a simulation: a node is whichever client it is asked to be.
 
 Lives in an importable module so that a worker process keeps its caches between messages.
 """
@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -28,34 +28,28 @@ app = ClientApp()
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Tells the server which partition this node holds: node ids are random and unordered."""
-    told = ConfigRecord({"partition-id": int(context.node_config["partition-id"])})
-    return Message(RecordDict({CONFIG: told}), reply_to=message)
+    """Shows that this simulation's workers have started."""
+    return Message(RecordDict(), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """One round of one client."""
-    done = answer(message, lambda content: train_reply(_addressed(content, context), content))
+    """One round of the client that the message names."""
+    done = answer(message, lambda content: train_reply(_addressed(content), content))
     return beside_the_pickle(done)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """One client's scores of the averaged encoder on its own images."""
-    return answer(message, lambda content: evaluate_reply(_addressed(content, context), content))
+    """The named client's scores of the averaged encoder on its own images."""
+    return answer(message, lambda content: evaluate_reply(_addressed(content), content))
 
 
-def _addressed(content: RecordDict, context: Context) -> OrchestraClient:
+def _addressed(content: RecordDict) -> OrchestraClient:
     task = content.config_records[CONFIG]
-    return _client(task, int(context.node_config["partition-id"]))
-
-
-def _client(task: ConfigRecord, partition_id: int) -> OrchestraClient:
-    config_json = str(task["config"])
+    config_json, name = str(task["config"]), str(task["client"])
     population, images, labels = _population(config_json)
-    name, part = list(population.parts.items())[partition_id]
-    chosen = torch.from_numpy(part).to(images.device)
+    chosen = torch.from_numpy(population.parts[name]).to(images.device)
     own_labels = None if labels is None else labels[chosen]
     keeps = None
     if RUN in task:

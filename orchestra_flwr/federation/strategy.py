@@ -159,10 +159,9 @@ class OrchestraStrategy(Strategy):
         cohort = draw_cohort(self.nodes, self.config.federation.participation, seed, server_round)
         self.report = RoundReport(tuple(cohort), len(self.nodes))
         task = {**config, "train": server_round > 0}
-        tasks = {may: {**task, "contribute": may} for may in (True, False)}
         return [
             self._message(MessageType.TRAIN, client, server_round, arrays,
-                          tasks[client not in self.silent])
+                          {**task, "contribute": client not in self.silent})
             for client in cohort
         ]  # fmt: skip
 
@@ -271,6 +270,7 @@ class OrchestraStrategy(Strategy):
         """A message down; its bytes are counted."""
         told = {
             **task,
+            "client": client,
             "config": self.config.to_json(),
             "schema": self.schemas.fingerprint,
             "round": server_round,

@@ -1,5 +1,6 @@
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 
 from orchestra_flwr.federation.client_app import app as client_app
@@ -143,13 +144,32 @@ def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(net
     assert known.gather() == {"a": 1, "b": 2}
 
 
-def test_missing_partitions_are_told(monkeypatch):
+def test_missing_nodes_are_told(monkeypatch):
     monkeypatch.setattr("orchestra_flwr.federation.members.NODE_WAIT_SECONDS", 0.1)
     with pytest.raises(FederationError, match=r"2 nodes are there, federation\.clients=3"):
         SimulatedMembers(InlineGrid(client_app, 2), ["0", "1", "2"])
 
 
-def test_simulated_clients_are_found_by_their_partition():
-    members = SimulatedMembers(InlineGrid(client_app, 3), ["x", "y", "z"])
+def test_simulated_clients_have_nodes_of_which_one_is_asked_whether_workers_are_there():
+    asked = []
+
+    class Counting(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            asked.extend(messages)
+            return super().send_and_receive(asked, timeout=timeout)
+
+    members = SimulatedMembers(Counting(client_app, 3), ["x", "y", "z"])
     members.lost(["x"])
     assert members.gather() == {"x": 1, "y": 2, "z": 3}
+    assert len(asked) == 1
+
+
+def test_workers_that_cannot_start_are_told():
+    broken = ClientApp()
+
+    @broken.query()
+    def query(message, context):
+        return Message(Error(5, "no memory for workers"), reply_to=message)
+
+    with pytest.raises(FederationError, match="no client can be asked: no memory for workers"):
+        SimulatedMembers(InlineGrid(broken, 2), ["0", "1"])

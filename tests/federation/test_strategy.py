@@ -128,6 +128,7 @@ def test_messages_carry_both_states_the_round_and_the_configuration(strategy):
     assert set(content[ARRAYS]) == {"shared", "server"}
     assert (content[CONFIG]["round"], content[CONFIG]["train"]) == (4, True)
     assert content[CONFIG]["config"] == strategy.config.to_json()
+    assert [q.content[CONFIG]["client"] for q in questions] == list(strategy.nodes)
     assert ask(strategy, 0)[0].content[CONFIG]["train"] is False
 
 
