@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 
 from orchestra_flwr.evaluation.features import check_labelled
@@ -160,6 +159,9 @@ def _minimise(objective: _Objective) -> tuple[float, NDArray[np.float64]]:
     By scipy: torch's L-BFGS imports the whole compiler, 6 seconds in every process that evaluates,
     and keeps its history in float32, which costs it half as many steps again.
     """
+    # Clients, which only score features, do without it.
+    from scipy.optimize import minimize
+
     found = minimize(
         objective,
         np.zeros(objective.shape).reshape(-1),
