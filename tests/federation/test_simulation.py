@@ -158,14 +158,15 @@ def test_the_ledger_is_exact_after_sigkill_and_resume(sim, tmp_path, tiny_overri
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_client_that_kills_its_actor_twice_is_dropped_and_the_round_goes_on(sim):
+def test_a_client_that_kills_every_actor_is_dropped_and_the_round_goes_on(sim):
+    """Ray tries it twice, and so it does once more when no other client is under way."""
     process, folder = sim(
         "run", "engine=ray", "federation.rounds=2", "training.local_epochs=100", "ray.workers=1",
         "federation.min_success=0.25",
     )  # fmt: skip
     wait_for_round(process, folder, 1)
     killed = set()
-    while len(killed) < 2:
+    while len(killed) < 4:
         time.sleep(0.3)
         fresh = set(actors(process, at_work=True)) - killed
         for victim in fresh:
