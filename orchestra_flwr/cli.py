@@ -243,7 +243,7 @@ def _serve(config: ServerConfig) -> int:
 
 
 def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) -> int:
-    from orchestra_flwr.federation.strategy import FederationError
+    from orchestra_flwr.federation.report import FederationError
     from orchestra_flwr.reporting import RunFolder, make_progress, print_summary
 
     try:

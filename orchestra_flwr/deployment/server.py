@@ -20,7 +20,7 @@ from orchestra_flwr.deployment.flower import Flower, FlowerError
 from orchestra_flwr.deployment.gate import Gate, GateTls, listen
 from orchestra_flwr.deployment.keys import ServerFiles, public_key_bytes, registered, server_files
 from orchestra_flwr.deployment.processes import Child, free_port, is_listening
-from orchestra_flwr.federation.strategy import FederationError
+from orchestra_flwr.federation.report import FederationError
 from orchestra_flwr.federation.wire import Schemas
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.reporting import Progress, RunFolder

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
 from orchestra_flwr.evaluation import evaluate
-from orchestra_flwr.federation.strategy import FederationError
+from orchestra_flwr.federation.report import FederationError
 from orchestra_flwr.methods import Method, kept_first
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.training import resolve_device, torch_threads

@@ -9,7 +9,7 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from orchestra_flwr.federation.strategy import FederationError
+from orchestra_flwr.federation.report import FederationError
 from orchestra_flwr.federation.wire import CONFIG
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile

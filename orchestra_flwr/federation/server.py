@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Any
 
 from flwr.app import ConfigRecord
@@ -20,15 +19,22 @@ from orchestra_flwr.federation.checkpoint import (
     run_id,
     save_checkpoint,
 )
-from orchestra_flwr.federation.judge import Judge, Scores
+from orchestra_flwr.federation.figures import (
+    final_figures,
+    overhead,
+    round_record,
+    update_privacy,
+)
+from orchestra_flwr.federation.judge import Judge
 from orchestra_flwr.federation.members import Members
 from orchestra_flwr.federation.releases import Releases
-from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, RoundReport
+from orchestra_flwr.federation.report import FederationError, RoundReport
+from orchestra_flwr.federation.strategy import OrchestraStrategy
 from orchestra_flwr.federation.wire import CLIENTS, RUN, pack_state
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import build_method, kept_first
 from orchestra_flwr.models import save_encoder
-from orchestra_flwr.privacy.updates import composed_epsilon, drawn_once_more
+from orchestra_flwr.privacy.updates import drawn_once_more
 from orchestra_flwr.reporting import (
     Progress,
     RunFolder,
@@ -146,9 +152,9 @@ class _Run:
         drawn = position.drawn
         if self.noisy and number > 0:
             drawn = drawn_once_more(drawn, report.population, len(report.cohort))
-        record = _record(number, report, seconds, scores)
+        record = round_record(number, report, seconds, scores)
         if self.workers and exchanged:
-            record["overhead"] = _overhead(report, seconds, self.workers)
+            record["overhead"] = overhead(report, seconds, self.workers)
         record |= self._privacy(drawn) if drawn or self.releases else {}
         self.folder.append_metrics(record)
         position = Position(
@@ -234,7 +240,7 @@ class _Run:
 
     def _privacy(self, drawn: list[list[int]]) -> dict[str, Any]:
         """What is known about privacy after a round."""
-        told: dict[str, Any] = {"updates": _update_privacy(self.config, drawn)}
+        told: dict[str, Any] = {"updates": update_privacy(self.config, drawn)}
         if self.releases:
             told["centroids"] = self.releases.told()
         return {"privacy": told}
@@ -247,7 +253,7 @@ class _Run:
         metrics = self.folder.read_metrics()
         judged = [record["scores"] for record in metrics if record.get("scores")]
         summary = {
-            **_summary(position, judged, list(self.backbones)),
+            **final_figures(position, judged, list(self.backbones)),
             **self._privacy(position.drawn),
             "versions": self.versions,
         }
@@ -273,95 +279,3 @@ class _Run:
         if self.log:
             self.log.close()
         return summary
-
-
-def _record(
-    number: int, report: RoundReport, seconds: float, scores: Scores | None
-) -> dict[str, Any]:
-    """A line of `metrics.jsonl`."""
-    loss = _with_prefix(report.metrics, "loss/")
-    record: dict[str, Any] = {
-        "round": number,
-        "seconds": seconds,
-        "clients": {
-            "cohort": len(report.cohort),
-            "ok": len(report.cohort) - len(report.dropped),
-            "dropped": [asdict(each) for each in report.dropped],
-            "examples": report.examples,
-            "mean_seconds": report.metrics.get("seconds", 0.0),
-        },
-        "loss": {**loss, "total": sum(loss.values())} if loss else {},
-        "bytes_up": report.bytes_up,
-        "bytes_down": report.bytes_down,
-        "server_seconds": report.server_seconds,
-    }
-    if merged := _with_prefix(report.metrics, "merge/"):
-        record["merge"] = merged
-    if report.smallest_clusters:
-        record["clustering"] = {
-            "smallest_cluster": report.smallest_cluster,
-            "clients": report.smallest_clusters,
-            "kept": report.server_state_kept,
-        }
-    if report.similarities is not None:
-        record["unsupervised"] = {
-            **asdict(report.similarities),
-            "score": report.similarities.score,
-        }
-    if scores is not None:
-        record["scores"] = scores
-    return record
-
-
-def _with_prefix(metrics: dict[str, float], prefix: str) -> dict[str, float]:
-    return {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
-
-
-def _overhead(report: RoundReport, seconds: float, workers: int) -> float:
-    """The fraction of the workers' time in a round in which no client was at work.
-
-    A cohort that is no multiple of the workers leaves some of them without a client at the end.
-    """
-    return 1 - report.client_seconds / (workers * seconds)
-
-
-def _update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float] | str:
-    """What differential privacy the encoders of the rounds so far have, by client."""
-    privacy = config.privacy
-    if privacy.clip is None or not drawn:
-        return "not covered by differential privacy"
-    most = max(clients for clients, _, _ in drawn)
-    if privacy.noise_multiplier > 0 and privacy.delta >= 1 / most:
-        # Only real clients come to be more than the configuration knows.
-        return (
-            f"not covered by differential privacy: privacy.delta={privacy.delta:g} must be below "
-            f"1 / {most}, one by the clients that were there"
-        )
-    return {
-        "epsilon": composed_epsilon(privacy.noise_multiplier, drawn, privacy.delta),
-        "delta": privacy.delta,
-        "clip": privacy.clip,
-        "noise_multiplier": privacy.noise_multiplier,
-    }
-
-
-def _summary(position: Position, judged: list[Scores], backbones: list[str]) -> dict[str, Any]:
-    """`summary.json`: the kept backbone's figures on top, the others and the untrained beside."""
-    kept, *others = backbones
-    figures: dict[str, Any] = {}
-    if judged:
-        untrained, trained = judged[0], judged[-1]
-        figures = {
-            **trained[kept],
-            **{name: trained[name] for name in others},
-            "untrained": {**untrained[kept], **{name: untrained[name] for name in others}},
-        }
-    return {
-        **figures,
-        "backbone": kept,
-        "rounds": position.round,
-        "seconds": position.seconds,
-        "bytes_up": position.bytes_up,
-        "bytes_down": position.bytes_down,
-        "k_anonymity": position.smallest_cluster,
-    }

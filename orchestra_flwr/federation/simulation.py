@@ -23,9 +23,9 @@ from orchestra_flwr.federation.inline import InlineGrid
 from orchestra_flwr.federation.members import SimulatedMembers
 from orchestra_flwr.federation.object_store import Broadcast
 from orchestra_flwr.federation.population import Population
+from orchestra_flwr.federation.report import FederationError
 from orchestra_flwr.federation.resources import available_nodes, ray_backend, worker_count
 from orchestra_flwr.federation.server import run_federation
-from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.reporting import Progress, RunFolder, plot_partition, summary_writer
 from orchestra_flwr.training import resolve_device
 

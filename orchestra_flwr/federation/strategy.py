@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,9 @@ from flwr.serverapp.strategy import Strategy
 from orchestra_flwr.config import Config
 from orchestra_flwr.evaluation import Similarities
 from orchestra_flwr.federation.aggregation import ClippedMean, StreamingMean
+from orchestra_flwr.federation.cohort import draw_cohort
 from orchestra_flwr.federation.replies import BadReplyError, Reply, check_reply, check_similarities
+from orchestra_flwr.federation.report import Dropped, FederationError, RoundReport
 from orchestra_flwr.federation.wire import (
     ARRAYS,
     CONFIG,
@@ -29,88 +31,13 @@ from orchestra_flwr.federation.wire import (
 )
 from orchestra_flwr.methods import Method, Role
 from orchestra_flwr.privacy.updates import raise_to, standard_normals, variance_floors
-from orchestra_flwr.seeding import numpy_generator, torch_generator
+from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import torch_threads
-
-
-class FederationError(RuntimeError):
-    """A federation that cannot go on; its text says why."""
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A client whose reply was not used, and why."""
-
-    client: str
-    reason: str
-    silent: bool = False  # it did not answer itself: too late, or its node is gone
-
-
-@dataclass
-class RoundReport:
-    """What happened in a round, for the metrics.
-
-    Attributes:
-        cohort: names of the clients that were asked, in the order of `client_order`.
-        population: number of clients that could have been asked.
-        dropped: those whose replies were not used.
-        examples: images of the others.
-        metrics: means of the clients' figures, weighted as the average is.
-        smallest_clusters: images in the smallest cluster of each client that told it, 0 for one
-            that sent none. They are what clients say: the server sees no images.
-        server_state_kept: no client contributed anything, so the server's state is the old one.
-        similarities: means of the clients' alignment and uniformity on the average, weighted by
-            images; None where they were not asked or none answered.
-        unscored: clients whose answer to that was not used.
-        bytes_down: of arrays sent to clients.
-        bytes_up: of arrays received.
-        server_seconds: spent on the server's state.
-        client_seconds: of all clients together, as they tell them.
-    """
-
-    cohort: tuple[str, ...]
-    population: int = 0
-    dropped: list[Dropped] = field(default_factory=list)
-    examples: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    smallest_clusters: dict[str, int] = field(default_factory=dict)
-    server_state_kept: bool = False
-    similarities: Similarities | None = None
-    unscored: list[Dropped] = field(default_factory=list)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    server_seconds: float = 0.0
-    client_seconds: float = 0.0
-
-    @property
-    def smallest_cluster(self) -> int | None:
-        """Images in the smallest cluster that any client sent; None without any."""
-        return min((size for size in self.smallest_clusters.values() if size), default=None)
 
 
 def _dropped(client: str, message: Message, reason: BadReplyError) -> Dropped:
     silent = message.has_error() and message.error.code not in TOLD_BY_CLIENT
     return Dropped(client, str(reason), silent)
-
-
-def client_order(name: str) -> tuple[int, str]:
-    """Sorting key of clients: "2" comes before "10", and any names have one order."""
-    return len(name), name
-
-
-def draw_cohort(
-    clients: Collection[str], participation: float, seed: int, round_: int
-) -> list[str]:
-    """The round's clients in the order of :func:`client_order`.
-
-    They are round(participation * clients), at least one.
-
-    Depends on the seed and the round alone, so that a resumed run asks the same clients.
-    """
-    size = max(1, round(participation * len(clients)))
-    chosen = numpy_generator(seed, "cohort", round_).choice(len(clients), size, replace=False)
-    ordered = sorted(clients, key=client_order)
-    return [ordered[i] for i in sorted(chosen)]
 
 
 class OrchestraStrategy(Strategy):

@@ -14,7 +14,7 @@ from orchestra_flwr.federation.checkpoint import (
     noise_key,
     save_checkpoint,
 )
-from orchestra_flwr.federation.strategy import FederationError
+from orchestra_flwr.federation.report import FederationError
 from orchestra_flwr.methods import Role, build_method
 
 

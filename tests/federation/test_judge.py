@@ -3,7 +3,7 @@ import torch
 
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.federation.judge import Judge
-from orchestra_flwr.federation.strategy import FederationError
+from orchestra_flwr.federation.report import FederationError
 from orchestra_flwr.methods import build_method
 
 

@@ -6,7 +6,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.inline import InlineGrid, identify_process
 from orchestra_flwr.federation.members import ConnectedMembers, SimulatedMembers
-from orchestra_flwr.federation.strategy import FederationError
+from orchestra_flwr.federation.report import FederationError
 from orchestra_flwr.federation.wire import CONFIG
 
 identify_process()

@@ -16,8 +16,8 @@ from orchestra_flwr.federation.client_app import app as client_app
 from orchestra_flwr.federation.inline import InlineGrid
 from orchestra_flwr.federation.members import SimulatedMembers
 from orchestra_flwr.federation.population import check_population, load_population
+from orchestra_flwr.federation.report import FederationError
 from orchestra_flwr.federation.server import run_federation
-from orchestra_flwr.federation.strategy import FederationError
 from orchestra_flwr.federation.wire import (
     ARRAYS,
     CONFIG,

@@ -8,8 +8,10 @@ from scipy.stats import kstest
 from torch import nn
 
 from orchestra_flwr.config import MethodConfig, Section
+from orchestra_flwr.federation.cohort import draw_cohort
 from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.strategy import FederationError, OrchestraStrategy, draw_cohort
+from orchestra_flwr.federation.report import FederationError
+from orchestra_flwr.federation.strategy import OrchestraStrategy
 from orchestra_flwr.federation.wire import (
     ARRAYS,
     CONFIG,

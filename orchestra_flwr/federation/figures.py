@@ -1,0 +1,104 @@
+"""What a run's rounds come to: the lines of `metrics.jsonl` and `summary.json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.checkpoint import Position
+from orchestra_flwr.federation.judge import Scores
+from orchestra_flwr.federation.report import RoundReport
+from orchestra_flwr.privacy.updates import composed_epsilon
+
+
+def round_record(
+    number: int, report: RoundReport, seconds: float, scores: Scores | None
+) -> dict[str, Any]:
+    """A line of `metrics.jsonl`."""
+    loss = _with_prefix(report.metrics, "loss/")
+    record: dict[str, Any] = {
+        "round": number,
+        "seconds": seconds,
+        "clients": {
+            "cohort": len(report.cohort),
+            "ok": len(report.cohort) - len(report.dropped),
+            "dropped": [asdict(each) for each in report.dropped],
+            "examples": report.examples,
+            "mean_seconds": report.metrics.get("seconds", 0.0),
+        },
+        "loss": {**loss, "total": sum(loss.values())} if loss else {},
+        "bytes_up": report.bytes_up,
+        "bytes_down": report.bytes_down,
+        "server_seconds": report.server_seconds,
+    }
+    if merged := _with_prefix(report.metrics, "merge/"):
+        record["merge"] = merged
+    if report.smallest_clusters:
+        record["clustering"] = {
+            "smallest_cluster": report.smallest_cluster,
+            "clients": report.smallest_clusters,
+            "kept": report.server_state_kept,
+        }
+    if report.similarities is not None:
+        record["unsupervised"] = {
+            **asdict(report.similarities),
+            "score": report.similarities.score,
+        }
+    if scores is not None:
+        record["scores"] = scores
+    return record
+
+
+def _with_prefix(metrics: dict[str, float], prefix: str) -> dict[str, float]:
+    return {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
+
+
+def overhead(report: RoundReport, seconds: float, workers: int) -> float:
+    """The fraction of the workers' time in a round in which no client was at work.
+
+    A cohort that is no multiple of the workers leaves some of them without a client at the end.
+    """
+    return 1 - report.client_seconds / (workers * seconds)
+
+
+def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float] | str:
+    """What differential privacy the encoders of the rounds so far have, by client."""
+    privacy = config.privacy
+    if privacy.clip is None or not drawn:
+        return "not covered by differential privacy"
+    most = max(clients for clients, _, _ in drawn)
+    if privacy.noise_multiplier > 0 and privacy.delta >= 1 / most:
+        # Only real clients come to be more than the configuration knows.
+        return (
+            f"not covered by differential privacy: privacy.delta={privacy.delta:g} must be below "
+            f"1 / {most}, one by the clients that were there"
+        )
+    return {
+        "epsilon": composed_epsilon(privacy.noise_multiplier, drawn, privacy.delta),
+        "delta": privacy.delta,
+        "clip": privacy.clip,
+        "noise_multiplier": privacy.noise_multiplier,
+    }
+
+
+def final_figures(position: Position, judged: list[Scores], backbones: list[str]) -> dict[str, Any]:
+    """`summary.json`: the kept backbone's figures on top, the others and the untrained beside."""
+    kept, *others = backbones
+    figures: dict[str, Any] = {}
+    if judged:
+        untrained, trained = judged[0], judged[-1]
+        figures = {
+            **trained[kept],
+            **{name: trained[name] for name in others},
+            "untrained": {**untrained[kept], **{name: untrained[name] for name in others}},
+        }
+    return {
+        **figures,
+        "backbone": kept,
+        "rounds": position.round,
+        "seconds": position.seconds,
+        "bytes_up": position.bytes_up,
+        "bytes_down": position.bytes_down,
+        "k_anonymity": position.smallest_cluster,
+    }
