@@ -73,7 +73,12 @@ def client(folder: Path) -> None:
             name: Array("float32", tuple(shape), "numpy.ndarray", (folder / name).read_bytes())
             for name, shape in plan["arrays"].items()
         }
-        told = {"round": number, "train": number > 0, "schema": learner.schemas.fingerprint}
+        told = {
+            "round": number,
+            "train": number > 0,
+            "contribute": True,
+            "schema": learner.schemas.fingerprint,
+        }
         return RecordDict({ARRAYS: ArrayRecord(arrays), CONFIG: ConfigRecord(told)})
 
     figures["rounds"] = []
