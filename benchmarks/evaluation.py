@@ -96,7 +96,9 @@ def main() -> None:
             seconds.append(f"{one[f'{column}_s']:.1f} ({one[f'{column}_cpu_s']:.1f})")
         accuracies = f"{100 * one['knn']:.1f} % | {100 * one['linear']:.1f} %"
         print(f"| {one['case']} | {accuracies} | " + " | ".join(seconds) + " |")
-    RESULT.write_text(json.dumps({"environment": environment(), "results": results}, indent=2))
+    slowest = max(float(one["evaluation_s"]) for one in results)
+    told = {"environment": environment(), "evaluation_s": slowest, "results": results}
+    RESULT.write_text(json.dumps(told, indent=2) + "\n")
 
 
 if __name__ == "__main__":
