@@ -226,6 +226,7 @@ def _simulate(config: Config) -> int:
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return simulate(config, population, folder, progress)
 
+    _stop_on_sigterm()
     return _run_in_folder(config, run)
 
 

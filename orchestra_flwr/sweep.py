@@ -179,7 +179,8 @@ class _Sweep:
         running = self._in_state("running")
         for job in running:
             if job.process:
-                job.process.send_signal(signal.SIGINT)
+                # Not as Ctrl-C does it: what a shell started in the background ignores that.
+                job.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE
         for job in running:
             if job.process:

@@ -163,8 +163,9 @@ def test_no_more_run_side_by_side_than_were_allowed(tmp_path):
 def test_ctrl_c_ends_all_processes_in_order(tmp_path):
     """A run gets the time to end by itself; nothing that waits is started."""
     code = (
-        "import time\ntry:\n    print('ready', flush=True)\n"
-        "    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('ended in order')\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('ended in order')))\n"
+        "print('ready', flush=True)\ntime.sleep(60)\n"
     )
 
     def interrupt(line):

@@ -497,6 +497,7 @@ def test_a_client_of_another_version_says_how_to_mend_it(tiny):
     method = build_method(config, 1)
     grid = InlineGrid(client_app, 4)
     content_config = {"config": config.to_json(), "schema": "old", "round": 1, "train": True}
+    content_config["client"] = "0"
     from flwr.app import ConfigRecord, RecordDict
 
     content = RecordDict(
