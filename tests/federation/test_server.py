@@ -419,7 +419,7 @@ def test_a_client_of_another_version_says_how_to_mend_it(tiny):
     config = tiny()
     method = build_method(config, 1)
     grid = InlineGrid(client_app, 4)
-    content_config = {"config": config.to_json(), "schema": "old", "round": 1, "train": True}
+    content_config = {"config": config.to_json(), "client": "0", "schema": "old", "round": 1}
     from flwr.app import ConfigRecord, RecordDict
 
     content = RecordDict(
