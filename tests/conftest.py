@@ -38,6 +38,7 @@ def _own_folders():
     with tempfile.TemporaryDirectory(prefix="orch", ignore_cleanup_errors=True) as folder:
         os.environ["FLWR_HOME"] = f"{folder}/flwr"
         os.environ["RAY_TMPDIR"] = f"{folder}/ray"
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (lower, they never get on)
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         yield
 
