@@ -63,7 +63,8 @@ class PublishedClient:
     """
 
     def __init__(self, model: Orchestra, images: Tensor, training: TrainingConfig) -> None:
-        self.model = model
+        # The published code knows no other layout than the plain one.
+        self.model = model.to(memory_format=torch.contiguous_format)
         self.temperature, self.decay = model.settings.temperature, model.settings.ema
         self.memory = torch.zeros(128, model.global_centroids.shape[1])
         self.loader = DataLoader(
