@@ -78,7 +78,12 @@ def evaluate_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     """A client's scores of the encoder in a message down: scalars only, no arrays.
 
     Arguments and errors as in :func:`train_reply`.
+
+    Raises:
+        ValueError: the run's configuration, which clients agreed to, asks for no scores.
     """
+    if not client.config.evaluation.unsupervised:
+        raise ValueError("evaluation.unsupervised=false: this run asks its clients for no scores")
     received = _received(client, content)
     _, examples, scores = client.evaluate(
         [received.pop(name) for name in client.receives],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -25,9 +26,14 @@ class OwnStateFolder:
     Args:
         folder: the client's own.
         run: differs between any two runs.
+
+    Raises:
+        ValueError: the run's name, which a server says, is no plain name: it might lead elsewhere.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run):
+            raise ValueError(f"run={run!r}: must be a name of letters, digits, - and _")
         self._others = folder
         self._folder = folder / run
 

@@ -130,7 +130,9 @@ def test_rounds_are_trained_and_told(trainer, server, said):
 
 
 def test_the_average_is_scored_and_told_in_figures_alone(trainer, server, said):
-    reply = ask(trainer(), "evaluate", task(server, 3))
+    values = server.model_dump()
+    values["evaluation"]["unsupervised"] = True
+    reply = ask(trainer(), "evaluate", task(ServerConfig.model_validate(values), 3))
     assert not reply.array_records
     told = reply[METRICS]
     assert set(told) == {"alignment", "uniformity", "examples"} and told["examples"] == 20

@@ -128,3 +128,13 @@ def test_a_killed_process_counts_as_one_without_memory(client):
     assert answers.ran_out_of_memory(Message(killed, reply_to=sent))
     assert not answers.ran_out_of_memory(Message(Error(0, "late"), reply_to=sent))
     assert not answers.ran_out_of_memory(Message(RecordDict(), reply_to=sent))
+
+
+def test_scores_are_told_only_in_runs_that_were_agreed_to_ask_for_them(tiny, client):
+    """A server that asks all the same gets nothing: no epsilon covers scores."""
+    with pytest.raises(ValueError, match="asks its clients for no scores"):
+        answers.evaluate_reply(client, message(client))
+    agreed = OrchestraClient(tiny("evaluation.unsupervised=true"), "0", client.images)
+    assert {"alignment", "uniformity"} <= set(
+        answers.evaluate_reply(agreed, message(agreed))[METRICS]
+    )

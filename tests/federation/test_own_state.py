@@ -71,3 +71,9 @@ def test_a_full_disk_leaves_the_old_state(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert number(folder.before(9)) == 1
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["1.safetensors"]
+
+
+@pytest.mark.parametrize("run", ["..", "../../home", "/etc", "a/b", "", "x" * 65])
+def test_a_run_cannot_lead_out_of_the_clients_folder(tmp_path, run):
+    with pytest.raises(ValueError, match="must be a name"):
+        OwnStateFolder(tmp_path, run)
