@@ -105,6 +105,8 @@ def test_the_command_line_wins_over_the_data_set():
         ("privacy.delta=1", "privacy.delta=1: input should be less than 1"),
         ("clustering=private", "privacy.epsilon: must be given with clustering=private"),
         ("privacy.epsilon=1", "privacy.epsilon=1: needs clustering=private"),
+        ("privacy.dimensions=0", "privacy.dimensions=0: input should be greater than or equal"),
+        ("privacy.dimensions=9", "privacy.dimensions=9: needs clustering=private"),
         ("privacy.epsilon=0", "privacy.epsilon=0: input should be greater than or equal to 0.0001"),
         ("privacy.total_epsilon=3", "privacy.total_epsilon=3: needs clustering=private"),
         ("privacy.kmin=2", "privacy.kmin: unknown key (did you mean privacy.k_min"),
@@ -138,6 +140,14 @@ def test_delta_is_below_one_in_all_clients():
     with pytest.raises(ConfigError) as error:
         load_config([*noisy, "federation.clients=10", "privacy.delta=0.1"])
     assert str(error.value) == "privacy.delta=0.1: must be below 1 / federation.clients = 0.1"
+
+
+def test_features_are_projected_to_fewer_dimensions_than_they_have():
+    private = ["clustering=private", "privacy.epsilon=1", "model.projector_dim=64"]
+    load_config([*private, "privacy.dimensions=63"])
+    with pytest.raises(ConfigError) as error:
+        load_config([*private, "privacy.dimensions=64"])
+    assert str(error.value) == "privacy.dimensions=64: must be below model.projector_dim=64"
 
 
 def test_a_path_may_start_at_home(monkeypatch):

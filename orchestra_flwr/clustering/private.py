@@ -45,7 +45,13 @@ class Leaves:
 
 
 def private_clustering(
-    features: Tensor, clusters: int, mechanism: ClusteringMechanism, key: bytes, *, k_min: int = 1
+    features: Tensor,
+    clusters: int,
+    mechanism: ClusteringMechanism,
+    key: bytes,
+    *,
+    k_min: int = 1,
+    dimensions: int | None = None,
 ) -> Tensor:
     """Clusters n features into at most `clusters` centroids with differential privacy.
 
@@ -58,17 +64,24 @@ def private_clustering(
             whom the centroids are shown to: with them the noise can be subtracted.
         k_min: rows behind a leaf's mean, at least, as far as its noisy count tells. What protects
             is the noise; this keeps a weak one (a large epsilon) from sending single rows.
+        dimensions: to which rows are projected before they are clustered, below d; None: none.
+            Everybody projects onto the same subspace, in which the centroids then lie: their
+            products with features are those of the projections.
 
     Returns:
         (k, d) unit vectors, 0 <= k <= clusters: as many as there were leaves. None at all, if
         the noisy number of rows is not positive, which happens to a few rows and much noise.
 
     Raises:
-        ValueError: no features, features that are not finite or too long, or no clusters.
+        ValueError: no features, features that are not finite or too long, no clusters, or no
+            fewer dimensions than there are.
     """
     if clusters < 1:
         raise ValueError(f"clusters must be at least 1, not {clusters}")
     points = rows_on_grid(features)
+    basis = None if dimensions is None else shared_basis(dimensions, points.shape[1])
+    if basis is not None:
+        points = rows_on_grid(points @ basis.T)  # exact: 20 and 16 bits, and no sum above 1
     noise = NoiseStream(key)
     planes = random_planes(mechanism.depth, points.shape[1], noise)
     bits = points @ planes.T > 0
@@ -77,6 +90,8 @@ def private_clustering(
     means = sums / leaves.counts[:, None]
     means = means / means.norm(dim=1, keepdim=True).clamp(min=1)  # no true mean is longer
     centroids = weighted_kmeans(means, leaves.counts, clusters, noise)
+    if basis is not None:
+        centroids = centroids @ basis
     # A centroid of length zero points nowhere; only leaves that cancel out exactly give one.
     centroids = centroids[centroids.norm(dim=1) > ROW_GRID]
     return F.normalize(centroids, dim=1).to(device=features.device, dtype=torch.float32)
@@ -102,6 +117,22 @@ def random_planes(depth: int, dimensions: int, noise: NoiseStream) -> Tensor:
     """(depth, d) Gaussian normals of hyperplanes, on a grid, independent of any data."""
     planes = noise.gaussian(depth, dimensions).clamp(-PLANE_LIMIT, PLANE_LIMIT)
     return (planes / PLANE_GRID).round() * PLANE_GRID
+
+
+def shared_basis(dimensions: int, of: int) -> Tensor:
+    """(dimensions, of) orthonormal rows, up to a grid of 2^-16; the same for all who ask.
+
+    Random, but no secret and independent of any data: a projection costs no privacy.
+
+    Raises:
+        ValueError: not below `of`.
+    """
+    if not 0 < dimensions < of:
+        raise ValueError(f"dimensions must be below {of}, not {dimensions}")
+    generator = torch.Generator().manual_seed(0)
+    random = torch.randn(of, dimensions, dtype=torch.float64, generator=generator)
+    orthonormal: Tensor = torch.linalg.qr(random).Q
+    return (orthonormal.T / PLANE_GRID).round() * PLANE_GRID
 
 
 def threshold(

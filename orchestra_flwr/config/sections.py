@@ -115,6 +115,7 @@ class PrivacyConfig(Section):
     delta: float = Field(1e-3, ge=1e-12, lt=1)  # below it and epsilon, accounting takes terabytes
     epsilon: float | None = Field(None, ge=1e-4)  # of one release of private centroids
     total_epsilon: float | None = Field(None, gt=0)  # of all that a client releases; None: any
+    dimensions: int | None = Field(None, ge=1)  # of features before the noise; None: as they are
 
 
 class TrainingConfig(Section):
@@ -233,14 +234,20 @@ class Config(Composed):
     def _check_centroid_privacy(self) -> None:
         epsilon, total = self.privacy.epsilon, self.privacy.total_epsilon
         private = self.clustering.name == "private"
+        dimensions, features = self.privacy.dimensions, self.model.projector_dim
         if private and epsilon is None:
             raise ValueError("privacy.epsilon: must be given with clustering=private")
-        for name, value in (("epsilon", epsilon), ("total_epsilon", total)):
+        options = {"epsilon": epsilon, "total_epsilon": total, "dimensions": dimensions}
+        for name, value in options.items():
             if value is not None and not private:
                 raise ValueError(f"privacy.{name}={value:g}: needs clustering=private")
         if epsilon is not None and total is not None and total < epsilon:
             raise ValueError(
                 f"privacy.total_epsilon={total:g}: must be at least privacy.epsilon={epsilon:g}"
+            )
+        if dimensions is not None and dimensions >= features:
+            raise ValueError(
+                f"privacy.dimensions={dimensions}: must be below model.projector_dim={features}"
             )
 
     def _check_update_privacy(self) -> None:

@@ -187,7 +187,7 @@ class Orchestra(Method):
         self.train(training)
         centroids = private_clustering(
             features, self.clustering.local_clusters, mechanism, seed.noise_key(),
-            k_min=self.privacy.k_min,
+            k_min=self.privacy.k_min, dimensions=self.privacy.dimensions,
         )  # fmt: skip
         return Contribution({"local_centroids": centroids})
 

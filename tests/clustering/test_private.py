@@ -122,6 +122,35 @@ def test_refuses_no_clusters():
         private_clustering(torch.ones(3, 4), 0, WEAK, key())
 
 
+# The projection.
+
+
+def test_projected_rows_are_clustered_in_one_subspace_for_all():
+    points, _ = planted(300, dim=64)
+    basis = private.shared_basis(16, 64)
+    torch.testing.assert_close(basis @ basis.T, torch.eye(16).double(), atol=1e-4, rtol=0)
+    found = private_clustering(points, 8, WEAK, key(3), dimensions=16)
+    unit = F.normalize(points.double(), dim=1)
+    expected = private_clustering(unit @ basis.T, 8, WEAK, key(3)).double() @ basis
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(len(found)))
+    torch.testing.assert_close(found, F.normalize(expected, dim=1).float(), atol=1e-3, rtol=0)
+    outside = points - (points.double() @ basis.T @ basis).float()
+    assert (found @ outside.T).abs().max() < 1e-3
+
+
+def test_a_projected_row_has_no_bit_of_another():
+    rows, basis = private.rows_on_grid(planted(50, dim=64)[0]), private.shared_basis(16, 64)
+    whole = (rows / private.ROW_GRID).long(), (basis / private.PLANE_GRID).long()
+    exact = (whole[0] @ whole[1].T).double() * private.ROW_GRID * private.PLANE_GRID
+    assert torch.equal(rows @ basis.T, exact)
+
+
+@pytest.mark.parametrize("dimensions", [0, 4, 5])
+def test_refuses_to_project_to_no_fewer_dimensions(dimensions):
+    with pytest.raises(ValueError, match="dimensions must be below 4"):
+        private_clustering(torch.ones(3, 4), 2, WEAK, key(), dimensions=dimensions)
+
+
 # Sensitivity: what the calibration takes for granted.
 
 

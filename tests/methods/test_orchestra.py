@@ -160,16 +160,17 @@ def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
     """All images, not the memory; no image moves the feature of another; the state stays."""
     seen = []
 
-    def note(features, clusters, mechanism, key, *, k_min):
+    def note(features, clusters, mechanism, key, *, k_min, dimensions):
         assert (clusters, type(mechanism), len(key)) == (2, ClusteringMechanism, 32)
-        assert k_min == 3
+        assert (k_min, dimensions) == (3, 5)
         seen.append(features)
         return features[:1]
 
     monkeypatch.setattr("orchestra_flwr.methods.orchestra.private_clustering", note)
     config = tiny(
-        "clustering=private", "privacy.epsilon=2", "clustering.local_clusters=2", "privacy.k_min=3"
-    )
+        "clustering=private", "privacy.epsilon=2", "clustering.local_clusters=2",
+        "privacy.k_min=3", "privacy.dimensions=5",
+    )  # fmt: skip
     method = build_method(config, 1).train()
     method.observe(batch(config))
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
