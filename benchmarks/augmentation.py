@@ -21,6 +21,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.data import augment
+from orchestra_flwr.heap import keep_freed_memory
 from orchestra_flwr.methods.orchestra import RECIPES
 from orchestra_flwr.models import normalise
 from orchestra_flwr.training import resolve_device
@@ -107,6 +108,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    keep_freed_memory()  # for all of them, as in a client's round
     device = resolve_device(given.device)
     seconds = in_turns(contenders(device), given.rounds)
     base = seconds["published (PIL)"]

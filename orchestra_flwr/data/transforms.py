@@ -82,13 +82,8 @@ def crop_and_flip(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
         flip: bool, (N,).
     """
     count, channels, size, _ = images.shape
-    no_flip = torch.zeros_like(flip)
-    weights = _resampling(
-        torch.cat([box[:, 0], box[:, 1]]),
-        torch.cat([box[:, 2], box[:, 3]]),
-        torch.cat([no_flip, flip]),
-        size,
-    )
+    start, length = box.T.reshape(2, 2 * count)  # of rows, then of columns
+    weights = _resampling(start, length, torch.cat([torch.zeros_like(flip), flip]), size)
     rows, columns = weights[:count], weights[count:]
     across = images.reshape(count, channels * size, size).bmm(columns.mT)
     return torch.matmul(rows[:, None], across.clamp_(0, 1).view_as(images)).clamp_(0, 1)
@@ -97,22 +92,35 @@ def crop_and_flip(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
 def _resampling(start: Tensor, length: Tensor, flip: Tensor, size: int) -> Tensor:
     """Bicubic resampling of `length` pixels from `start` to `size` pixels, as matrices.
 
-    Four pixels make one; those outside of the cut are left out and the rest weighted up, as PIL
-    does at an edge.
-
     Returns:
         (N, size, size): row o holds the weights of the input's pixels for output pixel o.
     """
-    out = torch.arange(size, device=start.device)
-    out = torch.where(flip[:, None], size - 1 - out, out)
-    centre = (out + 0.5) * (length[:, None] / size) - 0.5  # in pixels of the cut
-    first = centre.floor() - 1
-    taps = first[:, :, None] + torch.arange(4, device=start.device)
+    weights, columns = _taps(size, start.device)
+    which = length + (size + 1) * flip
+    columns = columns.index_select(0, which).add_(start[:, None, None])
+    matrices = weights.new_zeros(len(start), size, size)
+    return matrices.scatter_add_(2, columns, weights.index_select(0, which))
+
+
+@lru_cache(maxsize=8)
+def _taps(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The four pixels that make one, and their weights, for cuts of every length.
+
+    Those outside of the cut are left out and the rest weighted up, as PIL does at an edge.
+
+    Returns:
+        Weights and columns from the start of the cut, (2 * (size + 1), size, 4): by length in
+        pixels (none for 0), and once more for images that are flipped.
+    """
+    length = torch.arange(size + 1)[:, None]
+    centre = (torch.arange(size) + 0.5) * (length / size) - 0.5  # in pixels of the cut
+    taps = (centre.floor() - 1)[:, :, None] + torch.arange(4)
     weights = _cubic((taps - centre[:, :, None]).abs())
-    weights = weights * ((taps >= 0) & (taps < length[:, None, None]))
+    weights = weights * ((taps >= 0) & (taps < length[:, :, None]))
     weights = weights / weights.sum(dim=2, keepdim=True)
-    columns = (taps.long() + start[:, None, None]).clamp_(0, size - 1)
-    return weights.new_zeros(len(start), size, size).scatter_add_(2, columns, weights)
+    columns = taps.long().clamp_(min=0).minimum((length - 1).clamp(min=0)[:, :, None])
+    weights, columns = (torch.cat([x, x.flip(1)]).to(device) for x in (weights, columns))
+    return weights, columns
 
 
 def _cubic(distance: Tensor) -> Tensor:
@@ -126,7 +134,8 @@ def jitter(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
     """Brightness, contrast, saturation and hue of each image, in its own order.
 
     The first three are blends and come in up to three steps before the hue and up to three after
-    it, so that the costly hue is computed once.
+    it, so that the costly hue is computed once. Sorted by how many come before, the images of
+    each step lie side by side.
 
     Args:
         images: float in [0, 1], (N, C, S, S).
@@ -134,45 +143,70 @@ def jitter(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
         factors: strengths by operation, (N, 4).
     """
     position = order.argsort(dim=1)
-    blends = position[:, :HUE].argsort(dim=1)  # the three blends in their order
-    strengths = factors.gather(1, blends)
-    steps = torch.arange(HUE, device=images.device)
-    early = steps < position[:, HUE:]  # whether a blend comes before the hue
-    for step in range(HUE):
-        factor = strengths[:, step].where(early[:, step], 1.0)
-        images = _blend(images, blends[:, step], factor)
-    images = _shift_hue(images, factors[:, HUE])
-    for step in range(HUE):
-        factor = strengths[:, step].where(~early[:, step], 1.0)
-        images = _blend(images, blends[:, step], factor)
-    return images
+    hue_at, by_hue = position[:, HUE].sort()
+    blends = position.index_select(0, by_hue)[:, :HUE].argsort(dim=1).T.repeat(2, 1)
+    factors = factors.index_select(0, by_hue)
+    steps = torch.arange(HUE, device=images.device)[:, None]
+    used = torch.cat([steps < hue_at, steps >= hue_at])
+    colours, to_mean = _mixes(blends, factors.T.gather(0, blends).where(used, 1.0), images.shape[1])
+    images = images.index_select(0, by_hue)
+    for step, rows in enumerate(_rows_used(hue_at)):
+        if step == HUE:
+            images = _shift_hue(images, factors[:, HUE])
+        _blend_(images[rows], colours[step, rows], to_mean[step, rows])
+    return torch.empty_like(images).index_copy_(0, by_hue, images)
 
 
-def _blend(images: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
-    """Brightness, contrast or saturation, as `operation`, (N,), says for each image.
+def _rows_used(hue_at: Tensor) -> list[slice]:
+    """The images of the three steps before the hue and of those after it.
 
-    They blend with black, with the mean gray and with the gray image: a matrix of the colours and
-    an offset. A factor of exactly 1 changes nothing.
+    Args:
+        hue_at: how many blends come before the hue, ascending, int64, (N,).
     """
-    count, channels, size, _ = images.shape
-    pixels = images.reshape(count, channels, size * size)
-    luma = _luma(images)
-    factor = factor[:, None, None]
-    rest = 1 - factor
-    to_gray = rest * (operation == SATURATION)[:, None, None]
-    to_mean = rest * (operation == CONTRAST)[:, None, None]
-    matrix = factor * torch.eye(channels, device=images.device) + to_gray * luma
-    offset = to_mean * (pixels.mean(dim=2) @ luma)[:, None, None]
-    return torch.baddbmm(offset, matrix, pixels).clamp_(0, 1).view_as(images)
+    if hue_at.is_cuda:  # where the host would wait for the numbers
+        return [slice(None)] * (2 * HUE)
+    earlier = hue_at.bincount(minlength=HUE).cumsum(0)[:HUE].tolist()
+    return [*(slice(first, None) for first in earlier), *(slice(last) for last in earlier)]
 
 
-def _luma(images: Tensor) -> Tensor:
+def _mixes(operations: Tensor, factors: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """Blends as a matrix of the colours and a share of the mean gray.
+
+    Brightness blends with black, contrast with the mean gray, saturation with the gray image. A
+    factor of exactly 1 changes nothing.
+
+    Args:
+        operations: BRIGHTNESS, CONTRAST or SATURATION, (steps, N).
+        factors: strengths, (steps, N).
+        channels: of the images, C.
+
+    Returns:
+        (steps, N, C, C) and (steps, N, 1, 1).
+    """
+    factors = factors[:, :, None, None]
+    rest = 1 - factors
+    to_mean = rest * (operations == CONTRAST)[:, :, None, None]
+    to_gray = rest * (operations == SATURATION)[:, :, None, None]
+    eye = torch.eye(channels, device=factors.device)
+    return factors * eye + to_gray * _luma(channels, factors.device), to_mean
+
+
+def _blend_(images: Tensor, colours: Tensor, to_mean: Tensor) -> None:
+    """Blends images, (N, C, S, S), in place, by a step of :func:`_mixes`."""
+    pixels = images.flatten(2)
+    gray = pixels.mean(dim=2) @ _luma(images.shape[1], images.device)
+    mixed = torch.baddbmm(to_mean * gray[:, None, None], colours, pixels)
+    torch.clamp(mixed, 0, 1, out=pixels)
+
+
+def _luma(channels: int, device: torch.device) -> Tensor:
     """The weights of the channels in the gray value, (C,)."""
-    return _constant(LUMA if images.shape[1] == len(LUMA) else (1.0,), images.device)
+    return _constant(LUMA if channels == len(LUMA) else (1.0,), device)
 
 
 def _grayscale(images: Tensor) -> Tensor:
-    return torch.einsum("nchw,c->nhw", images, _luma(images))[:, None].repeat(1, 3, 1, 1)
+    luma = _luma(images.shape[1], images.device)
+    return torch.einsum("nchw,c->nhw", images, luma)[:, None].repeat(1, 3, 1, 1)
 
 
 def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
