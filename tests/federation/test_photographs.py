@@ -14,6 +14,8 @@ REPOSITORY = Path(__file__).parents[2]
 PHOTOS = REPOSITORY.parent / "shared" / "data" / "cifar10-jpeg.zip"
 CLASSES = "airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck"
 LEAST_STD = 0.3  # 0: all features are the same; 1: they point into all directions
+GUESSED = 0.15  # accuracy that guessing among ten classes does not reach with 300 images
+PROTOCOLS = ("knn", "linear", "linear_published", "finetune")
 SMALL = (
     "engine=ray", "ray.workers=1", "device=cpu", "data=image_folder", f"data.root={PHOTOS}",
     "data.train_limit=600", "data.test_limit=300", "model.width=16", "model.projector_dim=64",
@@ -27,16 +29,12 @@ SMALL = (
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not PHOTOS.is_file(), reason="the photographs are not here")
 @pytest.mark.parametrize("method", [*METHODS, "byol federation.merge=fedu"])
-def test_trains_without_collapse(tmp_path, method):
+def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, method):
     overrides = [*SMALL, *f"method={method}".split(), f"run_dir={tmp_path / 'run'}"]
     if method == "supervised":
         overrides.append(f"method.classes=[{CLASSES}]")
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, str(REPOSITORY / "run_sim.py"), *overrides],
-        check=False, capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    python(tmp_path, str(REPOSITORY / "run_sim.py"), *overrides)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["loss"]["total"] for line in lines[1:]]
@@ -50,3 +48,21 @@ def test_trains_without_collapse(tmp_path, method):
         assert losses[-1] < losses[0]
     assert trained > LEAST_STD
     assert (tmp_path / "run" / "clients").is_dir() == ("merge" in method)
+    python(
+        tmp_path, "-m", "orchestra_flwr.evaluation", "run=run", "seeds=1", "device=cpu",
+        f"protocols=[{','.join(PROTOCOLS)}]",
+    )  # fmt: skip
+    told = json.loads((tmp_path / "run" / "evaluation" / "image_folder.json").read_text())
+    accuracies = {name: told[name] for name in PROTOCOLS[:3]}
+    accuracies |= {f"finetune {share}": each["mean"] for share, each in told["finetune"].items()}
+    print(accuracies)
+    assert accuracies.pop("finetune 0.01") > 0  # ten labels
+    assert min(accuracies.values()) > GUESSED
+
+
+def python(folder, *arguments):
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        check=False, capture_output=True, text=True, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
