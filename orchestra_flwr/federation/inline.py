@@ -17,35 +17,30 @@ def identify_process() -> None:
 
 
 class InlineGrid(Grid):
-    """A grid whose nodes 1 to `clients` run a ClientApp right here, when their reply is due.
+    """A grid with one node, which runs a ClientApp right here when its reply is due.
 
     For debugging (a breakpoint in a client just works), notebooks, quick tests and one GPU.
     """
 
-    def __init__(self, app: ClientApp, clients: int) -> None:
+    NODE = 1
+
+    def __init__(self, app: ClientApp) -> None:
         identify_process()
         self._app = app
-        self._contexts = {
-            client + 1: Context(
-                run_id=0,
-                node_id=client + 1,
-                node_config={"partition-id": client, "num-partitions": clients},
-                state=RecordDict(),
-                run_config={},
-            )
-            for client in range(clients)
-        }
+        self._context = Context(
+            run_id=0, node_id=self.NODE, node_config={}, state=RecordDict(), run_config={}
+        )
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes; they are always there."""
-        return list(self._contexts)
+        """The node; it is always there."""
+        return [self.NODE]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
         """Yields one reply a message, in order; nothing runs before it is asked for."""
         for message in messages:
-            yield self._app(message, self._contexts[message.metadata.dst_node_id])
+            yield self._app(message, self._context)
 
     def set_run(self, run: Run) -> None:
         """There is just one run."""

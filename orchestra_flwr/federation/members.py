@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import cycle
 from typing import Protocol
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -13,6 +14,7 @@ from orchestra_flwr.federation.report import FederationError
 from orchestra_flwr.federation.wire import CONFIG
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
+NODE_POLL_SECONDS = 0.1
 POLL_SECONDS = 0.5
 GREETING_SECONDS = 15.0  # a round waits so long for the answer of a client that has just come
 
@@ -40,10 +42,10 @@ class Members(Protocol):
 
 
 class SimulatedMembers:
-    """The nodes of a simulation: all there, always the same.
+    """The clients of a simulation: all there, always the same, on however many nodes.
 
-    Node ids are random and any node can be any client: a message says which one it shall be. So no
-    node has to be asked who it is, which takes minutes with a thousand of them.
+    Any node can be any client: a message says which one it shall be. So a simulation needs as many
+    nodes as clients are at work, and no node has to be asked who it is.
 
     Args:
         grid: the simulation's grid.
@@ -54,7 +56,7 @@ class SimulatedMembers:
     share_disk = True
 
     def __init__(self, grid: Grid, names: Sequence[str]) -> None:
-        self._nodes = dict(zip(names, _working_nodes(grid, len(names)), strict=False))
+        self._nodes = dict(zip(names, cycle(_working_nodes(grid)), strict=False))
 
     def gather(self) -> Mapping[str, int]:
         """As :meth:`Members.gather`."""
@@ -169,13 +171,16 @@ class ConnectedMembers:
         self._tell(f"client {name} joined with {int(told['images'])} images")  # type: ignore[arg-type]
 
 
-def _working_nodes(grid: Grid, count: int) -> list[int]:
-    """Waits until so many nodes are there and the first of them answers."""
+def _working_nodes(grid: Grid) -> list[int]:
+    """Waits until nodes are there, no more come, and the first of them answers."""
     deadline = time.monotonic() + NODE_WAIT_SECONDS
-    while len(ids := sorted(grid.get_node_ids())) < count:
+    before: list[int] = []
+    ids = sorted(grid.get_node_ids())
+    while not ids or ids != before:  # Flower registers them one after another
         if time.monotonic() > deadline:
-            raise FederationError(f"{len(ids)} nodes are there, federation.clients={count}")
-        time.sleep(0.1)
+            raise FederationError("no node has come that could be a client")
+        time.sleep(NODE_POLL_SECONDS)
+        before, ids = ids, sorted(grid.get_node_ids())
     question = Message(RecordDict(), ids[0], MessageType.QUERY)
     for reply in grid.send_and_receive([question], timeout=NODE_WAIT_SECONDS):
         if reply.has_error():

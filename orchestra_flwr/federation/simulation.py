@@ -30,6 +30,7 @@ from orchestra_flwr.reporting import Progress, RunFolder, plot_partition, summar
 from orchestra_flwr.training import resolve_device
 
 POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
+MOST_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
 
 
 def simulate(
@@ -58,9 +59,8 @@ def simulate(
             workers=workers,
         )
 
-    clients = len(population.parts)
     if config.engine == "inline":
-        return serve(InlineGrid(client_app, clients), 1)
+        return serve(InlineGrid(client_app), 1)
     backend = ray_backend(config)
     workers = worker_count(
         available_nodes(config),
@@ -68,7 +68,8 @@ def simulate(
         backend["client_resources"]["num_gpus"],
     )
     window = workers + 2  # enough to keep all workers busy, and bounds the memory
-    return _run_ray(clients, backend, window, lambda grid: serve(grid, workers))
+    nodes = min(len(population.parts), max(MOST_NODES, window))
+    return _run_ray(nodes, backend, window, lambda grid: serve(grid, workers))
 
 
 def check_resources(config: Config) -> None:
@@ -101,7 +102,7 @@ def _plot_split(population: Population, folder: RunFolder) -> None:
 
 
 def _run_ray(
-    clients: int,
+    nodes: int,
     backend: dict[str, Any],
     window: int,
     serve: Callable[[Grid], dict[str, Any]],
@@ -132,7 +133,7 @@ def _run_ray(
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     try:
         with contextlib.ExitStack() as farewell:
-            run_simulation(server, client_app, clients, "ray", backend_config=backend)
+            run_simulation(server, client_app, nodes, "ray", backend_config=backend)
     except RuntimeError as error:
         if isinstance(error, FederationError):
             raise

@@ -4,17 +4,18 @@ from flwr.clientapp import ClientApp
 from orchestra_flwr.federation.inline import InlineGrid
 
 
-def test_each_node_is_its_own_client_and_nothing_runs_early():
+def test_nothing_runs_before_its_reply_is_due():
     app, seen = ClientApp(), []
 
     @app.train()
     def train(message, context):
-        seen.append(context.node_config["partition-id"])
+        seen.append(message.content["c"]["client"])
         return Message(RecordDict({"c": ConfigRecord({"n": len(seen)})}), reply_to=message)
 
-    grid = InlineGrid(app, 3)
-    nodes = list(grid.get_node_ids())
-    replies = grid.send_and_receive([Message(RecordDict(), n, "train") for n in reversed(nodes)])
+    grid = InlineGrid(app)
+    (node,) = grid.get_node_ids()
+    asked = [RecordDict({"c": ConfigRecord({"client": name})}) for name in "cba"]
+    replies = grid.send_and_receive([Message(content, node, "train") for content in asked])
     assert seen == []
     assert [r.content["c"]["n"] for r in replies] == [1, 2, 3]
-    assert seen == [2, 1, 0]
+    assert seen == ["c", "b", "a"]

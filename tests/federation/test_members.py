@@ -144,24 +144,38 @@ def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(net
     assert known.gather() == {"a": 1, "b": 2}
 
 
-def test_missing_nodes_are_told(monkeypatch):
+class Registering(InlineGrid):
+    """Nodes come one after another, as in Flower's simulations; counts what they are asked."""
+
+    def __init__(self, app, *looks):
+        super().__init__(app)
+        self.looks, self.asked = list(looks), []
+
+    def get_node_ids(self):
+        return range(1, 1 + (self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]))
+
+    def send_and_receive(self, messages, *, timeout=None):
+        self.asked.extend(messages)
+        return super().send_and_receive(messages, timeout=timeout)
+
+
+@pytest.fixture
+def hurried(monkeypatch):
     monkeypatch.setattr("orchestra_flwr.federation.members.NODE_WAIT_SECONDS", 0.1)
-    with pytest.raises(FederationError, match=r"2 nodes are there, federation\.clients=3"):
-        SimulatedMembers(InlineGrid(client_app, 2), ["0", "1", "2"])
+    monkeypatch.setattr("orchestra_flwr.federation.members.NODE_POLL_SECONDS", 0.01)
 
 
-def test_simulated_clients_have_nodes_of_which_one_is_asked_whether_workers_are_there():
-    asked = []
+def test_missing_nodes_are_told(hurried):
+    with pytest.raises(FederationError, match="no node has come"):
+        SimulatedMembers(Registering(client_app, 0), ["0", "1", "2"])
 
-    class Counting(InlineGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            asked.extend(messages)
-            return super().send_and_receive(asked, timeout=timeout)
 
-    members = SimulatedMembers(Counting(client_app, 3), ["x", "y", "z"])
+def test_simulated_clients_share_the_nodes_of_which_one_is_asked_whether_workers_are_there(hurried):
+    grid = Registering(client_app, 0, 1, 2, 2)
+    members = SimulatedMembers(grid, ["x", "y", "z"])
     members.lost(["x"])
-    assert members.gather() == {"x": 1, "y": 2, "z": 3}
-    assert len(asked) == 1
+    assert members.gather() == {"x": 1, "y": 2, "z": 1}
+    assert len(grid.asked) == 1
 
 
 def test_workers_that_cannot_start_are_told():
@@ -172,4 +186,4 @@ def test_workers_that_cannot_start_are_told():
         return Message(Error(5, "no memory for workers"), reply_to=message)
 
     with pytest.raises(FederationError, match="no client can be asked: no memory for workers"):
-        SimulatedMembers(InlineGrid(broken, 2), ["0", "1"])
+        SimulatedMembers(InlineGrid(broken), ["0", "1"])

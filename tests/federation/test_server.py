@@ -43,7 +43,7 @@ def run(config, app=client_app, folder=None):
 
 def federate(config, folder, progress, app=client_app, workers=None):
     population = load_population(config)
-    grid = InlineGrid(app, len(population.parts))
+    grid = InlineGrid(app)
     members = SimulatedMembers(grid, list(population.parts))
     return run_federation(
         grid, config, members, dataset=population.dataset, folder=folder, progress=progress,
@@ -57,9 +57,10 @@ def meddling(change):
 
     @app.train()
     def train(message, context):
+        task = message.content[CONFIG]
+        client, round_ = task["client"], task["round"]
         reply = client_app(message, context)
-        client = context.node_config["partition-id"]
-        return change(client, message.content[CONFIG]["round"], reply) or reply
+        return change(client, round_, reply) or reply
 
     @app.query()
     def query(message, context):
@@ -205,13 +206,13 @@ def test_bad_clients_are_dropped_named_and_counted(config):
         if round_ != 1:
             return
         shared = from_record(reply.content[ARRAYS])["shared"]
-        if client == 0:
+        if client == "0":
             spoiled(reply, shared=np.full_like(shared, np.nan))
-        elif client == 1:
+        elif client == "1":
             spoiled(reply, shared=shared[:-1])
-        elif client == 2:
+        elif client == "2":
             reply.content[CONFIG]["schema"] = "from-last-year"
-        elif client == 3:
+        elif client == "3":
             reply.content[METRICS]["examples"] = 0
 
     _, folder = run(config("federation.clients=8"), meddling(change))
@@ -244,13 +245,12 @@ def folders(root, **sizes):
 def test_clients_of_few_images_send_fewer_centroids_or_none(config, tmp_path):
     """Five images and k_min=8: no row; twelve: one of L=2; forty: both. All are averaged."""
     photos = folders(tmp_path / "photos", five=5, forty=40, twelve=12)
-    names = ["five", "forty", "twelve"]
     seen = {}
 
     def look(client, round_, reply):
         arrays = from_record(reply.content[ARRAYS])
         told = reply.content[METRICS]["smallest_cluster"]
-        seen[names[client], round_] = (len(arrays["local_centroids"]), told, "shared" in arrays)
+        seen[client, round_] = (len(arrays["local_centroids"]), told, "shared" in arrays)
 
     given = config(*photos, "privacy.k_min=8", "training.local_epochs=3")
     summary, folder = run(given, meddling(look))
@@ -302,7 +302,7 @@ def test_a_dropped_client_leaves_no_trace_in_the_result(config, tmp_path):
 
     def encoder_with(name, spoil):
         def change(client, round_, reply):
-            if client == 1 and round_ == 1:
+            if client == "1" and round_ == 1:
                 spoil(reply)
 
         _, folder = run(config(f"run_dir={tmp_path / name}"), meddling(change))
@@ -414,11 +414,11 @@ def test_a_rogue_client_moves_a_clipped_run_by_its_share(config, tmp_path):
         return Schema.of(method, Role.SHARED).pack(method.state(Role.SHARED)).astype(np.float64)
 
     def rogue(client, round_, reply):
-        if client == 2 and round_ == 1:
+        if client == "2" and round_ == 1:
             spoiled(reply, shared=from_record(reply.content[ARRAYS])["shared"] + 1000)
 
     def gone(client, round_, reply):
-        if client == 2 and round_ == 1:
+        if client == "2" and round_ == 1:
             reply.content[METRICS]["examples"] = 0
 
     moved = np.linalg.norm(result("rogue", rogue) - result("gone", gone))
@@ -442,7 +442,7 @@ def test_more_clients_than_delta_protects_are_told_and_end_the_guarantee(config,
     def query(message, context):
         return client_app(message, context)
 
-    population, grid = load_population(many), InlineGrid(app, 4)
+    population, grid = load_population(many), InlineGrid(app)
     folder, members = RunFolder.create(few), SimulatedMembers(grid, list(population.parts))
     with make_progress("plain", 1) as progress:
         summary = run_federation(
@@ -495,7 +495,7 @@ def test_images_without_labels_train_without_evaluation(config, tmp_path):
 def test_a_client_of_another_version_says_how_to_mend_it(tiny):
     config = tiny()
     method = build_method(config, 1)
-    grid = InlineGrid(client_app, 4)
+    grid = InlineGrid(client_app)
     content_config = {"config": config.to_json(), "schema": "old", "round": 1, "train": True}
     content_config["client"] = "0"
     from flwr.app import ConfigRecord, RecordDict

@@ -31,7 +31,7 @@ SILO = (
 def run(config, app=client_app, folder=None):
     folder = folder or RunFolder.create(config)
     population = load_population(config)
-    grid = InlineGrid(app, len(population.parts))
+    grid = InlineGrid(app)
     with make_progress("off", config.federation.rounds) as progress:
         summary = run_federation(
             grid, config, SimulatedMembers(grid, list(population.parts)),
@@ -46,10 +46,10 @@ def meddling(change):
 
     @app.train()
     def train(message, context):
-        round_ = message.content[CONFIG]["round"]
-        down = set(message.content[ARRAYS])
+        task, down = message.content[CONFIG], set(message.content[ARRAYS])
+        client, round_ = int(task["client"]), task["round"]
         reply = client_app(message, context)
-        change(int(context.node_config["partition-id"]), round_, down, reply)
+        change(client, round_, down, reply)
         return reply
 
     @app.query()
