@@ -2,8 +2,9 @@
 
     python benchmarks/projection.py
 
-Reads results/overhead.json and results/population.json and measures nothing: every figure is a
-measured cost times a count. Costs of the server are CPU seconds of one core.
+Reads results/overhead.json and measures nothing: every figure is a measured cost times a count.
+Costs of the server are CPU seconds of one core. Clients that are not asked cost next to nothing
+(benchmarks/population.py).
 """
 
 import json
@@ -24,32 +25,27 @@ COHORT = 20
 
 def main() -> None:
     overhead = json.loads((FOLDER / "overhead.json").read_text())
-    population = json.loads((FOLDER / "population.json").read_text())
     ours = overhead["sides"]["ours"]
     a_reply = ours["server_cpu_s"] / COHORT
-    small, large = (population["populations"][key]["server_cpu"] for key in ("100", "1000"))
-    registered = max(0.0, (large - small) / 900)
 
     client = STEPS * overhead["step_s"]
     lost = WORKERS * ours["overhead_s"] / COHORT
     share = lost / (lost + client)
     print(f"a client of the paper's run trains {client:.0f} s on one core and costs {lost:.2f} s: "
           f"{100 * share:.2f} % of a round is not training")  # fmt: skip
-    print(f"server: {1e3 * a_reply:.0f} ms of CPU a reply of {ours['mb_down']:.0f} MB, "
-          f"{1e3 * registered:.2f} ms a registered client a round\n")  # fmt: skip
-    print("| clients | a round | GB each way | s at 10 Gbit/s | CPU s, replies | CPU s, registered "
-          "| GB of centroids | slowest part |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
+    print(f"server: {1e3 * a_reply:.0f} ms of CPU a reply of {ours['mb_down']:.0f} MB\n")
+    print("| clients | a round | GB each way | s at 10 Gbit/s | CPU s, replies "
+          "| GB of centroids | slowest part |\n|---|---|---|---|---|---|---|")  # fmt: skip
     for clients, cohorts in COHORTS.items():
         for cohort in cohorts:
             size = cohort * ours["mb_down"] * 1e6
             costs = {
                 "network": size / LINK,
                 "adding replies, one after another": cohort * a_reply,
-                "Flower's table of clients": clients * registered,
             }
-            network, replies, table = costs.values()
+            network, replies = costs.values()
             print(f"| {clients:,} | {cohort:,} | {size / 1e9:,.1f} | {network:,.1f} "
-                  f"| {replies:,.1f} | {table:,.1f} | {cohort * CENTROIDS / 1e9:,.3f} "
+                  f"| {replies:,.1f} | {cohort * CENTROIDS / 1e9:,.3f} "
                   f"| {max(costs, key=costs.__getitem__)} |")  # fmt: skip
 
 

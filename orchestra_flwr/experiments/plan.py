@@ -23,6 +23,8 @@ from orchestra_flwr.experiments.description import (
 from orchestra_flwr.experiments.scaling import scaled_override
 
 Axes = Mapping[str, Choices]
+# What a run must do for a measure, beyond what every run does.
+NEEDED: Mapping[str, Overrides] = {"unsupervised": ("evaluation.unsupervised=true",)}
 PLANS = "plans"  # the folder, beside the runs, that says which runs belong to which experiment
 
 
@@ -214,6 +216,7 @@ class _Composer:
             *self.settings.overrides,
             *(self.settings.with_root if rooted else self.settings.without_root),
             *here.overrides,
+            *(o for measure in self.experiment.measures for o in NEEDED.get(measure, ())),
             *(o for axis in shared for o in self.axes[axis][values[axis]]),
             *(o for a in self.settings.adjustments if covers(a.when, values) for o in a.overrides),
             *(o for axis in own for o in self.axes[axis][values[axis]]),

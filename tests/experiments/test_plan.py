@@ -28,7 +28,9 @@ def test_every_row_composes_and_its_method_takes_its_options(name, scale):
     plan, configs = make_plan(name, scale, seeds=[0])
     assert plan.rows and {row.run for row in plan.rows} == configs.keys()
     assert len(configs) == len(plan.rows)  # no two rows are the same run
+    scored = "unsupervised" in plan.experiment.measures
     for config in configs.values():
+        assert config.evaluation.unsupervised == scored  # or nothing would be there to choose by
         parse(METHODS[config.method.name].Settings, config.method.options, "method")
     for row in (plan.rows[0], plan.rows[-1]):  # each takes a second
         again = load_config([*row.overrides, "seed=0"])
