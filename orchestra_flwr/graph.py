@@ -42,13 +42,14 @@ class CapturedStep:
             self._step(rows)
             return
         self._calls += 1
-        if self._calls <= WARM_UP:
-            self._plainly(rows)
-            return
-        self._rows.copy_(rows)
-        if self._graph is None:
-            self._graph = self._captured()
-        self._graph.replay()
+        with torch.cuda.device(rows.device):  # streams and captures are the current GPU's
+            if self._calls <= WARM_UP:
+                self._plainly(rows)
+                return
+            self._rows.copy_(rows)
+            if self._graph is None:
+                self._graph = self._captured()
+            self._graph.replay()
 
     def _plainly(self, rows: Tensor) -> None:
         # On another stream, as capturing demands of all that came before it.
