@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.models.convolution import Convolution
 
 Norm = Callable[[int], nn.Module]
 
@@ -33,16 +34,14 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv1 = Convolution(inputs, outputs, 3, stride, padding=1)
         self.norm1 = norm(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.conv2 = Convolution(outputs, outputs, 3, padding=1)
         self.norm2 = norm(outputs)
         self.relu = nn.ReLU(inplace=True)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs)
-            )
+            self.shortcut = nn.Sequential(Convolution(inputs, outputs, 1, stride), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
@@ -62,7 +61,7 @@ class ResNet18(Backbone):
         super().__init__()
         self.dim = 8 * width
         self.stem = nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1, bias=False), norm(width), nn.ReLU(inplace=True)
+            Convolution(channels, width, 3, padding=1), norm(width), nn.ReLU(inplace=True)
         )
         blocks: list[nn.Module] = []
         inputs = width
@@ -94,7 +93,7 @@ class ConvNet(Backbone):
         inputs = channels
         for outputs, stride in ((width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2)):
             layers += [
-                nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+                Convolution(inputs, outputs, 3, stride, padding=1),
                 norm(outputs),
                 nn.ReLU(inplace=True),
             ]

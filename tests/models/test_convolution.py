@@ -1,0 +1,89 @@
+import pytest
+import torch
+from torch import nn
+
+from orchestra_flwr.models import convolution
+from orchestra_flwr.models.convolution import Convolution
+
+# batch, channels in and out, size, stride, padding, height and width: few pixels, many channels
+FEW = [
+    (4, 8, 64, 3, 1, 1, 4, 4),
+    (4, 8, 64, 3, 2, 1, 7, 5),
+    (4, 8, 64, 1, 2, 0, 8, 8),
+    (1, 3, 9, 3, 1, 0, 5, 5),
+    (2, 5, 40, 5, 3, 2, 8, 9),
+]
+
+
+def pair(inputs, outputs, size, stride, padding):
+    """One of ours and one of torch's with the same weights."""
+    ours = Convolution(inputs, outputs, size, stride, padding)
+    plain = nn.Conv2d(inputs, outputs, size, stride, padding, bias=False)
+    plain.load_state_dict(ours.state_dict())
+    return ours, plain
+
+
+def passed(layer, x, *, precision=torch.float32):
+    """What comes out, and the gradients of a sum with fixed weights."""
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+        y = layer(x)
+    (y.float() * torch.arange(y.numel()).view_as(y).sin()).sum().backward()
+    return y, x.grad, layer.weight.grad
+
+
+@pytest.fixture
+def products(monkeypatch):
+    made = []
+    plain = convolution._product
+    monkeypatch.setattr(convolution, "_product", lambda *sides: made.append(sides) or plain(*sides))
+    return made
+
+
+@pytest.mark.parametrize("format_", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("shape", FEW)
+def test_few_pixels_are_products_and_give_what_torch_gives(
+    shape, onednn, format_, products, monkeypatch
+):
+    monkeypatch.setattr(convolution, "ONEDNN", onednn and convolution.ONEDNN)
+    batch, inputs, outputs, size, stride, padding, height, width = shape
+    ours, plain = pair(inputs, outputs, size, stride, padding)
+    ours, plain = ours.to(memory_format=format_), plain.to(memory_format=format_)
+    x = torch.randn(batch, inputs, height, width).to(memory_format=format_)
+    for actual, expected in zip(passed(ours, x), passed(plain, x), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert len(products) == 3
+
+
+def test_many_pixels_are_torchs_own(products):
+    ours, plain = pair(3, 8, 3, 1, 1)
+    x = torch.randn(2, 3, 8, 8)
+    for actual, expected in zip(passed(ours, x), passed(plain, x), strict=True):
+        assert torch.equal(actual, expected)
+    assert products == []
+
+
+def test_the_gradient_lies_as_channels_last_weights_do(products):
+    ours = Convolution(8, 64, 3, padding=1).to(memory_format=torch.channels_last)
+    passed(ours, torch.randn(1, 8, 4, 4))
+    assert ours.weight.grad.stride() == ours.weight.stride() and products
+
+
+def test_in_bfloat16_the_weights_and_their_gradients_stay_float32(products):
+    ours, plain = pair(8, 64, 3, 1, 1)
+    x = torch.randn(4, 8, 4, 4)
+    results = [passed(layer, x, precision=torch.bfloat16) for layer in (ours, plain)]
+    assert [each.dtype for each in results[0]] == [torch.bfloat16, torch.float32, torch.float32]
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.1)
+    assert len(products) == 3
+
+
+def test_what_needs_no_gradient_gets_none(products):
+    frozen = Convolution(8, 64, 3, padding=1).requires_grad_(False)
+    assert not frozen(torch.randn(1, 8, 4, 4)).requires_grad
+    x = torch.randn(1, 8, 4, 4, requires_grad=True)
+    frozen(x).sum().backward()
+    assert x.grad is not None and frozen.weight.grad is None
