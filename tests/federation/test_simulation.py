@@ -226,7 +226,7 @@ def test_a_hundred_clients_of_resnet18_in_the_servers_flat_memory(sim):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_flwr_run_trains_the_same_app(tmp_path, tiny_overrides):
-    """`flwr run .` on this repository, under a SuperLink of its own, which is ended by its id."""
+    """`flwr run .` under a SuperLink of its own, which is ended by its id: 4 clients on 2 nodes."""
     bin_ = Path(sys.executable).parent
     home = tmp_path / "home"
     environment = {
@@ -250,7 +250,7 @@ def test_flwr_run_trains_the_same_app(tmp_path, tiny_overrides):
     try:
         wait_until(lambda: is_open(port), 60)
         subprocess.run(
-            [bin_ / "flwr", "run", str(REPOSITORY), "--federation-config", "num-supernodes=4",
+            [bin_ / "flwr", "run", str(REPOSITORY), "--federation-config", "num-supernodes=2",
              "--run-config", f"overrides='{' '.join([*overrides, f'run_dir={tmp_path}/run'])}'"],
             env=environment, check=True, timeout=120,
         )  # fmt: skip
