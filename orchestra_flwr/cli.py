@@ -213,18 +213,23 @@ def _command(
 
 def _simulate(config: Config) -> int:
     # Heavy imports wait until the configuration is known to be right.
-    from orchestra_flwr.federation.population import check_population, load_population
+    from orchestra_flwr.federation.population import (
+        check_population,
+        load_population,
+        with_class_names,
+    )
     from orchestra_flwr.federation.simulation import check_resources, simulate
     from orchestra_flwr.methods import build_method
     from orchestra_flwr.reporting import Progress, RunFolder
 
     check_resources(config)
     population = load_population(config)
-    method = build_method(config, config.data.channels)  # checks the method's own options
-    check_population(config, population, method)
+    named = with_class_names(config, population)
+    method = build_method(named, config.data.channels)  # checks the method's own options
+    check_population(named, population, method)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
-        return simulate(config, population, folder, progress)
+        return simulate(named, population, folder, progress)
 
     _stop_on_sigterm()
     return _run_in_folder(config, run)

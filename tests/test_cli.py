@@ -3,6 +3,8 @@
 import sys
 
 import pytest
+import torch
+from PIL import Image
 
 from orchestra_flwr.cli import client_main, main, server_main
 
@@ -92,6 +94,21 @@ def test_resuming_a_finished_run_changes_nothing(sim, tmp_path, tiny_overrides):
     assert code == 0 and "trained" in out
     assert (tmp_path / "mine" / "encoder.safetensors").read_bytes() == encoder
     assert (tmp_path / "mine" / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_simulation_knows_the_classes_of_its_images(sim, tmp_path, tiny_overrides):
+    """Supervised learning from class folders: nobody names them, not on resuming either."""
+    for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        for number in range(8):
+            pixels = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8).numpy()
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    photos = ("data=image_folder", "data.root=photos", "data.image_size=8", "partition=iid",
+              "federation.clients=2", "method=supervised", "training.local_epochs=1")  # fmt: skip
+    assert sim(*tiny_overrides, *photos, "federation.rounds=1", "run_dir=mine")[0] == 0
+    assert "cat" not in (tmp_path / "mine" / "config.yaml").read_text()
+    assert sim("resume=mine")[0] == 0
 
 
 def test_a_failed_run_is_exit_code_1_and_can_be_continued(sim, tmp_path, tiny_overrides):

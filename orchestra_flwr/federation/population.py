@@ -8,7 +8,7 @@ import numpy as np
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset, load_dataset, partition
-from orchestra_flwr.methods import Method, labels_for
+from orchestra_flwr.methods import METHODS, Method, labels_for
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,20 @@ def load_population(config: Config) -> Population:
     if config.partition.name == "by_class" and train.labels is not None:
         names = [train.classes[label] for label in np.unique(train.labels)]
     return Population(dataset, dict(zip(names, parts, strict=True)))
+
+
+def with_class_names(config: Config, population: Population) -> Config:
+    """The configuration with the names of the images' classes, where a method has to know them.
+
+    A simulation has all images. Real clients hold some of the classes, and have to be told.
+    """
+    method = METHODS.get(config.method.name)
+    wanted = method is not None and "classes" in method.Settings.model_fields
+    known = config.method.options.get("classes") or config.data.classes
+    if not wanted or known or population.dataset.train.labels is None:
+        return config
+    names = {"classes": list(population.dataset.train.classes)}
+    return config.model_copy(update={"method": config.method.model_copy(update=names)})
 
 
 def check_population(config: Config, population: Population, method: Method) -> None:

@@ -12,7 +12,6 @@ from orchestra_flwr.methods import METHODS
 
 REPOSITORY = Path(__file__).parents[2]
 PHOTOS = REPOSITORY.parent / "shared" / "data" / "cifar10-jpeg.zip"
-CLASSES = "airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck"
 LEAST_STD = 0.3  # 0: all features are the same; 1: they point into all directions
 GUESSED = 0.15  # accuracy that guessing among ten classes does not reach with 300 images
 PROTOCOLS = ("knn", "linear", "linear_published", "finetune")
@@ -31,8 +30,6 @@ SMALL = (
 @pytest.mark.parametrize("method", [*METHODS, "byol federation.merge=fedu"])
 def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, method):
     overrides = [*SMALL, *f"method={method}".split(), f"run_dir={tmp_path / 'run'}"]
-    if method == "supervised":
-        overrides.append(f"method.classes=[{CLASSES}]")
     started = time.perf_counter()
     python(tmp_path, str(REPOSITORY / "run_sim.py"), *overrides)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
