@@ -19,8 +19,8 @@ from orchestra_flwr.reporting import RunFolder, make_progress
 class ListeningGrid(InlineGrid):
     """Keeps the names and sizes of all arrays in the clients' replies."""
 
-    def __init__(self, app, clients):
-        super().__init__(app, clients)
+    def __init__(self, app):
+        super().__init__(app)
         self.heard = []
 
     def send_and_receive(self, messages, *, timeout=None):
@@ -34,7 +34,7 @@ class ListeningGrid(InlineGrid):
 def run(config):
     population = load_population(config)
     check_population(config, population, build_method(config, config.data.channels))
-    grid = ListeningGrid(client_app, len(population.parts))
+    grid = ListeningGrid(client_app)
     members = SimulatedMembers(grid, list(population.parts))
     folder = RunFolder.create(config)
     with make_progress("off", config.federation.rounds) as progress:
