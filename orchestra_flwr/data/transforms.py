@@ -59,7 +59,7 @@ def apply(images: Tensor, parameters: Parameters) -> Tensor:
         float32 in [0, 1], (N, C, S, S).
     """
     p = parameters
-    views = crop_and_flip(images.float() / 255, p.box, p.flip)
+    views = crop_and_flip(images / 255, p.box, p.flip)
     views = _where(p.jitter, views, jitter, p.order, p.factors)
     if images.shape[1] == len(LUMA):
         views = _where(p.gray, views, _grayscale)
@@ -248,7 +248,7 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
         padded = torch.cat([first, images, last], dim=dim)
         size = images.shape[dim]
         around = padded.narrow(dim, 0, size) + padded.narrow(dim, 2, size)
-        images = middle * images + side * around
+        images = (middle * images).addcmul_(side, around)
     return images
 
 

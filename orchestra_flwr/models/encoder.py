@@ -17,7 +17,7 @@ from orchestra_flwr.models.backbones import Backbone, build_backbone
 
 def normalise(images: Tensor) -> Tensor:
     """Images in [0, 1] to the networks' range [-1, 1] (mean .5, deviation .5 as published)."""
-    return images * 2 - 1
+    return (images * 2).sub_(1)
 
 
 class EncoderSpec(BaseModel):
