@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +120,7 @@ def random_planes(depth: int, dimensions: int, noise: NoiseStream) -> Tensor:
     return (planes / PLANE_GRID).round() * PLANE_GRID
 
 
+@lru_cache(maxsize=4)
 def shared_basis(dimensions: int, of: int) -> Tensor:
     """(dimensions, of) orthonormal rows, up to a grid of 2^-16; the same for all who ask.
 

@@ -193,8 +193,9 @@ def _mixes(operations: Tensor, factors: Tensor, channels: int) -> tuple[Tensor, 
 
 def _blend_(images: Tensor, colours: Tensor, to_mean: Tensor) -> None:
     """Blends images, (N, C, S, S), in place, by a step of :func:`_mixes`."""
-    pixels = images.flatten(2)
-    gray = pixels.mean(dim=2) @ _luma(images.shape[1], images.device)
+    count, channels, size, _ = images.shape
+    pixels = images.view(count, channels, size * size)  # never a copy
+    gray = pixels.mean(dim=2) @ _luma(channels, images.device)
     mixed = torch.baddbmm(to_mean * gray[:, None, None], colours, pixels)
     torch.clamp(mixed, 0, 1, out=pixels)
 

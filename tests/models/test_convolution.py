@@ -87,3 +87,17 @@ def test_what_needs_no_gradient_gets_none(products):
     x = torch.randn(1, 8, 4, 4, requires_grad=True)
     frozen(x).sum().backward()
     assert x.grad is not None and frozen.weight.grad is None
+
+
+def test_an_image_keeps_its_bits_wherever_it_lies_in_a_batch(products):
+    """Differentially private clustering relies on it: no image may move another's features."""
+    layer = Convolution(128, 256, 3, stride=2, padding=1).to(memory_format=torch.channels_last)
+    image, others = torch.randn(1, 128, 4, 4), torch.randn(64, 128, 4, 4)
+    found = []
+    for place in (0, 1, 17, 63):
+        batch = others.roll(place, 0)
+        batch[place] = image[0]
+        with torch.no_grad():
+            found.append(layer(batch)[place])
+    assert all(torch.equal(each, found[0]) for each in found)
+    assert len(products) == 4
