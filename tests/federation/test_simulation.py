@@ -13,6 +13,8 @@ import pytest
 from safetensors.torch import load_file
 
 from orchestra_flwr.cli import main
+from orchestra_flwr.federation import simulation
+from orchestra_flwr.federation.population import Population
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -221,6 +223,21 @@ def test_a_hundred_clients_of_resnet18_in_the_servers_flat_memory(sim):
         assert record["bytes_up"] > clients // 2 * 89e6
     print(f"peak memory of the server in MB by clients: {peaks}")
     assert peaks[100] < peaks[30] + 700, peaks
+
+
+@pytest.mark.parametrize(
+    ("clients", "workers", "nodes"),
+    [(30, 2, 30), (1000, 2, 100), (1000, 200, 202), (150, 200, 150)],
+)
+def test_a_large_population_shares_a_hundred_nodes(tiny, monkeypatch, clients, workers, nodes):
+    """As many as clients can be under way at most, and no more than a hundred without need."""
+    asked = []
+    monkeypatch.setattr(simulation, "_plot_split", lambda *_: None)
+    monkeypatch.setattr(simulation, "worker_count", lambda *_: workers)
+    monkeypatch.setattr(simulation, "_run_ray", lambda count, *_: asked.append(count) or {})
+    population = Population(dataset=None, parts=dict.fromkeys(map(str, range(clients))))
+    simulation.simulate(tiny("engine=ray"), population, None, None)
+    assert asked == [nodes]
 
 
 @pytest.mark.slow
