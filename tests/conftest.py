@@ -1,8 +1,10 @@
 """Fixtures shared by all tests: tiny configurations and folders that nothing outside sees."""
 
 import os
+import random
 import tempfile
 
+import numpy as np
 import pytest
 
 from orchestra_flwr.config import load_config  # isort: skip  (before torch, whose threads it tames)
@@ -41,6 +43,14 @@ def _own_folders():
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (lower, they never get on)
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         yield
+
+
+@pytest.fixture(autouse=True)
+def _same_every_time():
+    """What fails fails again: nothing that a test draws without a generator differs by run."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture
