@@ -105,16 +105,16 @@ def sample_parameters(
         generator: its device is the parameters'.
     """
     device = generator.device
-    limits = _limits(tuple(recipes), device).repeat_interleave(batch, dim=0)
-    low, high = limits.unbind(dim=1)
-    rows = len(recipes) * batch
-    uniform = torch.rand(rows, _COLUMNS + 2 * CROP_TRIES, generator=generator, device=device)
-    own, tries = uniform[:, :_COLUMNS], uniform[:, _COLUMNS:]
-    values = low + own * (high - low)
+    low, high, spread = _limits(tuple(recipes), batch, device)
+    uniform = torch.rand(len(low), _COLUMNS + 2 * CROP_TRIES, generator=generator, device=device)
+    own, tries = uniform.split((_COLUMNS, 2 * CROP_TRIES), dim=1)
+    values = low + own * spread
     happens = own[:, _FLIP : _SOLARIZE + 1] < high[:, _FLIP : _SOLARIZE + 1]
     flip, jitter, gray, blur, solarize = happens.unbind(dim=1)
     return Parameters(
-        box=_crop_boxes(limits[:, :, _SCALE], tries, own[:, _TOP : _LEFT + 1], size),
+        box=_crop_boxes(
+            low[:, _SCALE, None], spread[:, _SCALE, None], tries, own[:, _TOP : _LEFT + 1], size
+        ),
         flip=flip,
         jitter=jitter,
         order=own[:, _ORDER : _ORDER + 4].argsort(dim=1),
@@ -137,8 +137,14 @@ _COLUMNS = 18
 
 
 @lru_cache(maxsize=32)
-def _limits(recipes: tuple[Recipe, ...], device: torch.device) -> Tensor:
-    """The least and largest value of every column: (recipes, 2, columns); kept on the device."""
+def _limits(
+    recipes: tuple[Recipe, ...], batch: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The least and largest value of every column, and how far apart they are, kept on the device.
+
+    Returns:
+        Three (recipes * batch, columns).
+    """
     limits = torch.zeros(len(recipes), 2, _COLUMNS)
     limits[:, 1, _TOP:] = 1
     for row, recipe in zip(limits, recipes, strict=True):
@@ -153,14 +159,16 @@ def _limits(recipes: tuple[Recipe, ...], device: torch.device) -> Tensor:
         row[1, _TURNS] = 4.0 * recipe.rotate
         # No crop is a crop so large that no try fits: the whole image is what then remains.
         row[:, _SCALE] = torch.tensor(recipe.crop_scale or (9.0, 9.0))
-    return limits.to(device)
+    low, high = limits.to(device).repeat_interleave(batch, dim=0).unbind(dim=1)
+    return low, high, high - low
 
 
-def _crop_boxes(scale: Tensor, tries: Tensor, place: Tensor, size: int) -> Tensor:
+def _crop_boxes(least: Tensor, spread: Tensor, tries: Tensor, place: Tensor, size: int) -> Tensor:
     """Random boxes as torchvision's RandomResizedCrop draws them for square images.
 
     Args:
-        scale: least and largest area as a share of the image, (N, 2).
+        least: area as a share of the image, (N, 1).
+        spread: of the largest area over the least, (N, 1).
         tries: uniform, (N, 2 * CROP_TRIES): the area and the ratio of every try.
         place: uniform, (N, 2).
         size: height and width of the images.
@@ -169,7 +177,7 @@ def _crop_boxes(scale: Tensor, tries: Tensor, place: Tensor, size: int) -> Tenso
         Top, left, height, width of each crop: int64, (N, 4).
     """
     area, ratio = tries.chunk(2, dim=1)
-    area = (scale[:, :1] + area * (scale[:, 1:] - scale[:, :1])) * size**2
+    area = (least + area * spread) * size**2
     low, high = math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])
     ratio = torch.exp(low + ratio * (high - low))
     shape = torch.stack([(area / ratio).sqrt(), (area * ratio).sqrt()], dim=2).round()

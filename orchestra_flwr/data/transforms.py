@@ -60,7 +60,7 @@ def apply(images: Tensor, parameters: Parameters) -> Tensor:
     """
     p = parameters
     views = crop_and_flip(images / 255, p.box, p.flip)
-    views = _where(p.jitter, views, jitter, p.order, p.factors)
+    views = jitter(views, p.jitter, p.order, p.factors)
     if images.shape[1] == len(LUMA):
         views = _where(p.gray, views, _grayscale)
     views = _where(p.blur, views, blur, p.sigma)
@@ -130,43 +130,60 @@ def _cubic(distance: Tensor) -> Tensor:
     return torch.where(distance < 1, near, far)
 
 
-def jitter(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue of each image, in its own order.
+def jitter(images: Tensor, wanted: Tensor, order: Tensor, factors: Tensor) -> Tensor:
+    """Brightness, contrast, saturation and hue of each wanted image, in its own order.
 
     The first three are blends and come in up to three steps before the hue and up to three after
     it, so that the costly hue is computed once. Sorted by how many come before, the images of
     each step lie side by side.
 
     Args:
-        images: float in [0, 1], (N, C, S, S).
+        images: float in [0, 1], (N, C, S, S); may be overwritten.
+        wanted: which are changed, bool, (N,).
         order: a permutation of the four operations, int64, (N, 4).
         factors: strengths by operation, (N, 4).
     """
+    choose = _all_rows if images.is_cuda else _rows_by_hue
     position = order.argsort(dim=1)
-    hue_at, by_hue = position[:, HUE].sort()
-    blends = position.index_select(0, by_hue)[:, :HUE].argsort(dim=1).T.repeat(2, 1)
-    factors = factors.index_select(0, by_hue)
+    rows, of_step = choose(wanted, position[:, HUE])
+    if not len(rows):
+        return images
+    colours, position, factors = (x.index_select(0, rows) for x in (images, position, factors))
+    hue_at = position[:, HUE]
+    blends = position[:, :HUE].argsort(dim=1).T.repeat(2, 1)
     steps = torch.arange(HUE, device=images.device)[:, None]
     used = torch.cat([steps < hue_at, steps >= hue_at])
-    colours, to_mean = _mixes(blends, factors.T.gather(0, blends).where(used, 1.0), images.shape[1])
-    images = images.index_select(0, by_hue)
-    for step, rows in enumerate(_rows_used(hue_at)):
+    mixes, to_mean = _mixes(blends, factors.T.gather(0, blends).where(used, 1.0), images.shape[1])
+    for step, those in enumerate(of_step):
         if step == HUE:
-            images = _shift_hue(images, factors[:, HUE])
-        _blend_(images[rows], colours[step, rows], to_mean[step, rows])
-    return torch.empty_like(images).index_copy_(0, by_hue, images)
+            colours = _shift_hue(colours, factors[:, HUE])
+        _blend_(colours[those], mixes[step, those], to_mean[step, those])
+    if len(rows) == len(images):  # all were changed, wanted or not
+        colours = torch.where(wanted[:, None, None, None], colours, images)
+    return images.index_copy_(0, rows, colours)
 
 
-def _rows_used(hue_at: Tensor) -> list[slice]:
-    """The images of the three steps before the hue and of those after it.
+def _rows_by_hue(wanted: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
+    """The wanted images in the order of their hue, and those of them that each step concerns.
 
     Args:
-        hue_at: how many blends come before the hue, ascending, int64, (N,).
+        wanted: bool, (N,).
+        hue_at: how many blends come before the hue, int64, (N,).
+
+    Returns:
+        Their numbers, int64, and slices of them for the three steps before the hue and the three
+        after it.
     """
-    if hue_at.is_cuda:  # where the host would wait for the numbers
-        return [slice(None)] * (2 * HUE)
+    rows = wanted.nonzero().squeeze(1)
+    hue_at, by_hue = hue_at.index_select(0, rows).sort()
     earlier = hue_at.bincount(minlength=HUE).cumsum(0)[:HUE].tolist()
-    return [*(slice(first, None) for first in earlier), *(slice(last) for last in earlier)]
+    steps = [*(slice(first, None) for first in earlier), *(slice(last) for last in earlier)]
+    return rows.index_select(0, by_hue), steps
+
+
+def _all_rows(wanted: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
+    """As :func:`_rows_by_hue`, for a GPU, where the host would wait for numbers: all images."""
+    return torch.arange(len(wanted), device=wanted.device), [slice(None)] * (2 * HUE)
 
 
 def _mixes(operations: Tensor, factors: Tensor, channels: int) -> tuple[Tensor, Tensor]:
