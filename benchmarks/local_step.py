@@ -3,13 +3,16 @@
     python benchmarks/local_step.py
     python benchmarks/local_step.py --device cuda
 
-ResNet-18, batch 16, augmentation included; ours is `train_round` as clients run it.
+ResNet-18, batch 16, augmentation included; ours is `train_round` as clients run it. A recipe's
+ceiling is the ratio of a step that is nothing but its convolutions, all of them as fast as this
+machine's fastest product of matrices in that precision.
 """
 
 import argparse
 from collections.abc import Callable
 
 import torch
+from ceiling import fastest_product, step_flops
 from common import in_turns, table, write
 from published import PublishedClient, client_images
 
@@ -38,49 +41,83 @@ def ours(config: Config, images: torch.Tensor) -> Callable[[], object]:
     return steps
 
 
+def recipes(device: torch.device) -> dict[str, list[str]]:
+    """Ours, by what the configuration says of them."""
+    bfloat16 = "training.precision=bfloat16"
+    if device.type == "cuda":
+        graphs = "training.cuda_graphs=true"
+        return {
+            "float32": [],
+            "bfloat16": [bfloat16],
+            "float32, graphs": [graphs],
+            "bfloat16, graphs": [bfloat16, graphs],
+        }
+    # Where a processor has no instructions for it, bfloat16 takes minutes a step.
+    supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return {"float32": [], **({"bfloat16": [bfloat16]} if supported else {})}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=usable_cpus())
-    parser.add_argument("--steps", type=int, default=4, help="of one measurement")
+    parser.add_argument("--steps", type=int, help="of one measurement (4; a GPU: 310, a round's)")
     parser.add_argument("--rounds", type=int, default=7, help="measurements; the median counts")
     parser.add_argument("--model", default="resnet18")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     keep_freed_memory()
     device = resolve_device(given.device)
+    steps = given.steps or (310 if device.type == "cuda" else 4)
     fixed = ["data=cifar10", f"model={given.model}", "training.local_epochs=1"]
     config = load_config(fixed)
-    count = given.steps * config.training.batch_size
-    images = client_images(config, count).to(device)
-    published = PublishedClient(method(config, device), images.cpu(), config.training)
+    images = client_images(config, steps * config.training.batch_size)
+    published = PublishedClient(method(config, device), images, config.training)
     tasks: dict[str, Callable[[], object]] = {
-        "published": lambda: [published.step() for _ in range(given.steps)],
-        "float32": ours(config, images),
+        "published": lambda: [published.step() for _ in range(steps)]
     }
-    # Where a processor has no instructions for it, bfloat16 takes minutes a step.
-    if device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        tasks["bfloat16"] = ours(load_config([*fixed, "training.precision=bfloat16"]), images)
-    seconds = in_turns(tasks, given.rounds)
-    rates = {name: count / each for name, each in seconds.items()}
-    ratios = {name: rate / rates["published"] for name, rate in rates.items()}
+    for name, overrides in recipes(device).items():
+        tasks[name] = ours(load_config([*fixed, *overrides]), images.to(device))
+    seconds = {name: each / steps for name, each in in_turns(tasks, given.rounds).items()}
+    ratios = {name: seconds["published"] / each for name, each in seconds.items()}
+    flops = step_flops(published)
+    peaks = {
+        name: fastest_product(getattr(torch, name), device)
+        for name in ("float32", "bfloat16")
+        if name in tasks
+    }
+    ceilings = {name: seconds["published"] * peak / flops for name, peak in peaks.items()}
     table(
-        ("recipe", "images / s", "ms / step", "ratio"),
+        ("recipe", "images / s", "ms / step", "ratio", "ceiling"),
         [
-            (name, f"{rate:.1f}", f"{1e3 * seconds[name] / given.steps:.1f}", f"{ratios[name]:.2f}")
-            for name, rate in rates.items()
+            (name, f"{config.training.batch_size / each:.1f}", f"{1e3 * each:.1f}",
+             f"{ratios[name]:.2f}", f"{ceilings[name]:.2f}" if name in ceilings else "")
+            for name, each in seconds.items()
         ],
+    )  # fmt: skip
+    speeds = ", ".join(f"{name} {peak / 1e9:.0f}" for name, peak in peaks.items())
+    print(f"{flops / 1e9:.0f} GFLOP a step; GFLOP/s of the fastest product: {speeds}")
+    on_gpu = device.type == "cuda"
+    figures = (
+        {"gpu_step_ms": 1e3 * seconds["bfloat16, graphs"]}
+        if on_gpu
+        else {"step_fp32_ratio": ratios["float32"], "step_bf16_ratio": ratios.get("bfloat16")}
     )
-    result = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "model": given.model,
-        "threads": given.threads,
-        "images_per_second": rates,
-        "step_ms": {name: 1e3 * each / given.steps for name, each in seconds.items()},
-        "step_fp32_ratio": ratios["float32"],
-        "step_bf16_ratio": ratios.get("bfloat16"),
-    }
-    write("local_step" if device.type == "cpu" else "local_step_gpu", result)
+    write(
+        "local_step_gpu" if on_gpu else "local_step",
+        {
+            "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+            "model": given.model,
+            "threads": given.threads,
+            "steps": steps,
+            "step_ms": {name: 1e3 * each for name, each in seconds.items()},
+            "ratios": ratios,
+            "step_gflop": flops / 1e9,
+            "product_gflop_per_s": {name: peak / 1e9 for name, peak in peaks.items()},
+            "ceilings": ceilings,
+            **figures,
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class PublishedClient:
 
     Args:
         model: as ours; trained in place.
-        images: (n, 3, 32, 32) uint8.
+        images: (n, 3, 32, 32) uint8, on the host.
         training: batch size and optimizer.
     """
 
@@ -70,7 +70,8 @@ class PublishedClient:
             if isinstance(layer, nn.Conv2d):
                 layer.__dict__["forward"] = MethodType(nn.Conv2d.forward, layer)
         self.temperature, self.decay = model.settings.temperature, model.settings.ema
-        self.memory = torch.zeros(128, model.global_centroids.shape[1])
+        self.device = model.global_centroids.device
+        self.memory = torch.zeros(128, model.global_centroids.shape[1], device=self.device)
         self.loader = DataLoader(
             ThreeViews(images), batch_size=training.batch_size, shuffle=True, drop_last=True
         )
@@ -88,10 +89,18 @@ class PublishedClient:
         while True:
             yield from self.loader
 
+    def batch(self) -> list[Tensor]:
+        """The views of the next images for target, online encoder and rotation; the rotations."""
+        return [part.to(self.device) for part in next(self.batches)]
+
     def step(self) -> None:
-        """One batch: views, passes, losses, backward, SGD, moving average, memory."""
+        """One batch, its views included."""
+        self.train_on(self.batch())
+
+    def train_on(self, batch: list[Tensor]) -> None:
+        """Passes, losses, backward, SGD, moving average, memory."""
         model = self.model
-        target_view, online_view, rotated, turns = next(self.batches)
+        target_view, online_view, rotated, turns = batch
         self.optimizer.zero_grad()
         model.projector(model.backbone(target_view))  # nobody uses it
         online = F.normalize(model.projector(model.backbone(online_view)), dim=1)
