@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -32,6 +33,12 @@ class DataConfig(Section):
     test_limit: int | None = Field(None, ge=1)
     cache: str | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
+
+    @property
+    def label(self) -> str:
+        """What to call these images: of an image folder, its own name as well."""
+        own = Path(self.root or "").stem if self.name == "image_folder" else ""
+        return f"{self.name}-{own}" if own else self.name
 
     @property
     def channels(self) -> int:

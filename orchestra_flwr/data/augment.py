@@ -107,7 +107,7 @@ def sample_parameters(
     device = generator.device
     low, high, spread = _limits(tuple(recipes), batch, device)
     uniform = torch.rand(len(low), _COLUMNS + 2 * CROP_TRIES, generator=generator, device=device)
-    own, tries = uniform.split((_COLUMNS, 2 * CROP_TRIES), dim=1)
+    own, tries = uniform[:, :_COLUMNS], uniform[:, _COLUMNS:]
     values = low + own * spread
     happens = own[:, _FLIP : _SOLARIZE + 1] < high[:, _FLIP : _SOLARIZE + 1]
     flip, jitter, gray, blur, solarize = happens.unbind(dim=1)

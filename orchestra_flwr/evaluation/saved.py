@@ -23,8 +23,8 @@ def judge_saved(config: EvaluateConfig) -> dict[str, Any]:
     """Judges the encoder that a configuration names.
 
     Returns:
-        `dataset` and `backbone` by name, `data` (the configuration of the images), `images` (how
-        many for training and testing), and the figures of :func:`judge`.
+        `dataset` (what to call it) and `backbone` by name, `data` (the configuration of the
+        images), `images` (how many for training and testing), and the figures of :func:`judge`.
 
     Raises:
         ConfigError: no encoder, or images that are missing, unlabelled or do not fit it.
@@ -54,7 +54,7 @@ def judge_saved(config: EvaluateConfig) -> dict[str, Any]:
     except ValueError as error:
         raise EvaluationError(f"the encoder cannot be evaluated: {error}") from error
     return {
-        "dataset": data.name,
+        "dataset": data.label,
         "backbone": about.get("backbone"),
         **figures,
         "images": {"train": len(train[1]), "test": len(test[1])},

@@ -66,7 +66,7 @@ class Run:
     @property
     def evaluated(self) -> dict[str, Any]:
         """The evaluation on the run's own images; empty where there is none."""
-        return self.evaluations.get(self.config.data.name, {})
+        return self.evaluations.get(self.config.data.label, {})
 
     def measure(self, name: str) -> float | None:
         """A figure by the name that experiments use; None where the run does not have it.

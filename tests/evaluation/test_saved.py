@@ -10,6 +10,7 @@ from orchestra_flwr.config import ConfigError, EvaluateConfig, ModelConfig, conf
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.evaluation import extract_features, knn_accuracy, linear_accuracy
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
+from orchestra_flwr.reporting.runs import read_run
 
 
 @pytest.fixture
@@ -89,16 +90,32 @@ def test_bad_input_is_one_line_and_nothing_is_written(run, command, arguments, s
     assert not (run / "evaluation").exists()
 
 
-def test_images_of_another_depth_are_told(run, command, tmp_path):
+def photographs(root):
+    """A folder of tiny images of two classes, as overrides."""
     from PIL import Image
 
     for part in ("train", "test"):
         for name in ("a", "b"):
-            (tmp_path / "photos" / part / name).mkdir(parents=True)
-            Image.new("RGB", (9, 9)).save(tmp_path / "photos" / part / name / "0.png")
-    code, _, err = command(
-        f"run={run}", "data=image_folder", f"data.root={tmp_path / 'photos'}", "data.image_size=8"
-    )
+            (root / part / name).mkdir(parents=True)
+            Image.new("RGB", (9, 9)).save(root / part / name / "0.png")
+    return "data=image_folder", f"data.root={root}", "data.image_size=8"
+
+
+def test_one_folders_figures_are_not_lost_to_anothers(run, command, tmp_path, tiny):
+    """A run on photographs, judged by its own and by others: what it is told by are its own."""
+    own, other = (photographs(tmp_path / name) for name in ("own", "other"))
+    (run / "config.yaml").write_text(config_to_yaml(tiny(*own)))
+    spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=8)
+    save_encoder(run / "encoder.safetensors", Encoder(spec), backbone="target")
+    for chosen in ((), other):
+        assert command(f"run={run}", "protocols=[knn]", *chosen)[0] == 0
+    names = {path.name for path in (run / "evaluation").iterdir()}
+    assert names == {"image_folder-own.json", "image_folder-other.json"}
+    assert read_run(run).evaluated["data"]["root"] == str(tmp_path / "own")
+
+
+def test_images_of_another_depth_are_told(run, command, tmp_path):
+    code, _, err = command(f"run={run}", *photographs(tmp_path / "photos"))
     assert code == 2 and "its images have 3 channels, the encoder expects 1" in err
 
 

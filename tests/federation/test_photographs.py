@@ -49,7 +49,8 @@ def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, metho
         tmp_path, "-m", "orchestra_flwr.evaluation", "run=run", "seeds=1", "device=cpu",
         f"protocols=[{','.join(PROTOCOLS)}]",
     )  # fmt: skip
-    told = json.loads((tmp_path / "run" / "evaluation" / "image_folder.json").read_text())
+    judged = tmp_path / "run" / "evaluation" / "image_folder-cifar10-jpeg.json"
+    told = json.loads(judged.read_text())
     accuracies = {name: told[name] for name in PROTOCOLS[:3]}
     accuracies |= {f"finetune {share}": each["mean"] for share, each in told["finetune"].items()}
     print(accuracies)
