@@ -39,16 +39,18 @@ class StreamingMean:
         self._weight += weight
 
     def mean(self) -> np.ndarray:
-        """(size,) float32 mean.
+        """(size,) float32 mean, which takes the sum's place: nothing can be added after it.
 
         Raises:
             ValueError: nothing was added.
         """
         if not self._weight:
             raise ValueError("the mean of nothing")
-        mean = torch.empty(len(self._sum), dtype=torch.float32)
+        # In the sum's own memory: a block is always written where all has been read before.
+        mean = self._sum.view(torch.float32)[: len(self._sum)]
         for part, total in _blocks(mean, self._sum):
             part.copy_(total / self._weight)
+        self._sum, self._weight = torch.zeros(0, dtype=torch.float64), 0.0
         return mean.numpy()
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from orchestra_flwr.federation.aggregation import ClippedMean, StreamingMean
+from orchestra_flwr.federation.aggregation import BLOCK, ClippedMean, StreamingMean
 
 
 def mean(pairs):
@@ -15,10 +15,11 @@ def test_worked_by_hand():
     np.testing.assert_array_equal(mean([([1, 2], 1), ([4, 8], 3)]), [13 / 4, 26 / 4])
 
 
-def test_agrees_with_numpy_in_double_precision():
+@pytest.mark.parametrize("size", [1, 1000, BLOCK, 3 * BLOCK + 7])
+def test_agrees_with_numpy_in_double_precision(size):
     rng = np.random.default_rng(0)
-    values = rng.normal(size=(50, 1000)).astype(np.float32)
-    weights = rng.integers(1, 500, 50)
+    values = rng.normal(size=(5, size)).astype(np.float32)
+    weights = rng.integers(1, 500, 5)
     expected = np.average(values.astype(np.float64), axis=0, weights=weights)
     np.testing.assert_array_equal(
         mean(list(zip(values, weights, strict=True))), expected.astype(np.float32)
@@ -40,6 +41,17 @@ def test_read_only_arrays_are_taken_as_they_are():
     values = np.frombuffer(np.ones(3, np.float32).tobytes(), np.float32)
     assert not values.flags.writeable
     np.testing.assert_array_equal(mean([(values, 2)]), [1, 1, 1])
+
+
+def test_the_mean_ends_the_sum():
+    total = StreamingMean(2)
+    total.add(np.ones(2, np.float32), 1)
+    kept = total.mean()
+    with pytest.raises(ValueError, match="expected"):
+        total.add(np.ones(2, np.float32), 1)
+    with pytest.raises(ValueError, match="mean of nothing"):
+        total.mean()
+    np.testing.assert_array_equal(kept, [1, 1])
 
 
 def test_refuses_what_has_no_mean():
