@@ -1,0 +1,24 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_clients_side_by_side_and_the_papers_run_from_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "side_by_side.py", "--model", "convnet", "--rounds", "1",
+         "--epochs", "1", "--clients", "2"],
+        env={**os.environ, "ORCHESTRA_RESULTS": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )  # fmt: skip
+    rate = json.loads((tmp_path / "side_by_side.json").read_text())["steps_per_second"]["2"]
+    # 100 rounds of 50 clients with 10 epochs of 32 steps.
+    minutes = 100 * 50 * 10 * 32 / rate / 60
+    assert float(done.stdout.split("|")[-2]) == pytest.approx(minutes, abs=0.06)
