@@ -3,6 +3,7 @@
 The only package that reads Hydra's files. Everything else sees a :class:`Config`.
 """
 
+from orchestra_flwr.config.choice import Choice, Plugin
 from orchestra_flwr.config.compose import (
     RESUME_MAY_CHANGE,
     conf_dir,
@@ -12,31 +13,30 @@ from orchestra_flwr.config.compose import (
     load_config,
 )
 from orchestra_flwr.config.evaluate import EvaluateConfig
+from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
-    ClusteringConfig,
-    Config,
     DataConfig,
     EvaluationConfig,
     FederationConfig,
     LoggingConfig,
     MethodConfig,
     ModelConfig,
-    PartitionConfig,
     Precision,
     PrivacyConfig,
-    RayConfig,
     ScoresConfig,
+    TermConfig,
     TrainingConfig,
     Wire,
+    WithPlugins,
     known_device,
 )
 
 __all__ = [
     "RESUME_MAY_CHANGE",
     "AugmentationConfig",
-    "ClusteringConfig",
+    "Choice",
     "Composed",
     "Config",
     "ConfigError",
@@ -47,14 +47,15 @@ __all__ = [
     "LoggingConfig",
     "MethodConfig",
     "ModelConfig",
-    "PartitionConfig",
+    "Plugin",
     "Precision",
     "PrivacyConfig",
-    "RayConfig",
     "ScoresConfig",
     "Section",
+    "TermConfig",
     "TrainingConfig",
     "Wire",
+    "WithPlugins",
     "conf_dir",
     "config_to_yaml",
     "every_key",

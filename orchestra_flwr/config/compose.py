@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.renamed import migrated, renamed
+from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import (
     Composed,
     ConfigError,
@@ -20,12 +23,11 @@ from orchestra_flwr.config.section import (
     parse,
     suggestion,
 )
-from orchestra_flwr.config.sections import Config
+from orchestra_flwr.plugins import PluginError, conf_folders
 
 # What may differ when a run is resumed: where it runs and what is shown, never what is computed.
 RESUME_MAY_CHANGE = (
     "engine",
-    "ray",
     "device",
     "logging",
     "data.root",
@@ -59,7 +61,7 @@ def load(section: type[C], overrides: Sequence[str] = ()) -> C:
     Raises:
         ConfigError: an unknown key, a wrong value, or a resume with another configuration.
     """
-    overrides = [_at_home(override) for override in overrides]
+    overrides = renamed([_at_home(override) for override in overrides])
     composed = _compose(section, overrides)
     if composed.get("resume"):
         return parse(section, _resumed(Path(str(composed.resume)), composed, overrides))
@@ -88,15 +90,64 @@ def conf_dir() -> Path:
 
 
 def _compose(section: type[Composed], overrides: Sequence[str]) -> DictConfig:
+    folders = _folders(overrides)
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            composed = compose(section.file, list(overrides))
+        with initialize_config_dir(version_base="1.3", config_dir=str(folders[0])):
+            composed = compose(section.file, _for_hydra(section, overrides, folders))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_describe_hydra(error, section, overrides)) from None
     for key in _parsed(overrides):
         if key.partition(".")[0] in section.unused:
             raise ConfigError(f"{key}: unknown key{suggestion(key, list(known_keys(section)))}")
     return OmegaConf.masked_copy(composed, [str(k) for k in composed if k not in section.unused])
+
+
+def _folders(overrides: Sequence[str]) -> list[Path]:
+    """This package's folder of Hydra's files, and those of the users' packages."""
+    try:
+        packages = _parsed(o for o in overrides if o.startswith("plugins=")).get("plugins") or ()
+        return [conf_dir(), *conf_folders([packages] if isinstance(packages, str) else packages)]
+    except HydraException:
+        return [conf_dir()]  # composing tells what is wrong with the list
+    except PluginError as error:
+        raise ConfigError(f"plugins: {error}") from None
+
+
+def _for_hydra(
+    section: type[Composed], overrides: Sequence[str], folders: Sequence[Path]
+) -> list[str]:
+    """Overrides that Hydra takes although its files do not know everything.
+
+    A plug-in's options have defaults in its class, so they need not stand in a file, and a plug-in
+    of a user's package needs no file at all. What nobody knows is refused when it is checked.
+    """
+    choices = _choices(section)
+    added = [f"hydra.searchpath=[{','.join(f'file://{f}' for f in folders[1:])}]"]
+    added = added if len(folders) > 1 else []
+    if "terms" in section.model_fields:
+        terms = sorted({file.stem for f in folders for file in f.glob("terms/*.yaml")})
+        added += [f"+terms@terms.{term}={term}" for term in terms]
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        group, dot, _ = key.lstrip("+").partition(".")
+        if equals and dot and (group in choices or group == "terms"):
+            added.append(f"++{key.lstrip('+')}={value}")
+        elif equals and key in choices and value.isidentifier() and not any(
+            (f / key / f"{value}.yaml").is_file() for f in folders
+        ):
+            added += [f"~{key}", f"+{key}.name={value}"]
+        else:
+            added.append(override)
+    return added
+
+
+def _choices(section: type[Composed]) -> dict[str, type[Choice]]:
+    """The choices among a configuration's sections, by their keys."""
+    return {
+        name: field.annotation
+        for name, field in section.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Choice)
+    }
 
 
 def _at_home(override: str) -> str:
@@ -109,7 +160,7 @@ def _resumed(folder: Path, composed: DictConfig, overrides: Sequence[str]) -> di
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
-    saved = OmegaConf.load(file)
+    saved = OmegaConf.create(migrated(OmegaConf.to_container(OmegaConf.load(file))))  # type: ignore[arg-type]
     for key in _touched(overrides):
         new, old = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
         if key in ("resume", "run_dir") or new == old:
@@ -135,7 +186,7 @@ def _touched(overrides: Sequence[str]) -> Iterator[str]:
             yield key
 
 
-def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
+def _parsed(overrides: Iterable[str]) -> dict[str, Any]:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     return {override.key_or_group: override.value() for override in parsed}
 

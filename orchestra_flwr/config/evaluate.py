@@ -8,11 +8,13 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 from pydantic import Field, field_validator
 
+from orchestra_flwr.config.renamed import migrated
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
     DataConfig,
     ScoresConfig,
+    WithPlugins,
     known_device,
 )
 
@@ -22,7 +24,7 @@ Protocol = Literal["knn", "linear", "linear_published", "finetune"]
 class EvaluatedDataConfig(Section):
     """Another data set, or what of the run's own is used otherwise; None: as the run has it."""
 
-    name: Literal["digits", "cifar10", "cifar100", "image_folder"] | None
+    name: str | None
     root: str | None
     image_size: int | None = Field(ge=8, le=512)
     train_limit: int | None = Field(ge=1)
@@ -31,7 +33,7 @@ class EvaluatedDataConfig(Section):
     augmentation: AugmentationConfig | None
 
 
-class EvaluateConfig(Composed):
+class EvaluateConfig(WithPlugins, Composed):
     """A saved encoder, the images to judge it with, and how."""
 
     file = "evaluate"
@@ -65,11 +67,17 @@ class EvaluateConfig(Composed):
         Raises:
             ConfigError: none is named and the run's own is not known, or a value is wrong.
         """
-        given = {k: v for k, v in self.data.model_dump().items() if v is not None}
+        wanted = {k: v for k, v in self.data.model_dump().items() if v is not None}
         if self.data.name is not None:
-            return parse(DataConfig, given, "data")
+            return self._checked(wanted)
         file = self.encoder.parent / "config.yaml"
         if not file.is_file():
             raise ConfigError(f"data: must be given, {file.parent} holds no config.yaml of a run")
-        saved: Any = OmegaConf.to_container(OmegaConf.load(file).data)
-        return parse(DataConfig, {**saved, **given}, "data")
+        saved: Any = OmegaConf.to_container(OmegaConf.load(file))
+        return self._checked({**migrated(saved)["data"], **wanted})
+
+    def _checked(self, values: dict[str, Any]) -> DataConfig:
+        data = parse(DataConfig, values, "data")
+        data.look_in(self.plugins)
+        _ = data.settings
+        return data

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
+from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.section import Section
+from orchestra_flwr.plugins import Room
 
 Precision = Literal["float32", "bfloat16"]
 Setting = Literal["device", "silo"]
@@ -23,75 +23,143 @@ class AugmentationConfig(Section):
     crop_min: float | None = Field(None, gt=0, le=1)  # least area of a crop; None: the recipe's own
 
 
-class DataConfig(Section):
-    """Which images are used, and how they are made fit."""
+class DataConfig(Choice):
+    """Which images are used, and how they are made fit; options belong to the source."""
 
-    name: Literal["digits", "cifar10", "cifar100", "image_folder"]
-    root: str | None = None
+    room: ClassVar = Room("orchestra_flwr.data.sources", "Source")
+    key: ClassVar = "data"
+
     image_size: int = Field(32, ge=8, le=512)
     train_limit: int | None = Field(None, ge=1)
     test_limit: int | None = Field(None, ge=1)
-    cache: str | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
 
     @property
     def label(self) -> str:
-        """What to call these images: of an image folder, its own name as well."""
-        own = Path(self.root or "").stem if self.name == "image_folder" else ""
-        return f"{self.name}-{own}" if own else self.name
+        """What to call these images, in names of files as well."""
+        label: str = self.plugin.label(self.settings) or self.name
+        return label
 
     @property
     def channels(self) -> int:
         """Colour channels of an image."""
-        return 1 if self.name == "digits" else 3
+        channels: int = self.plugin.channels
+        return channels
 
     @property
     def classes(self) -> int | None:
         """Number of classes; None where it depends on the images."""
-        return {"digits": 10, "cifar10": 10, "cifar100": 100}.get(self.name)
+        classes: int | None = self.plugin.classes
+        return classes
 
 
-class PartitionConfig(Section):
+class PartitionConfig(Choice):
     """How the images are spread over the clients."""
 
-    name: Literal["iid", "dirichlet", "by_class"]
-    alpha: float = Field(0.1, gt=0)
+    room: ClassVar = Room("orchestra_flwr.data.partitions", "Partition")
+    key: ClassVar = "partition"
 
 
-class ModelConfig(Section):
+class ShiftConfig(Choice):
+    """How clients' images differ in looks, beside their classes."""
+
+    room: ClassVar = Room("orchestra_flwr.data.shifts", "Shift")
+    key: ClassVar = "shift"
+
+    name: str = "none"
+
+
+class ModelConfig(Choice):
     """The backbone and its projector."""
 
-    name: Literal["resnet18", "convnet"]
+    room: ClassVar = Room("orchestra_flwr.models.backbones", "Backbone")
+    key: ClassVar = "model"
+
     norm: Literal["batch", "group"] = "batch"
     width: int = Field(64, ge=8, multiple_of=8)
     projector_dim: int = Field(512, ge=8)
 
 
-class MethodConfig(Section):
-    """The method's name and its own options, which the method checks itself.
+class MethodConfig(Choice):
+    """What clients learn.
 
     `paper` holds the values that the paper found for each setting, for `conf/` to point at.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    room: ClassVar = Room("orchestra_flwr.methods", "Method")
+    key: ClassVar = "method"
 
-    name: str
     paper: dict[Setting, dict[str, float]] = Field(default_factory=dict)
+
+
+class TermConfig(Choice):
+    """Something that is added to the method's loss; weight 0: nothing is built."""
+
+    room: ClassVar = Room("orchestra_flwr.terms", "Term")
+    key: ClassVar = "terms"
+
+    weight: float = Field(0.0, ge=0)
+
+    @property
+    def path(self) -> str:
+        """Each term has a section of its own."""
+        return f"{self.key}.{self.name}"
+
+
+class MergingConfig(Choice):
+    """What a client makes of its own state and of what the server sends."""
+
+    room: ClassVar = Room("orchestra_flwr.merging", "Merging")
+    key: ClassVar = "merging"
+
+    name: str = "replace"
+
+
+class OptimizerConfig(Choice):
+    """The clients' optimizer; its learning rate is `training.lr`."""
+
+    room: ClassVar = Room("orchestra_flwr.training.optimizers", "Optimizer")
+    key: ClassVar = "optimizer"
+
+    name: str = "sgd"
+
+
+class ServerOptimizerConfig(Choice):
+    """What the server makes of the clients' mean."""
+
+    room: ClassVar = Room("orchestra_flwr.federation.server_optimizers", "ServerOptimizer")
+    key: ClassVar = "server_optimizer"
+
+    name: str = "mean"
+
+
+class ExchangeConfig(Choice):
+    """Who talks with whom in a round, over which models."""
+
+    room: ClassVar = Room("orchestra_flwr.federation.exchanges", "Exchange")
+    key: ClassVar = "exchange"
+
+    name: str = "star"
+
+
+class EngineConfig(Choice):
+    """What runs the clients of a simulation."""
+
+    room: ClassVar = Room("orchestra_flwr.federation.engines", "Engine")
+    key: ClassVar = "engine"
+
+    name: str = "ray"
+
+
+class Options(Section):
+    """A section whose keys only the method that reads it knows."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     @property
     def options(self) -> dict[str, Any]:
-        """The method's own keys, unchecked."""
+        """The keys and values, unchecked."""
         return dict(self.model_extra or {})
-
-
-class ClusteringConfig(Section):
-    """Local and global clustering (the paper's L, G and memory)."""
-
-    name: Literal["sinkhorn", "private", "features"]
-    global_clusters: int = Field(ge=2)
-    local_clusters: int = Field(ge=2)
-    memory: int = Field(128, ge=2)
-    solver: Literal["alternating", "gradient"] = "alternating"
 
 
 class FederationConfig(Section):
@@ -103,10 +171,6 @@ class FederationConfig(Section):
     rounds: int = Field(ge=1)
     min_success: float = Field(0.5, gt=0, le=1)
     weighting: Literal["samples", "batches", "uniform"] = "samples"
-    merge: Literal["replace", "fedu", "fedema"] = "replace"
-    fedu_threshold: float = Field(0.4, ge=0)
-    fedema_lambda: float | None = Field(None, ge=0)  # None: by fedema_mu, for each client
-    fedema_mu: float = Field(0.7, gt=0, le=1)
     round_timeout: float = Field(3600, gt=0)
     min_images: int = Field(1, ge=1)
     wire: Wire = "float32"
@@ -115,12 +179,12 @@ class FederationConfig(Section):
 class PrivacyConfig(Section):
     """What may be learned about a client or an image from what is sent."""
 
-    # One image's centroid is its feature, which never leaves a client; 2 forbids just that.
-    k_min: int = Field(2, ge=1)  # least images that a centroid stands for
+    # A row made from one image is its feature, which never leaves a client; 2 forbids just that.
+    k_min: int = Field(2, ge=1)  # least images that a released row stands for
     clip: float | None = Field(None, gt=0)  # L2 norm of a client's update; None: not bounded
     noise_multiplier: float = Field(0.0, ge=0)  # noise in the sum of updates, in units of clip
     delta: float = Field(1e-3, ge=1e-12, lt=1)  # below it and epsilon, accounting takes terabytes
-    epsilon: float | None = Field(None, ge=1e-4)  # of one release of private centroids
+    epsilon: float | None = Field(None, ge=1e-4)  # of one private release
     total_epsilon: float | None = Field(None, gt=0)  # of all that a client releases; None: any
     dimensions: int | None = Field(None, ge=1)  # of features before the noise; None: as they are
 
@@ -132,8 +196,6 @@ class TrainingConfig(Section):
     local_epochs: int = Field(ge=1)
     batch_size: int = Field(ge=2)
     lr: float = Field(gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(1e-4, ge=0)
     precision: Precision = "float32"
     threads: int = Field(1, ge=1)
     cuda_graphs: bool = False
@@ -157,23 +219,6 @@ class EvaluationConfig(ScoresConfig):
     unsupervised: bool = False
 
 
-class RayConfig(Section):
-    """Ray's virtual client engine."""
-
-    workers: int | None = Field(None, ge=1)  # None: as many as the resources hold
-    gpus_per_client: float | None = Field(None, ge=0)  # None: by the memory that a client needs
-    address: str | None = Field(None, min_length=1)  # of a cluster to join; None: this machine
-
-    @model_validator(mode="after")
-    def _a_cluster_has_its_own_workers(self) -> Self:
-        if self.address is not None and self.workers is not None:
-            raise ValueError(
-                f"ray.workers={self.workers}: must not be given with ray.address, "
-                "the cluster's resources say how many clients it trains"
-            )
-        return self
-
-
 class LoggingConfig(Section):
     """What a person sees."""
 
@@ -188,115 +233,26 @@ def known_device(value: str) -> str:
     return value
 
 
-class Config(Composed):
-    """A whole run."""
+class WithPlugins(Section):
+    """A section that holds choices, and the users' packages in which to look for them."""
 
-    file = "config"
+    plugins: tuple[str, ...] = ()
 
-    method: MethodConfig
-    model: ModelConfig
-    data: DataConfig
-    partition: PartitionConfig
-    clustering: ClusteringConfig
-    federation: FederationConfig
-    training: TrainingConfig
-    evaluation: EvaluationConfig
-    privacy: PrivacyConfig = PrivacyConfig()
-    ray: RayConfig = RayConfig()
-    logging: LoggingConfig = LoggingConfig()
-    engine: Literal["ray", "inline"] = "ray"
-    device: str = "auto"
-    seed: int = Field(0, ge=0)
-    name: str = Field("orchestra", min_length=1)
-    run_dir: str | None = None
-    resume: str | None = None
-
-    _device_is_known = field_validator("device")(known_device)
+    @field_validator("plugins")
+    @classmethod
+    def _plugins_are_packages(cls, packages: tuple[str, ...]) -> tuple[str, ...]:
+        for package in packages:
+            if not all(part.isidentifier() for part in package.split(".")):
+                raise ValueError(f"plugins=[{package}]: must be names of Python packages")
+        return packages
 
     @model_validator(mode="after")
-    def _privacy_can_be_kept(self) -> Self:
-        k_min, memory = self.privacy.k_min, self.clustering.memory
-        if k_min > memory:
-            raise ValueError(
-                f"privacy.k_min={k_min}: must be at most clustering.memory={memory}, "
-                "the images that local clustering sees"
-            )
-        # Who shares features must say so twice: nobody gets there by one slip.
-        if self.clustering.name == "features" and k_min != 1:
-            raise ValueError(
-                f"privacy.k_min={k_min}: must be 1 with clustering=features, "
-                "which sends the features of single images and is NOT PRIVATE"
-            )
-        self._check_update_privacy()
-        self._check_centroid_privacy()
-        # The scores that clients send were computed from their images without any noise.
-        private = self.clustering.name == "private" or self.privacy.noise_multiplier > 0
-        if self.evaluation.unsupervised and private:
-            raise ValueError(
-                "evaluation.unsupervised=True: clients' scores are not differentially private, "
-                "must be false with clustering=private or privacy.noise_multiplier"
-            )
+    def _choices_know_the_packages(self) -> Self:
+        for choice in self.choices():
+            choice.look_in(self.plugins)
         return self
 
-    def _check_centroid_privacy(self) -> None:
-        epsilon, total = self.privacy.epsilon, self.privacy.total_epsilon
-        private = self.clustering.name == "private"
-        dimensions, features = self.privacy.dimensions, self.model.projector_dim
-        if private and epsilon is None:
-            raise ValueError("privacy.epsilon: must be given with clustering=private")
-        options = {"epsilon": epsilon, "total_epsilon": total, "dimensions": dimensions}
-        for name, value in options.items():
-            if value is not None and not private:
-                raise ValueError(f"privacy.{name}={value:g}: needs clustering=private")
-        if epsilon is not None and total is not None and total < epsilon:
-            raise ValueError(
-                f"privacy.total_epsilon={total:g}: must be at least privacy.epsilon={epsilon:g}"
-            )
-        if dimensions is not None and dimensions >= features:
-            raise ValueError(
-                f"privacy.dimensions={dimensions}: must be below model.projector_dim={features}"
-            )
-
-    def _check_update_privacy(self) -> None:
-        clip, noise, delta = self.privacy.clip, self.privacy.noise_multiplier, self.privacy.delta
-        weighting, clients = self.federation.weighting, self.federation.clients
-        if noise > 0 and clip is None:
-            raise ValueError(
-                f"privacy.noise_multiplier={noise:g}: privacy.clip must be given, "
-                "the noise is in units of it"
-            )
-        # With weights by samples, what one client can change depends on how many images it has.
-        if clip is not None and weighting != "uniform":
-            raise ValueError(
-                f"federation.weighting={weighting}: must be uniform with privacy.clip={clip:g}"
-            )
-        if noise > 0 and delta >= 1 / clients:
-            raise ValueError(
-                f"privacy.delta={delta:g}: must be below 1 / federation.clients = {1 / clients:g}"
-            )
-
-    def check_images(self, count: int) -> None:
-        """Refuses what differential privacy does not mean anything for, with so many images.
-
-        Raises:
-            ConfigError: a delta at which a mechanism may publish a whole image and keep its word.
-        """
-        delta = self.privacy.delta
-        if self.clustering.name == "private" and delta >= 1 / count:
-            raise ConfigError(
-                f"privacy.delta={delta:g}: must be below 1 / {count} = {1 / count:.3g}, "
-                "one by the images of a client"
-            )
-
-    def to_json(self) -> str:
-        """The configuration as one line of JSON."""
-        return self.model_dump_json()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Reads :meth:`to_json`'s output.
-
-        Raises:
-            ConfigError: a key or a value is not allowed.
-        """
-        return parse(cls, json.loads(text))
+    def choices(self) -> list[Choice]:
+        """All choices in this section."""
+        values = [getattr(self, name) for name in type(self).model_fields]
+        return [value for value in values if isinstance(value, Choice)]

@@ -1,0 +1,116 @@
+"""A choice by name: which plug-in of a room, and the options that this plug-in itself checks."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, PrivateAttr, model_validator
+
+from orchestra_flwr.config.section import ConfigError, Section, parse
+from orchestra_flwr.plugins import PluginError, Room
+
+
+class Choice(Section):
+    """A plug-in's name, what all plug-ins of its room have in common, and its own options.
+
+    Fields of a subclass are common to all plug-ins of the room. Every other key is an option, which
+    the plug-in's `Settings` (a :class:`Section`) must know.
+
+    Class attributes:
+        room: where the plug-ins are.
+        key: where the choice stands in the configuration.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    room: ClassVar[Room]
+    key: ClassVar[str]
+
+    name: str
+    _packages: tuple[str, ...] = PrivateAttr(default=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone_is_enough(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The plug-in's own options, unchecked."""
+        return dict(self.model_extra or {})
+
+    @property
+    def path(self) -> str:
+        """Where the options stand in the configuration."""
+        return self.key
+
+    def look_in(self, packages: tuple[str, ...]) -> None:
+        """Sets the users' packages in which plug-ins are looked for (`plugins=`)."""
+        self._packages = packages
+
+    @property
+    def plugin(self) -> type[Any]:
+        """The chosen class.
+
+        Raises:
+            ConfigError: there is none of this name; the text lists those that exist.
+        """
+        try:
+            return self.room.find(self.name, self._packages)
+        except PluginError as error:
+            raise ConfigError(f"{self.path}={self.name}: {error}") from None
+
+    @property
+    def settings(self) -> Any:
+        """The options as the plug-in's checked, frozen `Settings`.
+
+        Raises:
+            ConfigError: names the first wrong option, its value and what is allowed.
+        """
+        settings: type[Section] = self.plugin.Settings
+        for option in self.options:
+            if option not in settings.model_fields:
+                raise ConfigError(self._unknown_option(option, settings))
+        return parse(settings, self.options, self.path)
+
+    def build(self, *arguments: Any, **named: Any) -> Any:
+        """A new object of the chosen class: its settings come first, then these arguments."""
+        return self.plugin(self.settings, *arguments, **named)
+
+    def _unknown_option(self, option: str, settings: type[Section]) -> str:
+        known = [*type(self).model_fields, *settings.model_fields]
+        close = difflib.get_close_matches(option, known, n=1, cutoff=0.7)
+        others = [
+            f"{self.path}={name}"
+            for name, plugin in self.room.found(self._packages).items()
+            if option in plugin.Settings.model_fields
+        ]
+        hint = f"did you mean {self.path}.{close[0]}?" if close else ""
+        if not close and others:
+            hint = f"{' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
+        options = ", ".join(name for name in known if name != "name") or "no options"
+        return (
+            f"{self.path}.{option}: unknown option of {self.path}={self.name}, "
+            f"which has {options}" + (f" ({hint})" if hint else "")
+        )
+
+
+class Plugin:
+    """What every plug-in has.
+
+    Class attributes:
+        Settings: its own options; a :class:`Section` with a default for each.
+    """
+
+    Settings: ClassVar[type[Section]] = Section
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Refuses a run (a :class:`Config`) that this plug-in cannot be part of.
+
+        Called for every plug-in that a configuration names, before anything is built.
+
+        Raises:
+            ValueError: one line that names the key, its value and what is allowed.
+        """

@@ -1,0 +1,132 @@
+"""The configuration of a whole run, and what must hold between its sections."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.section import Composed, ConfigError, parse
+from orchestra_flwr.config.sections import (
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ExchangeConfig,
+    FederationConfig,
+    LoggingConfig,
+    MergingConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimizerConfig,
+    Options,
+    PartitionConfig,
+    PrivacyConfig,
+    ServerOptimizerConfig,
+    ShiftConfig,
+    TermConfig,
+    TrainingConfig,
+    WithPlugins,
+    known_device,
+)
+
+
+class Config(WithPlugins, Composed):
+    """A whole run. Every choice has been found and its options checked."""
+
+    file = "config"
+
+    method: MethodConfig
+    terms: dict[str, TermConfig] = Field(default_factory=dict)
+    model: ModelConfig
+    data: DataConfig
+    partition: PartitionConfig
+    shift: ShiftConfig = ShiftConfig()
+    clustering: Options = Options()
+    federation: FederationConfig
+    exchange: ExchangeConfig = ExchangeConfig()
+    server_optimizer: ServerOptimizerConfig = ServerOptimizerConfig()
+    merging: MergingConfig = MergingConfig()
+    training: TrainingConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    evaluation: EvaluationConfig
+    privacy: PrivacyConfig = PrivacyConfig()
+    engine: EngineConfig = EngineConfig()
+    logging: LoggingConfig = LoggingConfig()
+    device: str = "auto"
+    seed: int = Field(0, ge=0)
+    name: str = Field("orchestra", min_length=1)
+    run_dir: str | None = None
+    resume: str | None = None
+
+    _device_is_known = field_validator("device")(known_device)
+
+    @field_validator("terms", mode="before")
+    @classmethod
+    def _terms_are_named_by_their_keys(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: {**options, "name": name} if isinstance(options, dict) else options
+            for name, options in value.items()
+        }
+
+    def choices(self) -> list[Choice]:
+        """All choices, each term's as well."""
+        return [*super().choices(), *self.terms.values()]
+
+    @property
+    def active_terms(self) -> list[TermConfig]:
+        """The terms that are added to the loss, in the order of their names."""
+        return [term for _, term in sorted(self.terms.items()) if term.weight > 0]
+
+    @model_validator(mode="after")
+    def _choices_exist_and_agree(self) -> Self:
+        for choice in self.choices():
+            _ = choice.settings
+        self._check_update_privacy()
+        for choice in self.choices():
+            choice.plugin.check(self)
+        return self
+
+    def _check_update_privacy(self) -> None:
+        clip, noise, delta = self.privacy.clip, self.privacy.noise_multiplier, self.privacy.delta
+        weighting, clients = self.federation.weighting, self.federation.clients
+        if noise > 0 and clip is None:
+            raise ValueError(
+                f"privacy.noise_multiplier={noise:g}: privacy.clip must be given, "
+                "the noise is in units of it"
+            )
+        # With weights by samples, what one client can change depends on how many images it has.
+        if clip is not None and weighting != "uniform":
+            raise ValueError(
+                f"federation.weighting={weighting}: must be uniform with privacy.clip={clip:g}"
+            )
+        if noise > 0 and delta >= 1 / clients:
+            raise ValueError(
+                f"privacy.delta={delta:g}: must be below 1 / federation.clients = {1 / clients:g}"
+            )
+        # The scores that clients send are computed from their images without any noise.
+        if self.evaluation.unsupervised and noise > 0:
+            raise ValueError(
+                "evaluation.unsupervised=True: clients' scores are not differentially private, "
+                "must be false with privacy.noise_multiplier"
+            )
+
+    def to_json(self) -> str:
+        """The configuration as one line of JSON."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads :meth:`to_json`'s output.
+
+        Raises:
+            ConfigError: a key or a value is not allowed.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"the configuration is no JSON: {error}") from None
+        return parse(cls, values)

@@ -1,0 +1,149 @@
+"""Plug-ins are found by their place: a folder of modules, one class a file, named like the file.
+
+A :class:`Room` is such a folder of this package. A user's own package has rooms of the same names:
+with `plugins=[my_package]` the class in `my_package/methods/mine.py` is `method=mine`. Nothing is
+registered anywhere; a module is imported when its name is chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class PluginError(ValueError):
+    """A plug-in that does not exist or cannot be imported; its text is one line."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A folder of plug-ins.
+
+    Attributes:
+        package: its full name, such as "orchestra_flwr.methods".
+        base: name of the class in it whose subclasses are the plug-ins, such as "Method".
+    """
+
+    package: str
+    base: str
+
+    @property
+    def name(self) -> str:
+        """The folder's own name, which a user's package repeats."""
+        return self.package.rpartition(".")[2]
+
+    def find(self, name: str, packages: Sequence[str] = ()) -> type[Any]:
+        """The class in the module of this name.
+
+        Args:
+            name: of the module, without a package.
+            packages: users' packages in which to look after this one.
+
+        Raises:
+            PluginError: there is none, there are two, or its module cannot be imported.
+        """
+        homes = [home for home in self._homes(packages) if _has_module(home, name)]
+        if len(homes) > 1:
+            raise PluginError(f"{name} is both in {homes[0].__name__} and in {homes[1].__name__}")
+        plugin = self._class_in(f"{homes[0].__name__}.{name}") if homes else None
+        if plugin is None:
+            raise PluginError(f"must be one of {', '.join(self.found(packages))}")
+        return plugin
+
+    def found(self, packages: Sequence[str] = ()) -> dict[str, type[Any]]:
+        """All plug-ins by name, this package's first.
+
+        Raises:
+            PluginError: one of them cannot be imported.
+        """
+        plugins: dict[str, type[Any]] = {}
+        for home in self._homes(packages):
+            for info in pkgutil.iter_modules(home.__path__):
+                plugin = self._class_in(f"{home.__name__}.{info.name}")
+                if plugin is not None:
+                    plugins.setdefault(info.name, plugin)
+        return plugins
+
+    def _homes(self, packages: Sequence[str]) -> Iterator[ModuleType]:
+        yield importlib.import_module(self.package)
+        for package in packages:
+            _import_user_package(package)
+            if importlib.util.find_spec(f"{package}.{self.name}"):
+                yield _imported(f"{package}.{self.name}")
+
+    def _class_in(self, module_name: str) -> type[Any] | None:
+        base = getattr(importlib.import_module(self.package), self.base)
+        module = _imported(module_name)
+        plugins = [
+            value
+            for name, value in vars(module).items()
+            if inspect.isclass(value)
+            and issubclass(value, base)
+            and value.__module__ == module_name
+            and not name.startswith("_")
+            and value is not base
+        ]
+        if len(plugins) > 1:
+            names = " and ".join(plugin.__name__ for plugin in plugins[:2])
+            raise PluginError(f"{module_name} holds both {names}: one plug-in a file")
+        return plugins[0] if plugins else None
+
+
+def fingerprint(packages: Sequence[str]) -> str:
+    """16 hexadecimal digits that differ whenever a Python file of one of the packages differs.
+
+    Server and clients compare it before a round; "" without packages.
+
+    Raises:
+        PluginError: a package cannot be imported.
+    """
+    if not packages:
+        return ""
+    digest = hashlib.sha256()
+    for package in packages:
+        for folder in sorted(_import_user_package(package).__path__):
+            for file in sorted(Path(folder).rglob("*.py")):
+                name = file.relative_to(folder).as_posix()
+                digest.update(f"{package}/{name}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def conf_folders(packages: Sequence[str]) -> list[Path]:
+    """The folders `conf/` of users' packages, as far as they have one.
+
+    Raises:
+        PluginError: a package cannot be imported.
+    """
+    folders = [Path(f) / "conf" for p in packages for f in _import_user_package(p).__path__]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _import_user_package(package: str) -> ModuleType:
+    module = _imported(package)
+    if not hasattr(module, "__path__"):
+        raise PluginError(f"{package} is a single module: a package with folders is needed")
+    return module
+
+
+def _imported(name: str) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    importlib.invalidate_caches()  # the file may have been written a moment ago
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # whatever a user's module does when it is imported
+        reason = " ".join(str(error).split())
+        raise PluginError(f"{name} cannot be imported: {type(error).__name__}: {reason}") from error
+
+
+def _has_module(home: ModuleType, name: str) -> bool:
+    return name.isidentifier() and any(i.name == name for i in pkgutil.iter_modules(home.__path__))
