@@ -3,11 +3,16 @@
 from orchestra_flwr.clustering.global_clusters import global_clustering
 from orchestra_flwr.clustering.gradient import gradient_clustering
 from orchestra_flwr.clustering.local_clusters import LocalClusters, local_clustering
+from orchestra_flwr.clustering.memory import FeatureMemory
 from orchestra_flwr.clustering.private import private_clustering
+from orchestra_flwr.clustering.settings import ClusteringSettings, clustering_settings
 from orchestra_flwr.clustering.sinkhorn import sinkhorn
 
 __all__ = [
+    "ClusteringSettings",
+    "FeatureMemory",
     "LocalClusters",
+    "clustering_settings",
     "global_clustering",
     "gradient_clustering",
     "local_clustering",

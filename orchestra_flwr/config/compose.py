@@ -132,8 +132,11 @@ def _for_hydra(
         group, dot, _ = key.lstrip("+").partition(".")
         if equals and dot and (group in choices or group == "terms"):
             added.append(f"++{key.lstrip('+')}={value}")
-        elif equals and key in choices and value.isidentifier() and not any(
-            (f / key / f"{value}.yaml").is_file() for f in folders
+        elif (
+            equals
+            and key in choices
+            and value.isidentifier()
+            and not any((f / key / f"{value}.yaml").is_file() for f in folders)
         ):
             added += [f"~{key}", f"+{key}.name={value}"]
         else:

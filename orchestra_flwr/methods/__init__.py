@@ -1,46 +1,30 @@
-"""What clients learn: one file a method."""
+"""What clients learn: one file a method. Methods are found by the names of their files."""
 
 from __future__ import annotations
-
-import importlib
-import pkgutil
 
 import torch
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.methods.base import Batch, Contribution, Method, Role
+from orchestra_flwr.methods.base import Batch, Classes, Method, Received, Step
 from orchestra_flwr.methods.labels import labels_for
+from orchestra_flwr.methods.release import Contribution, Release
+from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.seeding import derive
 
-
-def _methods() -> dict[str, type[Method]]:
-    """Every module of this folder that defines a method, by the module's name."""
-    found: dict[str, type[Method]] = {}
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        for thing in vars(module).values():
-            if (
-                isinstance(thing, type)
-                and issubclass(thing, Method)
-                and thing.__module__ == module.__name__
-                and thing is not Method
-            ):
-                found[info.name] = thing
-    return found
-
-
-METHODS = _methods()
-
 __all__ = [
-    "METHODS",
     "Batch",
+    "Classes",
     "Contribution",
     "Method",
+    "Received",
+    "Release",
     "Role",
+    "Step",
     "build_method",
     "kept_first",
     "labels_for",
+    "role_of",
 ]
 
 
@@ -48,14 +32,11 @@ def build_method(config: Config, channels: int) -> Method:
     """The method named by the configuration, freshly initialised from the run's seed.
 
     Raises:
-        ConfigError: an unknown method, or an option that it does not know or allow.
+        ConfigError: the method cannot be built for these images.
     """
-    name = config.method.name
-    if name not in METHODS:
-        raise ConfigError(f"method.name={name}: unknown method (known: {', '.join(METHODS)})")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "init"))
-        method = METHODS[name](config, channels)
+        method: Method = config.method.plugin(config, channels)
     kept_first(method, config.evaluation.backbone)
     return method
 

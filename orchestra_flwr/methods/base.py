@@ -1,33 +1,25 @@
 """What a method is: modules, a role for every tensor, views, a loss, and what the server makes.
 
-Training, strategy and client know only this class. A new method is one file in this folder that
-defines a subclass, and one file in `conf/method/`.
+Training, strategy and client know only this class. A new method is one file in this folder, or in
+the folder `methods/` of a user's package, that defines a subclass.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.config import Config, Section, parse
+from orchestra_flwr.config import Config, Plugin, Section
 from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods.release import Contribution, Release
+from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.seeding import ClientSeed
-
-
-class Role(Enum):
-    """Who owns a tensor of a method's state."""
-
-    SHARED = "shared"  # trained by the clients, averaged by the server, sent both ways
-    SERVER = "server"  # made by the server, sent down only
-    LOCAL = "local"  # the client's own: kept from round to round, never leaves it
-    PRIVATE = "private"  # never leaves the client, gone after a round
 
 
 @dataclass(frozen=True)
@@ -38,87 +30,145 @@ class Batch:
         images: (B,) which of the client's images these are.
         views: one normalised (B, C, H, W) tensor for each of the method's recipes.
         rotations: for each view the (B,) quarter turns, 0 to 3; None if its recipe has none.
+        generator: the only source of randomness in a loss, on the views' device.
         labels: (B,) classes of the images; None for methods that need no labels.
     """
 
     images: Tensor
     views: tuple[Tensor, ...]
     rotations: tuple[Tensor | None, ...]
+    generator: torch.Generator
     labels: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Contribution:
-    """What a client gives the server beside its shared state at the end of a round.
+class Step:
+    """What a loss comes to.
 
     Attributes:
-        arrays: name to (rows, width) tensor; rows may differ between clients.
-        smallest_cluster: different images behind the row with the fewest of them; 0 where no row
-            was made; None where the rows do not stand for images.
+        losses: named scalar parts; their sum is minimised.
+        features: what terms may use, by the module that made it ("backbone", "projector",
+            "predictor"): for each view that passed through it with gradient, (B, dim).
     """
 
-    arrays: Mapping[str, Tensor] = field(default_factory=dict)
-    smallest_cluster: int | None = None
+    losses: Mapping[str, Tensor]
+    features: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
 
-class Method(nn.Module, ABC):
+@dataclass(frozen=True)
+class Received:
+    """What a client knows when its round starts.
+
+    Attributes:
+        client: its name.
+        index: its number among all clients of the run, which never changes; None: not known.
+        round: the round, from 0.
+        images: (n, C, H, W) uint8, all of the client's.
+        state: shared and server tensors by name as the server sent them, before any merging; None
+            where nothing asked for them (`needs_received`).
+    """
+
+    client: str
+    index: int | None
+    round: int
+    images: Tensor
+    state: Mapping[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes that a method learns from.
+
+    Attributes:
+        count: how many there are.
+        names: in the order of their labels; (): as the data set numbers them.
+    """
+
+    count: int
+    names: tuple[str, ...] = ()
+
+
+class Method(Plugin, nn.Module, ABC):
     """A self-supervised (or supervised) method that clients train together.
+
+    A client that keeps state between rounds (`merging`) knows two children by their names: the
+    trained `backbone`, and the `predictor` of methods that have one.
 
     Class attributes:
         Settings: the method's own options under `method.` in the configuration.
-        roles: role of every child module and buffer, by its name. Clients that keep state know two
-            children by their names: the trained `backbone`, and the `predictor` of methods that
-            have one.
-        needs_first_round: whether the server's state is made in a first round without training.
-        may_contribute_nothing: whether a client may send arrays of no rows, as one must that has
-            fewer than `privacy.k_min` images.
+        learns_labels: whether it learns from labels; no other method ever sees one.
+        needs_received: whether :meth:`start_round` needs the state as received.
 
     Attributes:
         settings: the options, checked.
-        classes: of the labels that it learns from; 0: it needs none, and gets none to see.
-        class_names: the classes in the order of their labels; (): as the data set numbers them.
     """
 
-    Settings: ClassVar[type[Section]]
-    roles: ClassVar[Mapping[str, Role]]
-    needs_first_round: ClassVar[bool] = False
-    may_contribute_nothing: ClassVar[bool] = False
+    learns_labels: ClassVar[bool] = False
+    needs_received: ClassVar[bool] = False
 
     settings: Section
-    classes: int = 0
-    class_names: tuple[str, ...] = ()
 
     @abstractmethod
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__()
-        self.settings = parse(self.Settings, config.method.options, "method")
+        self.settings = config.method.settings
 
-    @property
-    def needs_labels(self) -> bool:
-        """Whether it learns from labels."""
-        return self.classes > 0
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Plugin.check`: here, that the privacy that is asked for can be had."""
+        release = cls.release(config)
+        private = release is not None and release.epsilon is not None
+        for name in ("epsilon", "total_epsilon", "dimensions"):
+            value = getattr(config.privacy, name)
+            if value is not None and not private:
+                raise ValueError(
+                    f"privacy.{name}={value:g}: method={config.method.name} makes no "
+                    "differentially private release"
+                )
+        if private and config.evaluation.unsupervised:
+            raise ValueError(
+                "evaluation.unsupervised=True: clients' scores are not differentially private, "
+                "must be false with private releases (privacy.epsilon)"
+            )
+
+    @classmethod
+    def release(cls, config: Config) -> Release | None:
+        """What its clients send beside their state; None: nothing."""
+        return None
+
+    @classmethod
+    def classes(cls, config: Config) -> Classes | None:
+        """The classes that it learns from; None: it needs none, or they are not known yet."""
+        return None
+
+    @abstractmethod
+    def role(self, name: str) -> Role:
+        """The role of a tensor of the state by its full name; see :func:`roles.role_of`.
+
+        Raises:
+            ValueError: the name is not known.
+        """
 
     @abstractmethod
     def recipes(self) -> Sequence[Recipe]:
         """The augmentation of each view of a batch."""
 
     @abstractmethod
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Named scalar parts of the loss; their sum is minimised."""
+    def loss(self, batch: Batch) -> Step:
+        """The loss of one step, and features that terms may use."""
 
     @abstractmethod
     def backbones(self) -> dict[str, Backbone]:
         """The backbones worth evaluating, the one to keep first."""
 
-    def role(self, name: str) -> Role:
-        """The role of a child module or buffer, where the configuration has a say in it."""
-        return self.roles[name]
+    def remember(self) -> None:
+        """Called once where clients keep state from round to round, before roles are asked for."""
 
-    def start_own_state(self) -> None:
+    def start_local_state(self) -> None:
         """Makes local state from what was received; called before a client's first training."""
 
-    def start_round(self) -> None:
-        """Called on the client before its first step of a round."""
+    def start_round(self, received: Received) -> None:
+        """Called on the client before its first step of a round, after merging."""
 
     def observe(self, batch: Batch) -> None:
         """Takes in a batch of the first round, in which nothing is trained."""
@@ -132,16 +182,6 @@ class Method(nn.Module, ABC):
         """
         return Contribution()
 
-    def no_contribution(self) -> Contribution:
-        """Arrays without rows: what a client sends that may not contribute."""
-        return Contribution(
-            {name: torch.zeros(0, width) for name, (_, width) in self.contribution_limits().items()}
-        )
-
-    def contribution_limits(self) -> dict[str, tuple[int, int]]:
-        """For every array that clients contribute: the most rows, and the exact width."""
-        return {}
-
     def update_server_state(
         self, contributions: Mapping[str, Tensor], generator: torch.Generator
     ) -> None:
@@ -149,15 +189,3 @@ class Method(nn.Module, ABC):
 
         Not called in a round in which clients could contribute and none did.
         """
-
-    def state(self, role: Role) -> dict[str, Tensor]:
-        """The floating-point tensors of a role by name, in a fixed order, sharing memory.
-
-        BatchNorm's batch counters are integers that nothing reads; they stay where they are.
-        """
-        return {name: tensor for name, tensor in self._tensors(role) if tensor.is_floating_point()}
-
-    def _tensors(self, role: Role) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self.state_dict(keep_vars=True).items():
-            if self.role(name.partition(".")[0]) is role:
-                yield name, tensor.detach()

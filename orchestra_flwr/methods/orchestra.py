@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.clustering import (
+    FeatureMemory,
+    clustering_settings,
     global_clustering,
     gradient_clustering,
     local_clustering,
@@ -23,10 +24,10 @@ from orchestra_flwr.clustering import (
 )
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Contribution, Method, Role
-from orchestra_flwr.methods.ema import ema_update
-from orchestra_flwr.methods.memory import FeatureMemory
-from orchestra_flwr.models import Backbone, build_backbone, mlp, normalise
+from orchestra_flwr.methods.base import Batch, Method, Received, Step
+from orchestra_flwr.methods.release import Contribution, Release
+from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.models import Backbone, build_backbone, ema_update, mlp, normalise
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed
 
@@ -34,6 +35,16 @@ FEATURE_BATCH = 64  # images of which private clustering takes the features at a
 # The published recipe: SimCLR's augmentations, with less blur and some solarisation for the view
 # that predicts, and a rotation for the third, which only the rotation head needs.
 RECIPES = (Recipe(), Recipe(blur_p=0.1, solarize_p=0.2), Recipe(rotate=True))
+
+ROLES = {
+    "backbone": Role.SHARED,
+    "projector": Role.SHARED,
+    "rotation_head": Role.SHARED,
+    "target_backbone": Role.SHARED,
+    "target_projector": Role.SHARED,
+    "global_centroids": Role.SERVER,
+    "memory": Role.TRANSIENT,
+}
 
 
 def cluster_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature: float) -> Tensor:
@@ -71,24 +82,12 @@ class Orchestra(Method):
     """
 
     Settings = OrchestraSettings
-    roles: ClassVar[Mapping[str, Role]] = {
-        "backbone": Role.SHARED,
-        "projector": Role.SHARED,
-        "rotation_head": Role.SHARED,
-        "target_backbone": Role.SHARED,
-        "target_projector": Role.SHARED,
-        "global_centroids": Role.SERVER,
-        "memory": Role.PRIVATE,
-    }
-    needs_first_round = True
-    may_contribute_nothing = True
-
     settings: OrchestraSettings
     global_centroids: Tensor
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        self.clustering = config.clustering
+        self.clustering = clustering_settings(config)
         self.privacy = config.privacy
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
@@ -98,10 +97,29 @@ class Orchestra(Method):
         if self.settings.target:
             self.target_backbone = copy.deepcopy(self.backbone).requires_grad_(False)
             self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
-        self.memory = FeatureMemory(config.clustering.memory, dim)
-        self.register_buffer(
-            "global_centroids", torch.zeros(config.clustering.global_clusters, dim)
+        self.memory = FeatureMemory(self.clustering.memory, dim)
+        self.register_buffer("global_centroids", torch.zeros(self.clustering.global_clusters, dim))
+
+    @classmethod
+    def release(cls, config: Config) -> Release:
+        """At most L local centroids; with clustering=features a row for each feature remembered."""
+        clustering, privacy = clustering_settings(config), config.privacy
+        features = clustering.name == "features"
+        rows = clustering.memory if features else clustering.local_clusters
+        return Release(
+            {"local_centroids": (rows, config.model.projector_dim)},
+            label="features" if features else "centroids",
+            least_images=privacy.k_min,
+            may_be_empty=True,
+            before_training=True,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta if privacy.epsilon is not None else None,
+            exposes="the features of single images" if features else "",
         )
+
+    def role(self, name: str) -> Role:
+        """As :meth:`Method.role`."""
+        return role_of(name, ROLES)
 
     def recipes(self) -> Sequence[Recipe]:
         """Views for target, online encoder and rotation head."""
@@ -112,20 +130,25 @@ class Orchestra(Method):
         online = {"online": self.backbone}
         return {"target": self.target_backbone, **online} if self.settings.target else online
 
-    def start_round(self) -> None:
+    def start_round(self, received: Received) -> None:
         """Clients are stateless: nothing is remembered from earlier rounds."""
         self.memory.clear()
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, batch: Batch) -> Step:
         """Cluster and rotation loss of one step (Algorithm 1, lines 5 to 16)."""
         for_target, for_online = batch.views[:2]
-        online = F.normalize(self.projector(self.backbone(for_online)), dim=1)
+        feature = self.backbone(for_online)
+        projection = self.projector(feature)
+        online = F.normalize(projection, dim=1)
         rotation = self._rotation_loss(batch)
         self._update_target()
         target = self._target_features(for_target)
         self.memory.push(batch.images, target)
         cluster = cluster_loss(target, online, self.global_centroids, self.settings.temperature)
-        return {"cluster": cluster, **rotation}
+        return Step(
+            {"cluster": cluster, **rotation},
+            {"backbone": (feature,), "projector": (projection,)},
+        )
 
     def observe(self, batch: Batch) -> None:
         """Fills the memory from the untrained target; its BatchNorm statistics stay untouched."""
@@ -144,7 +167,7 @@ class Orchestra(Method):
         if self.clustering.name == "private":
             return self._private_centroids(images, seed)
         if self.clustering.name == "features":
-            return Contribution({"local_centroids": self.memory.latest()}, smallest_cluster=1)
+            return Contribution({"local_centroids": self.memory.latest()}, smallest_group=1)
         clusters = local_clustering(
             self.memory.latest(),
             self.clustering.local_clusters,
@@ -153,14 +176,8 @@ class Orchestra(Method):
         )
         return Contribution(
             arrays={"local_centroids": clusters.centroids},
-            smallest_cluster=min(clusters.sizes.tolist(), default=0),
+            smallest_group=min(clusters.sizes.tolist(), default=0),
         )
-
-    def contribution_limits(self) -> dict[str, tuple[int, int]]:
-        """At most L local centroids; with clustering=features a row for each feature remembered."""
-        private = self.clustering.name != "features"
-        rows = self.clustering.local_clusters if private else self.clustering.memory
-        return {"local_centroids": (rows, self.global_centroids.shape[1])}
 
     def update_server_state(
         self, contributions: Mapping[str, Tensor], generator: torch.Generator

@@ -5,29 +5,28 @@ Gidaris et al., "Unsupervised Representation Learning by Predicting Image Rotati
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from orchestra_flwr.config import Config, Section
+from orchestra_flwr.config import Config
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Method, Role
+from orchestra_flwr.methods.base import Batch, Method, Step
+from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone, mlp
 
 TURNED = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0, rotate=True)
 
+ROLES = {
+    "backbone": Role.SHARED,
+    "projector": Role.SHARED,
+    "rotation_head": Role.SHARED,
+}
+
 
 class RotPred(Method):
     """Backbone, a two-layer projector and a linear head for the four rotations."""
-
-    Settings = Section
-    roles: ClassVar[Mapping[str, Role]] = {
-        "backbone": Role.SHARED,
-        "projector": Role.SHARED,
-        "rotation_head": Role.SHARED,
-    }
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
@@ -36,16 +35,22 @@ class RotPred(Method):
         self.projector = mlp(self.backbone.dim, dim, dim, bias=True)
         self.rotation_head = nn.Linear(dim, 4)
 
+    def role(self, name: str) -> Role:
+        """As :meth:`Method.role`."""
+        return role_of(name, ROLES)
+
     def recipes(self) -> Sequence[Recipe]:
         """The image as it is, turned."""
         return (TURNED,)
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, batch: Batch) -> Step:
         """Cross-entropy of the rotation of each image."""
         (turns,) = batch.rotations
         assert turns is not None
-        predicted = self.rotation_head(self.projector(self.backbone(batch.views[0])))
-        return {"rotation": F.cross_entropy(predicted, turns)}
+        feature = self.backbone(batch.views[0])
+        projection = self.projector(feature)
+        rotation = F.cross_entropy(self.rotation_head(projection), turns)
+        return Step({"rotation": rotation}, {"backbone": (feature,), "projector": (projection,)})
 
     def backbones(self) -> dict[str, Backbone]:
         """The one backbone."""

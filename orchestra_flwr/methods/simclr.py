@@ -5,8 +5,7 @@ Chen et al., "A Simple Framework for Contrastive Learning of Visual Representati
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +14,11 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import SIMCLR, Recipe
-from orchestra_flwr.methods.base import Batch, Method, Role
+from orchestra_flwr.methods.base import Batch, Method, Step
+from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone, mlp
+
+ROLES = {"backbone": Role.SHARED, "projector": Role.SHARED}
 
 
 def nt_xent_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
@@ -48,7 +50,6 @@ class SimCLR(Method):
     """Backbone and a two-layer projector."""
 
     Settings = SimCLRSettings
-    roles: ClassVar[Mapping[str, Role]] = {"backbone": Role.SHARED, "projector": Role.SHARED}
 
     settings: SimCLRSettings
 
@@ -58,14 +59,20 @@ class SimCLR(Method):
         self.backbone = build_backbone(config.model, channels)
         self.projector = mlp(self.backbone.dim, dim, dim, bias=True)
 
+    def role(self, name: str) -> Role:
+        """As :meth:`Method.role`."""
+        return role_of(name, ROLES)
+
     def recipes(self) -> Sequence[Recipe]:
         """The same augmentation for both views."""
         return (SIMCLR, SIMCLR)
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, batch: Batch) -> Step:
         """The contrastive loss of one step."""
-        first, second = (self.projector(self.backbone(view)) for view in batch.views)
-        return {"contrastive": nt_xent_loss(first, second, self.settings.temperature)}
+        seen = [(feature := self.backbone(view), self.projector(feature)) for view in batch.views]
+        features, projections = zip(*seen, strict=True)
+        contrastive = nt_xent_loss(*projections, self.settings.temperature)
+        return Step({"contrastive": contrastive}, {"backbone": features, "projector": projections})
 
     def backbones(self) -> dict[str, Backbone]:
         """The one backbone."""

@@ -5,16 +5,22 @@ Chen and He, "Exploring Simple Siamese Representation Learning", CVPR 2021.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from orchestra_flwr.config import Config, Section
+from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, Recipe
-from orchestra_flwr.methods.base import Batch, Method, Role
+from orchestra_flwr.methods.base import Batch, Method, Step
+from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone, mlp
+
+ROLES = {
+    "backbone": Role.SHARED,
+    "projector": Role.SHARED,
+    "predictor": Role.SHARED,
+}
 
 
 def symmetric_negative_cosine(predictions: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
@@ -35,13 +41,6 @@ def symmetric_negative_cosine(predictions: Sequence[Tensor], targets: Sequence[T
 class SimSiam(Method):
     """Backbone, a three-layer projector and a predictor of two layers."""
 
-    Settings = Section
-    roles: ClassVar[Mapping[str, Role]] = {
-        "backbone": Role.SHARED,
-        "projector": Role.SHARED,
-        "predictor": Role.SHARED,
-    }
-
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         dim = config.model.projector_dim
@@ -49,15 +48,23 @@ class SimSiam(Method):
         self.projector = mlp(self.backbone.dim, dim // 2, dim // 2, dim)
         self.predictor = mlp(dim, dim, dim, bias=True, norm=False)
 
+    def role(self, name: str) -> Role:
+        """As :meth:`Method.role`."""
+        return role_of(name, ROLES)
+
     def recipes(self) -> Sequence[Recipe]:
         """The same augmentation for both views."""
         return (SIMCLR, SIMCLR)
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, batch: Batch) -> Step:
         """Each view predicts the other one."""
-        features = [self.projector(self.backbone(view)) for view in batch.views]
-        predictions = [self.predictor(each) for each in features]
-        return {"similarity": symmetric_negative_cosine(predictions, features)}
+        seen = [(feature := self.backbone(view), self.projector(feature)) for view in batch.views]
+        features, projections = zip(*seen, strict=True)
+        predictions = tuple(self.predictor(projection) for projection in projections)
+        return Step(
+            {"similarity": symmetric_negative_cosine(predictions, projections)},
+            {"backbone": features, "projector": projections, "predictor": predictions},
+        )
 
     def backbones(self) -> dict[str, Backbone]:
         """The one backbone."""

@@ -6,16 +6,17 @@ Loss", NeurIPS 2021, on cosine similarities as in the Orchestra paper (Table 8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Method, Role
+from orchestra_flwr.methods.base import Batch, Method, Step
+from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone, mlp
 
 # As published, but for the first view's bilinear crops: all crops here are bicubic.
@@ -23,6 +24,12 @@ RECIPES = (
     Recipe(crop_scale=(0.08, 1.0), jitter_p=0, gray_p=0, blur_p=0),
     Recipe(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1)),
 )
+
+ROLES = {
+    "backbone": Role.SHARED,
+    "projector": Role.SHARED,
+    "clusters": Role.SHARED,
+}
 
 
 def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
@@ -40,31 +47,48 @@ def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
     return -2 * cosines[same].mean() + cosines[~same].square().mean()
 
 
-class SpecLoss(Method):
-    """Backbone, a two-layer projector and a linear layer to G outputs."""
+class SpecLossSettings(Section):
+    """Options under `method.` for method=specloss."""
 
-    Settings = Section
-    roles: ClassVar[Mapping[str, Role]] = {
-        "backbone": Role.SHARED,
-        "projector": Role.SHARED,
-        "clusters": Role.SHARED,
-    }
+    outputs: int = Field(32, ge=2)  # of the last layer; the Orchestra paper takes its G
+
+
+class SpecLoss(Method):
+    """Backbone, a two-layer projector and a linear layer."""
+
+    Settings = SpecLossSettings
+
+    settings: SpecLossSettings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
         self.projector = mlp(self.backbone.dim, dim, dim)
-        self.clusters = nn.Linear(dim, config.clustering.global_clusters)
+        self.clusters = nn.Linear(dim, self.settings.outputs)
+
+    def role(self, name: str) -> Role:
+        """As :meth:`Method.role`."""
+        return role_of(name, ROLES)
 
     def recipes(self) -> Sequence[Recipe]:
         """A plain crop, and a view with colour jitter."""
         return RECIPES
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, batch: Batch) -> Step:
         """The spectral loss of one step."""
-        first, second = (self.clusters(self.projector(self.backbone(view))) for view in batch.views)
-        return {"spectral": spectral_loss(first, second)}
+        seen = [self._outputs(view) for view in batch.views]
+        features, projections, outputs = zip(*seen, strict=True)
+        return Step(
+            {"spectral": spectral_loss(*outputs)},
+            {"backbone": features, "projector": projections},
+        )
+
+    def _outputs(self, view: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, dim) outputs of backbone, projector and last layer."""
+        feature = self.backbone(view)
+        projection = self.projector(feature)
+        return feature, projection, self.clusters(projection)
 
     def backbones(self) -> dict[str, Backbone]:
         """The one backbone."""

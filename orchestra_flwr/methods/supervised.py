@@ -6,19 +6,21 @@ AISTATS 2017.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Method, Role
+from orchestra_flwr.methods.base import Batch, Classes, Method, Step
+from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone
 
 CROPPED = Recipe(jitter_p=0, gray_p=0, blur_p=0)
+
+ROLES = {"backbone": Role.SHARED, "classifier": Role.SHARED}
 
 
 class SupervisedSettings(Section):
@@ -35,31 +37,42 @@ class Supervised(Method):
     """
 
     Settings = SupervisedSettings
-    roles: ClassVar[Mapping[str, Role]] = {"backbone": Role.SHARED, "classifier": Role.SHARED}
+    learns_labels = True
 
     settings: SupervisedSettings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        self.class_names = tuple(sorted(set(self.settings.classes or ())))
-        self.classes = len(self.class_names) or config.data.classes or 0
-        if not self.classes:
+        classes = self.classes(config)
+        if classes is None:
             raise ConfigError(
                 f"method.classes: must be given with data={config.data.name}, the names of the "
                 "class folders: method.classes=[cat,dog]"
             )
         self.backbone = build_backbone(config.model, channels)
-        self.classifier = nn.Linear(self.backbone.dim, self.classes)
+        self.classifier = nn.Linear(self.backbone.dim, classes.count)
+
+    @classmethod
+    def classes(cls, config: Config) -> Classes | None:
+        """Those that `method.classes` names, else as many as the data set has."""
+        names = tuple(sorted(set(config.method.settings.classes or ())))
+        count = len(names) or config.data.classes
+        return Classes(count, names) if count else None
+
+    def role(self, name: str) -> Role:
+        """As :meth:`Method.role`."""
+        return role_of(name, ROLES)
 
     def recipes(self) -> Sequence[Recipe]:
         """Crop and flip."""
         return (CROPPED,)
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, batch: Batch) -> Step:
         """Cross-entropy of the classes."""
         assert batch.labels is not None
-        predicted = self.classifier(self.backbone(batch.views[0]))
-        return {"classification": F.cross_entropy(predicted, batch.labels)}
+        feature = self.backbone(batch.views[0])
+        classification = F.cross_entropy(self.classifier(feature), batch.labels)
+        return Step({"classification": classification}, {"backbone": (feature,)})
 
     def backbones(self) -> dict[str, Backbone]:
         """The one backbone."""

@@ -1,6 +1,7 @@
 """Encoders and their heads."""
 
 from orchestra_flwr.models.backbones import Backbone, build_backbone
+from orchestra_flwr.models.ema import ema_update
 from orchestra_flwr.models.encoder import (
     Encoder,
     EncoderSpec,
@@ -15,6 +16,7 @@ __all__ = [
     "Encoder",
     "EncoderSpec",
     "build_backbone",
+    "ema_update",
     "load_encoder",
     "mlp",
     "normalise",

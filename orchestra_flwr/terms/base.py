@@ -1,0 +1,46 @@
+"""What a term is: a part of the loss that any method can have beside its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.methods import Batch, Method, Received, Role, Step
+
+
+class Term(Plugin, nn.Module, ABC):
+    """A part of the loss; its weight is `terms.<name>.weight`, and at 0 nothing is built.
+
+    Class attributes:
+        Settings: its own options under `terms.<name>.`, but for the weight.
+        needs_received: whether :meth:`start_round` needs the state as received.
+    """
+
+    needs_received: ClassVar[bool] = False
+
+    def __init__(self, settings: object, config: Config, method: Method) -> None:
+        super().__init__()
+
+    def role(self, name: str) -> Role:
+        """The role of a tensor of this term's own modules, by its full name within them.
+
+        Raises:
+            ValueError: the name is not known; a term without tensors has none.
+        """
+        raise ValueError(f"{type(self).__name__} has no tensor {name}")
+
+    def start_round(self, method: Method, received: Received) -> None:
+        """Called on the client before its first step of a round, after merging."""
+
+    @abstractmethod
+    def loss(self, method: Method, batch: Batch, step: Step) -> Tensor:
+        """This term's scalar, before it is weighted.
+
+        Args:
+            method: that is being trained.
+            batch: of the step.
+            step: the method's own losses and features of it.
+        """

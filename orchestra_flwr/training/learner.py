@@ -1,0 +1,124 @@
+"""What a client trains: a method, the terms added to its loss, and a role for every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.methods import Batch, Method, Received, Role, build_method
+from orchestra_flwr.seeding import derive
+from orchestra_flwr.terms import Term
+
+TERMS = "terms."  # what the names of terms' tensors begin with
+
+Reassign = Callable[[str, Role], Role]
+
+
+class Learner(nn.Module):
+    """A method with its terms. Server and client each have one, with the same tensors.
+
+    Tensors of the method have their names in it, those of a term are "terms.<term>.<tensor>".
+
+    Args:
+        method: what is learned.
+        terms: by name, each with its weight.
+        reassign: changes the role of tensors by their full names, as policies do whose clients
+            keep some of what others share; None: none is changed.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        terms: Mapping[str, tuple[Term, float]] | None = None,
+        reassign: Reassign | None = None,
+    ) -> None:
+        super().__init__()
+        terms = terms or {}
+        self.method = method
+        self.terms = nn.ModuleDict({name: term for name, (term, _) in terms.items()})
+        self._weights = {name: weight for name, (_, weight) in terms.items()}
+        self._reassign = reassign
+
+    def role(self, name: str) -> Role:
+        """The role of a tensor by its full name.
+
+        Raises:
+            ValueError: nobody says who owns it.
+        """
+        if name.startswith(TERMS):
+            term, _, own_name = name.removeprefix(TERMS).partition(".")
+            role: Role = self.terms.get_submodule(term).role(own_name)  # type: ignore[operator]
+        else:
+            role = self.method.role(name)
+        return role if self._reassign is None else self._reassign(name, role)
+
+    def state(self, role: Role) -> dict[str, Tensor]:
+        """The floating-point tensors of a role by name, in a fixed order, sharing memory.
+
+        BatchNorm's batch counters are integers that nothing reads; they stay where they are.
+        """
+        return {
+            name: tensor.detach()
+            for name, tensor in self._tensors().items()
+            if tensor.is_floating_point() and self.role(name) is role
+        }
+
+    def trained(self) -> dict[str, Tensor]:
+        """What gradients train, by full name, sharing memory."""
+        return {
+            _full_name(name): p.detach() for name, p in self.named_parameters() if p.requires_grad
+        }
+
+    @property
+    def needs_received(self) -> bool:
+        """Whether a round needs the state as the server sent it."""
+        terms = [term for term in self.terms.children() if isinstance(term, Term)]
+        return any(part.needs_received for part in [self.method, *terms])
+
+    def start_round(self, received: Received) -> None:
+        """As :meth:`Method.start_round`, for the method and then for every term."""
+        self.method.start_round(received)
+        for term in self.terms.children():
+            assert isinstance(term, Term)
+            term.start_round(self.method, received)
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Named scalar parts, terms' weighted and named like them; their sum is minimised."""
+        step = self.method.loss(batch)
+        losses = dict(step.losses)
+        for name, term in self.terms.items():
+            assert isinstance(term, Term)
+            losses[name] = self._weights[name] * term.loss(self.method, batch, step)
+        return losses
+
+    def _tensors(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state_dict(keep_vars=True)
+        return {_full_name(name): tensor for name, tensor in state.items()}
+
+
+def _full_name(name: str) -> str:
+    return name.removeprefix("method.")
+
+
+def build_learner(config: Config, channels: int) -> Learner:
+    """What the configuration's clients train, freshly initialised from the run's seed.
+
+    Terms draw their initial values from seeds of their own: a method begins with the same bits
+    with and without them.
+
+    Raises:
+        ConfigError: the method cannot be built for these images.
+    """
+    method = build_method(config, channels)
+    merging = config.merging.plugin
+    if merging.remembers:
+        method.remember()
+    terms: dict[str, tuple[Term, float]] = {}
+    for chosen in config.active_terms:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(config.seed, "init", "terms", chosen.name))
+            terms[chosen.name] = (chosen.build(config, method), chosen.weight)
+    return Learner(method, terms, merging.reassign(method))
