@@ -11,12 +11,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from orchestra_flwr.files import write_atomically
-from orchestra_flwr.merging import OwnState
+from orchestra_flwr.merging import ClientState
 
 SUFFIX = ".safetensors"
 
 
-class OwnStateFolder:
+class ClientStateFolder:
     """A client's state after each of its last rounds: `<folder>/<run>/<round>.safetensors`.
 
     A round that is asked for once more, because the server was killed in it, starts from the state
@@ -37,7 +37,7 @@ class OwnStateFolder:
         self._others = folder
         self._folder = folder / run
 
-    def before(self, round_: int) -> OwnState | None:
+    def before(self, round_: int) -> ClientState | None:
         """The state after the client's last round before this one; None if there is none.
 
         Raises:
@@ -50,20 +50,22 @@ class OwnStateFolder:
         try:
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return OwnState(tensors, json.loads(file.metadata()["figures"]))
+                metadata = file.metadata()  # "figures" until version 0.1
+                values = json.loads(metadata.get("values") or metadata["figures"])
+                return ClientState(tensors, values)
         except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
-            raise ValueError(f"{path}: this client's own state is damaged: {error}") from error
+            raise ValueError(f"{path}: this client's state is damaged: {error}") from error
 
-    def save(self, round_: int, own: OwnState) -> None:
+    def save(self, round_: int, state: ClientState) -> None:
         """Writes the state after a round, whole or not at all, and drops what is not needed.
 
         Raises:
             OSError: names the file, which is as it was.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in own.tensors.items()}
-        figures = {"figures": json.dumps(dict(own.figures))}
-        write_atomically(self._path(round_), save(tensors, figures))
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors.items()}
+        values = {"values": json.dumps(dict(state.values))}
+        write_atomically(self._path(round_), save(tensors, values))
         earlier = [number for number in self._rounds() if number < round_]
         for number in self._rounds():
             if number not in (round_, max(earlier, default=None)):

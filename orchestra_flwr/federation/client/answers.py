@@ -9,16 +9,19 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.wire import (
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
     CLIENT_FAILED,
     CONFIG,
     METRICS,
+    MODEL,
+    MODELS,
     OUT_OF_MEMORY,
     from_record,
     to_record,
 )
+from orchestra_flwr.federation.messages.schema import names_down
 
 
 def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Message:
@@ -32,7 +35,7 @@ def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Messag
 
 
 def ran_out_of_memory(reply: Message) -> bool:
-    """Whether a client had too little memory, as it says, or its process was killed by whoever."""
+    """Whether a client had too little memory, as it says, or its process was killed."""
     if not reply.has_error():
         return False
     killed = "ray.exceptions." in (reply.error.reason or "")  # memory is what mostly kills
@@ -60,16 +63,23 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     """
     task = content.config_records[CONFIG]
     received = _received(client, content)
+    models = list(task.get(MODELS) or ["model"])  # type: ignore[arg-type]
+    names = [name for part in names_down(client.schemas, models) for name in part]
+    optional = {key: task[key] for key in ("contribute", "index") if key in task}
     arrays, examples, metrics = client.fit(
-        [received.pop(name) for name in client.receives],
-        {"round": task["round"], "train": task["train"], "contribute": task["contribute"]},
+        [received.pop(name) for name in names],
+        {"round": task["round"], "train": task["train"], "models": models, **optional},
     )
-    names = (client.returns if task["train"] else []) + client.contributes
+    returned = (client.returns if task["train"] else []) + client.contributes
+    about: dict[str, str] = {"schema": client.schemas.fingerprint}
+    trained = str(metrics.pop("model"))
+    if len(models) > 1:
+        about[MODEL] = trained
     return RecordDict(
         {
-            ARRAYS: to_record(dict(zip(names, arrays, strict=True))),
+            ARRAYS: to_record(dict(zip(returned, arrays, strict=True))),
             METRICS: MetricRecord({**metrics, "examples": examples}),
-            CONFIG: ConfigRecord({"schema": client.schemas.fingerprint}),
+            CONFIG: ConfigRecord(about),
         }
     )
 
@@ -99,10 +109,10 @@ def evaluate_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
 
 def _received(client: OrchestraClient, content: RecordDict) -> dict[str, np.ndarray]:
     """The arrays of a message down, which loses them."""
-    told = str(content.config_records[CONFIG]["schema"])
-    if told != client.schemas.fingerprint:
+    schema = str(content.config_records[CONFIG]["schema"])
+    if schema != client.schemas.fingerprint:
         raise ValueError(
-            f"the server's model has schema {told}, this client's {client.schemas.fingerprint}: "
+            f"the server's model has schema {schema}, this client's {client.schemas.fingerprint}: "
             "both must run the same version of orchestra_flwr"
         )
     return from_record(content.array_records.pop(ARRAYS))

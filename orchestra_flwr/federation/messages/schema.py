@@ -6,7 +6,7 @@ evaluation holds no arrays at all. Nothing else can be packed: the tensors are c
 private ones have no schema.
 
 With `federation.wire=float32` the shared state is one array, "shared", both ways. With fewer bits
-:mod:`orchestra_flwr.federation.codec` makes several arrays of it, and clients send what training
+:mod:`orchestra_flwr.federation.messages.codec` makes several arrays of it, and clients send what training
 *changed* of the state that they received ("update"): changes are small, so fewer bits lose little
 of them. The server knows what clients made of its state, since encoding it has one outcome, and
 adds their updates to its own float32 state, so that no rounding is ever added up over the rounds.
@@ -17,33 +17,23 @@ they are always float32.
 from __future__ import annotations
 
 import hashlib
-import io
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-from orchestra_flwr.config import Wire
-from orchestra_flwr.federation.codec import BlockCodec, Codec, PlainCodec
-from orchestra_flwr.methods import Method, Role
+from orchestra_flwr.config import Config, Wire
+from orchestra_flwr.federation.messages.arrays import as_tensor
+from orchestra_flwr.federation.messages.codec import BlockCodec, Codec, PlainCodec
+from orchestra_flwr.methods import Role
+from orchestra_flwr.plugins import fingerprint
+from orchestra_flwr.training import Learner
 
-ARRAYS = "arrays"  # the ArrayRecord of a message, both ways
-CONFIG = "config"  # the ConfigRecord of a message, both ways
-METRICS = "metrics"  # the MetricRecord of a reply
-SMALLEST_CLUSTER = "smallest_cluster"  # a reply's metric: images behind its smallest row, 0 without
-CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
-RUN = "run"  # of a task: which run this is, where clients keep state
-CLIENTS = "clients"  # of a task: the folder for the clients' state, where they share the disk
-OUT_OF_MEMORY = 102  # the same: what went wrong is that its memory was not enough
-TOLD_BY_CLIENT = {CLIENT_FAILED, OUT_OF_MEMORY}
-FORMAT = 4  # raised whenever messages, or the codes in them, change their meaning
-
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # as_tensor
+FORMAT = 5  # raised whenever messages, or the codes in them, change their meaning
 
 
 @dataclass(frozen=True)
@@ -53,15 +43,15 @@ class Schema:
     entries: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, method: Method, role: Role) -> Schema:
-        """The schema of one role of a method.
+    def of(cls, learner: Learner, role: Role) -> Schema:
+        """The schema of one role.
 
         Raises:
             ValueError: the role is the client's own.
         """
-        if role in (Role.LOCAL, Role.PRIVATE):
+        if role in (Role.LOCAL, Role.TRANSIENT):
             raise ValueError(f"{role.value} state never travels")
-        return cls(tuple((name, tuple(t.shape)) for name, t in method.state(role).items()))
+        return cls(tuple((name, tuple(t.shape)) for name, t in learner.state(role).items()))
 
     @cached_property
     def size(self) -> int:
@@ -84,29 +74,60 @@ class Schema:
         Raises:
             ValueError: the array has another size.
         """
+        with torch.no_grad():
+            for name, values in self.views(flat).items():
+                into[name].copy_(values)
+
+    def views(self, flat: np.ndarray) -> dict[str, Tensor]:
+        """The tensors in a packed array, on its memory and only to be read.
+
+        Raises:
+            ValueError: the array has another size.
+        """
         if flat.shape != (self.size,):
             raise ValueError(f"expected {self.size} values, got an array {flat.shape}")
         source = as_tensor(flat)
-        start = 0
-        with torch.no_grad():
-            for name, shape in self.entries:
-                count = int(np.prod(shape))
-                into[name].copy_(source[start : start + count].view(shape))
-                start += count
+        return {
+            name: source[span].view(shape)
+            for (name, shape), span in zip(self.entries, self.spans, strict=True)
+        }
+
+    @cached_property
+    def spans(self) -> tuple[slice, ...]:
+        """Where each tensor's values lie in the packed array."""
+        ends = np.cumsum([0, *(int(np.prod(shape)) for _, shape in self.entries)]).tolist()
+        return tuple(slice(start, end) for start, end in pairwise(ends))
 
 
 @dataclass(frozen=True)
 class Schemas:
-    """The schemas of everything that travels for a method, and how its shared state is encoded."""
+    """The schemas of everything that travels, and how shared state is encoded.
+
+    Attributes:
+        shared: what is trained and averaged.
+        server: what the server makes.
+        wire: bits of the shared state's values.
+        plugins: the fingerprint of the users' packages that take part.
+    """
 
     shared: Schema
     server: Schema
     wire: Wire = "float32"
+    plugins: str = ""
 
     @classmethod
-    def of(cls, method: Method, wire: Wire = "float32") -> Schemas:
-        """Both schemas of a method."""
-        return cls(Schema.of(method, Role.SHARED), Schema.of(method, Role.SERVER), wire)
+    def of(cls, learner: Learner, config: Config) -> Schemas:
+        """The schemas of a run.
+
+        Raises:
+            PluginError: a package with plug-ins cannot be imported.
+        """
+        return cls(
+            Schema.of(learner, Role.SHARED),
+            Schema.of(learner, Role.SERVER),
+            config.federation.wire,
+            fingerprint(config.plugins),
+        )
 
     @cached_property
     def codec(self) -> Codec:
@@ -118,7 +139,8 @@ class Schemas:
     @cached_property
     def fingerprint(self) -> str:
         """What server and client compare before they trust each other's arrays."""
-        return f"{self.shared.fingerprint}-{self.server.fingerprint}-{self.wire}"
+        parts = [self.shared.fingerprint, self.server.fingerprint, self.wire, self.plugins]
+        return "-".join(part for part in parts if part)
 
     @property
     def sends_updates(self) -> bool:
@@ -177,57 +199,61 @@ class Schemas:
         return values
 
 
-def pack_state(method: Method, schemas: Schemas) -> ArrayRecord:
-    """The arrays of a message down."""
+def pack_state(learner: Learner, schemas: Schemas) -> dict[str, np.ndarray]:
+    """The arrays of a message down that carries the learner's state."""
     arrays: dict[str, np.ndarray] = {}
     if schemas.shared.size:
-        shared = schemas.shared.pack(method.state(Role.SHARED))
+        shared = schemas.shared.pack(learner.state(Role.SHARED))
         arrays |= schemas.codec.encode(Role.SHARED.value, shared)
     if schemas.server.size:
-        arrays[Role.SERVER.value] = schemas.server.pack(method.state(Role.SERVER))
-    return to_record(arrays)
+        arrays[Role.SERVER.value] = schemas.server.pack(learner.state(Role.SERVER))
+    return arrays
 
 
-def unpack_state(arrays: Mapping[str, np.ndarray], method: Method, schemas: Schemas) -> None:
-    """Copies the arrays of a message down into a method.
+def unpack_state(arrays: Mapping[str, np.ndarray], learner: Learner, schemas: Schemas) -> None:
+    """Copies the arrays of a message down into a learner.
 
     Raises:
         ValueError: an array is missing or has another size.
     """
     if schemas.shared.size:
         shared = schemas.codec.decode(Role.SHARED.value, arrays)
-        schemas.shared.unpack(shared, method.state(Role.SHARED))
+        schemas.shared.unpack(shared, learner.state(Role.SHARED))
     if schemas.server.size:
         if Role.SERVER.value not in arrays:
             raise ValueError(f"the message holds no {Role.SERVER.value} state")
-        schemas.server.unpack(arrays[Role.SERVER.value], method.state(Role.SERVER))
+        schemas.server.unpack(arrays[Role.SERVER.value], learner.state(Role.SERVER))
 
 
-def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Named numpy arrays as Flower's record."""
-    return ArrayRecord({name: _encoded(np.ascontiguousarray(a)) for name, a in arrays.items()})
+def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[str, Tensor]:
+    """The tensors of a message down by name, on its memory and only to be read.
+
+    Raises:
+        ValueError: an array is missing or has another size.
+    """
+    state: dict[str, Tensor] = {}
+    if schemas.shared.size:
+        state |= schemas.shared.views(schemas.codec.decode(Role.SHARED.value, arrays))
+    if schemas.server.size:
+        state |= schemas.server.views(arrays[Role.SERVER.value])
+    return state
 
 
-def _encoded(array: np.ndarray) -> Array:
-    """`Array(array)` with a single copy; Flower's grows a buffer to twice the array's size."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    data = b"".join((header.getvalue(), array.data))
-    return Array(str(array.dtype), array.shape, "numpy.ndarray", data)
+def for_models(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays of a message down with several models: `<model>/<array>`; with one, as they are.
+
+    Args:
+        arrays: of each model, by its name.
+    """
+    if len(arrays) == 1:
+        return dict(next(iter(arrays.values())))
+    return {
+        f"{model}/{name}": array for model, parts in arrays.items() for name, array in parts.items()
+    }
 
 
-def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """Flower's record as named numpy arrays."""
-    return {name: array.numpy() for name, array in record.items()}
-
-
-def as_tensor(values: np.ndarray) -> Tensor:
-    """A tensor on the same memory, only to be read, as what Ray's object store holds has to be."""
-    return torch.from_numpy(values)
-
-
-def payload_bytes(content: RecordDict) -> int:
-    """Bytes of all arrays in a message; its few scalars are not counted."""
-    # Not by `array_records`: that view is a reference cycle, which keeps arrays that are let go of.
-    records = (record for record in content.values() if isinstance(record, ArrayRecord))
-    return sum(len(array.data) for record in records for array in record.values())
+def names_down(schemas: Schemas, models: Sequence[str]) -> list[list[str]]:
+    """For each model of a message down the names of its arrays, in the order of `schemas.down`."""
+    if len(models) == 1:
+        return [schemas.down]
+    return [[f"{model}/{name}" for name in schemas.down] for model in models]

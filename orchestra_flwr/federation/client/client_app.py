@@ -14,13 +14,13 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.answers import answer, evaluate_reply, train_reply
-from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.object_store import beside_the_pickle
-from orchestra_flwr.federation.own_state import OwnStateFolder
+from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.client.state_folder import ClientStateFolder
+from orchestra_flwr.federation.messages.arrays import CLIENTS, CONFIG, RUN
+from orchestra_flwr.federation.messages.object_store import beside_the_pickle
 from orchestra_flwr.federation.population import Population, load_population
-from orchestra_flwr.federation.wire import CLIENTS, CONFIG, RUN
-from orchestra_flwr.methods import build_method, labels_for
+from orchestra_flwr.methods import labels_for
 from orchestra_flwr.training import resolve_device
 
 app = ClientApp()
@@ -48,19 +48,20 @@ def evaluate(message: Message, context: Context) -> Message:
 def _addressed(content: RecordDict) -> OrchestraClient:
     task = content.config_records[CONFIG]
     config_json, name = str(task["config"]), str(task["client"])
-    population, images, labels = _population(config_json)
-    chosen = torch.from_numpy(population.parts[name]).to(images.device)
+    config, population, images, labels = _loaded(config_json)
+    indices = torch.from_numpy(population.parts[name])
+    chosen = indices.to(images.device)
+    shifted = config.shift.build().apply(images[chosen], indices, name, config.seed)
     own_labels = None if labels is None else labels[chosen]
-    keeps = None
+    folder = None
     if RUN in task:
-        keeps = OwnStateFolder(Path(str(task[CLIENTS])) / name, str(task[RUN]))
-    config = Config.from_json(config_json)
-    return OrchestraClient(config, name, images[chosen], own_labels, keeps=keeps)
+        folder = ClientStateFolder(Path(str(task[CLIENTS])) / name, str(task[RUN]))
+    return OrchestraClient(config, name, shifted, own_labels, state_folder=folder)
 
 
 @lru_cache(maxsize=1)
-def _population(config_json: str) -> tuple[Population, Tensor, Tensor | None]:
-    """The clients' parts, all training images and, if the method needs them, their labels.
+def _loaded(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
+    """The run, its clients' parts, all training images and, if the method needs them, their labels.
 
     On the device; once a process and run.
     """
@@ -68,5 +69,5 @@ def _population(config_json: str) -> tuple[Population, Tensor, Tensor | None]:
     device = resolve_device(config.device)
     population = load_population(config)
     train = population.dataset.train
-    labels = labels_for(build_method(config, config.data.channels), train)
-    return population, train.images.to(device), None if labels is None else labels.to(device)
+    labels = labels_for(config, train)
+    return config, population, train.images.to(device), None if labels is None else labels.to(device)
