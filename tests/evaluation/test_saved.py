@@ -10,7 +10,7 @@ from orchestra_flwr.config import ConfigError, EvaluateConfig, ModelConfig, conf
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.evaluation import extract_features, knn_accuracy, linear_accuracy
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
-from orchestra_flwr.reporting.runs import read_run
+from orchestra_flwr.experiments.results.runs import read_run
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import singledispatch
 from pathlib import Path
 
-from orchestra_flwr.reporting.document import (
+from orchestra_flwr.experiments.report.document import (
     Block,
     Code,
     Folded,

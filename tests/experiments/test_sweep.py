@@ -8,8 +8,8 @@ import pytest
 
 from orchestra_flwr.cli import experiment_main
 from orchestra_flwr.experiments import make_plan
-from orchestra_flwr.reporting.runs import read_run
-from orchestra_flwr.sweep import Job, _Sweep, jobs_of, run_plan
+from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.experiments.sweep import Job, _Sweep, jobs_of, run_plan
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import pytest
 
 from orchestra_flwr.config import ConfigError, parse
 from orchestra_flwr.experiments import Experiment, experiment_names, load_experiment, load_scale
-from orchestra_flwr.experiments.description import _check_axes, covers
+from orchestra_flwr.experiments.planning.description import _check_axes, covers
 
 GIVEN = {
     "title": "t",

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from orchestra_flwr.config import ConfigError, config_to_yaml
+from orchestra_flwr.experiments.results.embedding import embed, project
+from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
-from orchestra_flwr.reporting.embedding import embed, project
-from orchestra_flwr.reporting.runs import read_run
 
 
 def test_neighbours_stay_neighbours_and_the_result_is_always_the_same():

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.reporting.document import (
+from orchestra_flwr.experiments.report.charts import (
+    draw_embeddings,
+    draw_lines,
+    draw_progress,
+    draw_rounds,
+    draw_scatter,
+    save,
+)
+from orchestra_flwr.experiments.report.document import (
     Block,
     Folded,
     Heading,
@@ -15,22 +23,14 @@ from orchestra_flwr.reporting.document import (
     Picture,
     Table,
 )
-from orchestra_flwr.reporting.embedding import embed
-from orchestra_flwr.reporting.figures import (
-    draw_embeddings,
-    draw_lines,
-    draw_progress,
-    draw_rounds,
-    draw_scatter,
-    save,
-)
-from orchestra_flwr.reporting.paper import paper_value
-from orchestra_flwr.reporting.results import UNITS, Result, Results
-from orchestra_flwr.reporting.runs import Run
-from orchestra_flwr.reporting.statistics import Sample, correlation
-from orchestra_flwr.reporting.tables import NOTHING
+from orchestra_flwr.experiments.report.tables import NOTHING
+from orchestra_flwr.experiments.results.comparison import UNITS, Result, Results
+from orchestra_flwr.experiments.results.embedding import embed
+from orchestra_flwr.experiments.results.paper import paper_value
+from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.experiments.results.statistics import Sample, correlation
+from orchestra_flwr.experiments.results.tuning import choose
 from orchestra_flwr.reporting.text import lookup
-from orchestra_flwr.reporting.tuning import choose
 
 View = Callable[[Results, Path], Iterator[Block]]
 STEP = 0.05  # between the accuracies whose rounds are counted

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError, Section, load_config
-from orchestra_flwr.experiments.description import (
+from orchestra_flwr.experiments.planning.description import (
     Choices,
     Experiment,
     Overrides,
@@ -20,7 +20,7 @@ from orchestra_flwr.experiments.description import (
     load_experiment,
     load_scale,
 )
-from orchestra_flwr.experiments.scaling import scaled_override
+from orchestra_flwr.experiments.planning.scaling import scaled_override
 
 Axes = Mapping[str, Choices]
 # What a run must do for a measure, beyond what every run does.

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import balanced_subset, load_dataset
 from orchestra_flwr.evaluation import extract_features
+from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.models import load_encoder
-from orchestra_flwr.reporting.runs import Run
 
 FILE = "embedding.json"  # in the run folder: made once, then the images are not needed again
 MOST = 2000  # images; more are slow and only cover each other

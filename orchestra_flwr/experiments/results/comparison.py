@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestra_flwr.experiments import Measure, Plan
-from orchestra_flwr.reporting.paper import paper_value
-from orchestra_flwr.reporting.runs import LOGS, Run, last_error, read_run
-from orchestra_flwr.reporting.statistics import Sample
+from orchestra_flwr.experiments.planning import Measure, Plan
+from orchestra_flwr.experiments.results.paper import paper_value
+from orchestra_flwr.experiments.results.runs import LOGS, Run, last_error, read_run
+from orchestra_flwr.experiments.results.statistics import Sample
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestra_flwr.reporting.results import Result
+from orchestra_flwr.experiments.results.comparison import Result
 
 
 @dataclass(frozen=True)

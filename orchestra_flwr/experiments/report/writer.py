@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.experiments import Plan, read_plans
-from orchestra_flwr.files import write_atomically
-from orchestra_flwr.reporting.document import (
+from orchestra_flwr.experiments.planning import Plan, read_plans
+from orchestra_flwr.experiments.report.document import (
     Block,
     Code,
     Folded,
@@ -16,14 +15,15 @@ from orchestra_flwr.reporting.document import (
     Items,
     Paragraph,
 )
-from orchestra_flwr.reporting.html import to_html
-from orchestra_flwr.reporting.markdown import to_markdown
-from orchestra_flwr.reporting.paper import paper_source
-from orchestra_flwr.reporting.results import Results, gather
-from orchestra_flwr.reporting.runs import Run, find_runs, unreadable
-from orchestra_flwr.reporting.tables import lines_table, origin, results_table, runs_table
+from orchestra_flwr.experiments.report.html import to_html
+from orchestra_flwr.experiments.report.markdown import to_markdown
+from orchestra_flwr.experiments.report.tables import lines_table, origin, results_table, runs_table
+from orchestra_flwr.experiments.report.views import VIEWS, draw_courses, draw_runs
+from orchestra_flwr.experiments.results.comparison import Results, gather
+from orchestra_flwr.experiments.results.paper import paper_source
+from orchestra_flwr.experiments.results.runs import Run, find_runs, unreadable
+from orchestra_flwr.files import write_atomically
 from orchestra_flwr.reporting.text import duration, size
-from orchestra_flwr.reporting.views import VIEWS, draw_courses, draw_runs
 
 FIGURES = "figures"  # folder beside the report
 

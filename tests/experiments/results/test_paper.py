@@ -1,8 +1,8 @@
 import pytest
 
 from orchestra_flwr.experiments import load_experiment, load_scale
-from orchestra_flwr.reporting.paper import _values, paper_source, paper_value
-from orchestra_flwr.reporting.statistics import Sample
+from orchestra_flwr.experiments.results.paper import _values, paper_source, paper_value
+from orchestra_flwr.experiments.results.statistics import Sample
 
 
 @pytest.mark.parametrize(

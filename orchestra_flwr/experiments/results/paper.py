@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from orchestra_flwr.reporting.statistics import Sample
+from orchestra_flwr.experiments.results.statistics import Sample
 
 SEEDS = 3  # "All results are averaged over 3 seeds" (section 6)
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.reporting.__main__ import main
-from orchestra_flwr.reporting.report import write_report
-from orchestra_flwr.reporting.results import gather
-from orchestra_flwr.reporting.runs import read_run
-from orchestra_flwr.reporting.tables import NOTHING
-from orchestra_flwr.reporting.views import rounds_to_accuracy
+from orchestra_flwr.experiments.__main__ import main
+from orchestra_flwr.experiments.report.tables import NOTHING
+from orchestra_flwr.experiments.report.views import rounds_to_accuracy
+from orchestra_flwr.experiments.report.writer import write_report
+from orchestra_flwr.experiments.results.comparison import gather
+from orchestra_flwr.experiments.results.runs import read_run
 
 BASE = {0: 0.70, 1: 0.72}  # mean 71, deviation sqrt(2), difference to 71.58: -.58
 

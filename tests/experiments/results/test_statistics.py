@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from orchestra_flwr.reporting.statistics import Sample, correlation
+from orchestra_flwr.experiments.results.statistics import Sample, correlation
 
 
 def test_mean_and_deviation_by_hand():

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError
-from orchestra_flwr.experiments import Plan, classes_held_by_clients
+from orchestra_flwr.experiments.planning import Plan, classes_held_by_clients
+from orchestra_flwr.experiments.results.runs import LOGS, last_error, read_run
 from orchestra_flwr.reporting import RunFolder, environment
-from orchestra_flwr.reporting.runs import LOGS, last_error, read_run
 from orchestra_flwr.reporting.text import duration
 
 Tell = Callable[[str], None]

@@ -1,6 +1,6 @@
-from orchestra_flwr.reporting.results import Result
-from orchestra_flwr.reporting.statistics import Sample
-from orchestra_flwr.reporting.tuning import choose
+from orchestra_flwr.experiments.results.comparison import Result
+from orchestra_flwr.experiments.results.statistics import Sample
+from orchestra_flwr.experiments.results.tuning import choose
 
 
 def row(lr, score=None, knn=None):

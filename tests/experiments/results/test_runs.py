@@ -1,6 +1,6 @@
 import pytest
 
-from orchestra_flwr.reporting.runs import find_runs, last_error, read_run
+from orchestra_flwr.experiments.results.runs import find_runs, last_error, read_run
 
 
 def test_measures_are_found_where_runs_leave_them(make_run):

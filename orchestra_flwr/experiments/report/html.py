@@ -8,7 +8,7 @@ from functools import singledispatch
 from html import escape
 from pathlib import Path
 
-from orchestra_flwr.reporting.document import (
+from orchestra_flwr.experiments.report.document import (
     Block,
     Code,
     Folded,

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.experiments.results.statistics import Sample
 from orchestra_flwr.reporting.plots import COLOURS, INK, QUIET, new_figure, style_axes
-from orchestra_flwr.reporting.runs import Run
-from orchestra_flwr.reporting.statistics import Sample
 from orchestra_flwr.reporting.text import lookup
 
 PALETTE = (*COLOURS, INK, "#a0785a", "#7a5fd0", "#8c8c8c", "#b5bd00", "#d62728")

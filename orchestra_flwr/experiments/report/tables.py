@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestra_flwr.experiments import Plan
-from orchestra_flwr.reporting.document import Table
-from orchestra_flwr.reporting.results import UNITS, Result
-from orchestra_flwr.reporting.runs import Run
+from orchestra_flwr.experiments.planning import Plan
+from orchestra_flwr.experiments.report.document import Table
+from orchestra_flwr.experiments.results.comparison import UNITS, Result
+from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.reporting.text import duration, lookup, percent, size
 
 NOTHING = "\u2013"
