@@ -14,6 +14,7 @@ from typing import Literal, TextIO
 from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError
 from orchestra_flwr.experiments.planning import Plan, classes_held_by_clients
 from orchestra_flwr.experiments.results.runs import LOGS, last_error, read_run
+from orchestra_flwr.files import write_atomically
 from orchestra_flwr.reporting import RunFolder, environment
 from orchestra_flwr.reporting.text import duration
 
@@ -207,7 +208,7 @@ def _look_at_splits(configs: Mapping[str, Config], folder: Path, tell: Tell) -> 
             target.write_summary({"classes": held, "versions": environment()})
             tell(f"[{number}/{len(configs)}] done: {name}")
         except ConfigError as error:
-            (folder / LOGS / f"{name}.log").write_text(f"error: {error}\n")
+            write_atomically(folder / LOGS / f"{name}.log", f"error: {error}\n".encode())
             failed.append(name)
             tell(f"[{number}/{len(configs)}] FAILED: {error}: {name}")
     return failed

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 
 
@@ -76,14 +77,9 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     path = Path(path)
     weights = {k: v.detach().cpu().contiguous() for k, v in encoder.backbone.state_dict().items()}
     description = json.dumps({"spec": encoder.spec.model_dump(), "about": about}, indent=2)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        save_file(weights, partial)
-        partial.replace(path)
-        partial.write_text(description + "\n")
-        partial.replace(path.with_suffix(".json"))
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        save_file(weights, temporary)
+    write_atomically(path.with_suffix(".json"), (description + "\n").encode())
 
 
 def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encoder:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from orchestra_flwr.files import replacing
 from orchestra_flwr.reporting.text import lookup
 
 Metrics = Sequence[dict[str, Any]]
@@ -43,7 +44,8 @@ def plot_curves(metrics: Metrics, path: str | Path) -> None:
     _draw_seconds(axes[1, 1], metrics)
     for panel in axes.flat:
         _tidy(panel, metrics, from_zero=panel in axes[1])
-    figure.savefig(path, format="png")
+    with replacing(Path(path)) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def plot_partition(
@@ -87,7 +89,8 @@ def plot_partition(
         _write_counts(heat, counts)
     else:
         figure.colorbar(picture, ax=[sizes, heat], label="images of the class", pad=0.01)
-    figure.savefig(path, format="png")
+    with replacing(Path(path)) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def new_figure(width: float, height: float) -> Figure:

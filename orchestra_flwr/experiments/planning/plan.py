@@ -21,6 +21,7 @@ from orchestra_flwr.experiments.planning.description import (
     load_scale,
 )
 from orchestra_flwr.experiments.planning.scaling import scaled_override
+from orchestra_flwr.files import write_atomically
 
 Axes = Mapping[str, Choices]
 # What a run must do for a measure, beyond what every run does.
@@ -58,7 +59,7 @@ class Plan(Section):
         """Writes `<folder>/plans/<name>-<scale>.json`, replacing an older one."""
         file = folder / PLANS / f"{self.name}-{self.scale}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(self.model_dump_json(indent=1) + "\n")
+        write_atomically(file, (self.model_dump_json(indent=1) + "\n").encode())
 
 
 def read_plans(folder: Path) -> list[Plan]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.experiments.results.statistics import Sample
+from orchestra_flwr.files import replacing
 from orchestra_flwr.reporting.plots import COLOURS, INK, QUIET, new_figure, style_axes
 from orchestra_flwr.reporting.text import lookup
 
@@ -27,10 +28,12 @@ Pairs = Sequence[tuple[float, float]]
 def save(figure: Figure, file: Path) -> None:
     """Writes `<file>.png` and `<file>.svg`, the same bytes for the same picture."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Unless it is told otherwise, matplotlib dates an SVG and names its parts at random.
-    with rc_context({"svg.hashsalt": file.name}):
-        figure.savefig(f"{file}.svg", format="svg", metadata={"Date": None})
-    figure.savefig(f"{file}.png", format="png")
+    # By default matplotlib dates an SVG and names its parts at random.
+    reproducible = rc_context({"svg.hashsalt": file.name})
+    with reproducible, replacing(file.with_name(f"{file.name}.svg")) as temporary:
+        figure.savefig(temporary, format="svg", metadata={"Date": None})
+    with replacing(file.with_name(f"{file.name}.png")) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def draw_lines(panels: Mapping[str, Mapping[str, Line]], x_title: str, y_title: str) -> Figure:
