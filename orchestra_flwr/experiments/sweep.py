@@ -1,4 +1,4 @@
-"""Runs an experiment: each run is a process with a folder; what is done is not done again."""
+"""Runs an experiment: every run is a process with a folder; complete runs are not repeated."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from orchestra_flwr.files import write_atomically
 from orchestra_flwr.reporting import RunFolder, environment
 from orchestra_flwr.reporting.text import duration
 
-Tell = Callable[[str], None]
+Announce = Callable[[str], None]
 POLL = 0.1  # seconds between looks at the processes
-GRACE = 20  # seconds that an interrupted run has to end by itself; its checkpoint is safe anyway
+GRACE = 20  # seconds that an interrupted run has to end; its checkpoint is safe in any case
 FINETUNED = {"finetune_1", "finetune_10"}
 
 
 @dataclass
 class Job:
-    """One run and what it still takes.
+    """One run and the commands that it still needs.
 
     Attributes:
         name: of the run.
         steps: commands, one after another.
-        state: how it stands.
+        state: waiting, running, done or failed.
+        process: of the command that runs.
+        log: the file that takes the output of the commands.
+        began: when the job was started (monotonic clock).
+        was_begun: the run's folder was there before; the run is resumed.
     """
 
     name: str
@@ -44,16 +48,16 @@ class Job:
 
 
 def run_plan(
-    plan: Plan, configs: Mapping[str, Config], folder: Path, jobs: int, tell: Tell
+    plan: Plan, configs: Mapping[str, Config], folder: Path, jobs: int, announce: Announce
 ) -> list[str]:
-    """Does what is missing of an experiment.
+    """Runs what is missing of an experiment.
 
     Args:
-        plan: what belongs to it; written into the folder, for the report.
+        plan: the experiment's runs; written into the folder, for the report.
         configs: the configuration of each run.
-        folder: where every run has its folder.
+        folder: holds the folders of all runs.
         jobs: runs side by side.
-        tell: told, in a line, how it goes.
+        announce: called with lines about the progress.
 
     Returns:
         The runs that failed; the others are complete.
@@ -65,18 +69,18 @@ def run_plan(
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
     plan.write(folder)
     if plan.experiment.work == "split":
-        return _look_at_splits(configs, folder, tell)
+        return _measure_splits(configs, folder, announce)
     todo = jobs_of(plan, folder)
     complete, begun = len(configs) - len(todo), sum(job.was_begun for job in todo)
-    tell(
+    announce(
         f"{plan.name}, {plan.settings.title}: {len(configs)} runs, {complete} complete already"
         + (f", {begun} to be resumed" if begun else "")
     )
-    return _Sweep(todo, folder, jobs, tell).run()
+    return _Sweep(todo, folder, jobs, announce).run()
 
 
 def jobs_of(plan: Plan, folder: Path) -> list[Job]:
-    """What is still to be done, in the order of the plan; nothing for runs that are complete."""
+    """The jobs that are still to be done, in the order of the plan; none for complete runs."""
     finetunes = bool(FINETUNED & set(plan.experiment.measures))
     found: dict[str, Job] = {}
     for row in plan.rows:
@@ -89,7 +93,7 @@ def jobs_of(plan: Plan, folder: Path) -> list[Job]:
         elif not run.summary:
             moved = [o for o in row.overrides if _may_change(o)]
             steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
-        if finetunes and not (run and run.evaluated):
+        if finetunes and not (run and run.evaluation):
             steps.append(_command("orchestra_flwr.evaluation", [f"run={path}"]))
         if steps:
             found.setdefault(row.run, Job(row.run, steps, was_begun=begun))
@@ -106,9 +110,9 @@ def _may_change(override: str) -> bool:
 
 
 class _Sweep:
-    def __init__(self, todo: list[Job], folder: Path, jobs: int, tell: Tell) -> None:
-        self.todo, self.folder, self.jobs, self.tell = todo, folder, jobs, tell
-        self.seconds: list[float] = []  # of jobs that were done from their beginning
+    def __init__(self, todo: list[Job], folder: Path, jobs: int, announce: Announce) -> None:
+        self.todo, self.folder, self.jobs, self.announce = todo, folder, jobs, announce
+        self.seconds: list[float] = []  # durations of jobs that were not resumed
 
     def run(self) -> list[str]:
         try:
@@ -116,7 +120,7 @@ class _Sweep:
                 self._start_waiting()
                 time.sleep(POLL)
                 for job in self._in_state("running"):
-                    self._look_after(job)
+                    self._check(job)
         finally:
             self._stop_running()
         return [job.name for job in self._in_state("failed")]
@@ -131,11 +135,11 @@ class _Sweep:
             job.log = (self.folder / LOGS / f"{job.name}.log").open("a")
             number = self.todo.index(job) + 1
             begun = "resumed" if job.was_begun else "started"
-            self.tell(f"[{number}/{len(self.todo)}] {begun}: {job.name}")
+            self.announce(f"[{number}/{len(self.todo)}] {begun}: {job.name}")
             self._next_step(job)
 
     def _next_step(self, job: Job) -> None:
-        # A session of its own: Ctrl-C reaches this process alone, which then ends the others once.
+        # A new session: Ctrl-C reaches this process alone, which then stops the others.
         job.process = subprocess.Popen(
             job.steps.pop(0),
             stdout=job.log,
@@ -144,7 +148,7 @@ class _Sweep:
             start_new_session=True,
         )
 
-    def _look_after(self, job: Job) -> None:
+    def _check(self, job: Job) -> None:
         assert job.process is not None
         code = job.process.poll()
         if code is None:
@@ -159,11 +163,11 @@ class _Sweep:
         number = self.todo.index(job) + 1
         if code == 0:
             self.seconds += [] if job.was_begun else [seconds]
-            said = f"done in {duration(seconds)}"
+            result = f"done in {duration(seconds)}"
         else:
             log = self.folder / LOGS / f"{job.name}.log"
-            said = f"FAILED (exit code {code}): {last_error(log) or f'see {log}'}"
-        self.tell(f"[{number}/{len(self.todo)}] {said}: {job.name}{self._left()}")
+            result = f"FAILED (exit code {code}): {last_error(log) or f'see {log}'}"
+        self.announce(f"[{number}/{len(self.todo)}] {result}: {job.name}{self._left()}")
 
     def _left(self) -> str:
         waiting, running = self._in_state("waiting"), self._in_state("running")
@@ -180,7 +184,7 @@ class _Sweep:
         running = self._in_state("running")
         for job in running:
             if job.process:
-                # Not as Ctrl-C does it: what a shell started in the background ignores that.
+                # Not SIGINT: processes that a shell started in the background ignore it.
                 job.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE
         for job in running:
@@ -194,8 +198,8 @@ class _Sweep:
                 job.log.close()
 
 
-def _look_at_splits(configs: Mapping[str, Config], folder: Path, tell: Tell) -> list[str]:
-    """Takes seconds and no process of its own."""
+def _measure_splits(configs: Mapping[str, Config], folder: Path, announce: Announce) -> list[str]:
+    """Measures the splits in this process: it takes seconds."""
     failed = []
     for number, (name, config) in enumerate(configs.items(), 1):
         run = read_run(folder / name)
@@ -206,9 +210,9 @@ def _look_at_splits(configs: Mapping[str, Config], folder: Path, tell: Tell) -> 
             made = config.model_copy(update={"run_dir": str(folder / name)})
             target = RunFolder.create(made) if run is None else RunFolder(folder / name)
             target.write_summary({"classes": held, "versions": environment()})
-            tell(f"[{number}/{len(configs)}] done: {name}")
+            announce(f"[{number}/{len(configs)}] done: {name}")
         except ConfigError as error:
             write_atomically(folder / LOGS / f"{name}.log", f"error: {error}\n".encode())
             failed.append(name)
-            tell(f"[{number}/{len(configs)}] FAILED: {error}: {name}")
+            announce(f"[{number}/{len(configs)}] FAILED: {error}: {name}")
     return failed

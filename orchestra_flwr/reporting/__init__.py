@@ -1,4 +1,4 @@
-"""What a run leaves behind and shows: its folder, progress, tables, plots and event files."""
+"""The output of one run: its folder, progress, table, plots and event files."""
 
 from orchestra_flwr.reporting.environment import environment
 from orchestra_flwr.reporting.evaluation_output import print_evaluation, write_evaluation

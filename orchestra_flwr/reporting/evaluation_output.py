@@ -1,4 +1,4 @@
-"""What the evaluation of a saved encoder leaves behind and shows."""
+"""The results of the evaluation of a saved encoder, as a file and as a table."""
 
 from __future__ import annotations
 
@@ -23,37 +23,39 @@ NAMES = {
 }
 
 
-def write_evaluation(folder: Path, told: Mapping[str, Any]) -> Path:
-    """Writes or replaces `<folder>/evaluation/<dataset>.json`, with the versions; its path.
+def write_evaluation(folder: Path, results: Mapping[str, Any]) -> Path:
+    """Writes or replaces `<folder>/evaluation/<dataset>.json`, with the versions; returns its path.
 
     Raises:
-        OSError: names the file, which is as it was.
+        OSError: names the file, which is unchanged.
     """
-    path = folder / "evaluation" / f"{told['dataset']}.json"
+    path = folder / "evaluation" / f"{results['dataset']}.json"
     path.parent.mkdir(exist_ok=True)
-    whole = finite({**told, "versions": environment()})
-    write_atomically(path, (json.dumps(whole, indent=2, allow_nan=False) + "\n").encode())
+    stored = finite({**results, "versions": environment()})
+    write_atomically(path, (json.dumps(stored, indent=2, allow_nan=False) + "\n").encode())
     return path
 
 
-def print_evaluation(told: Mapping[str, Any], file: Path, console: Console | None = None) -> None:
+def print_evaluation(
+    results: Mapping[str, Any], file: Path, console: Console | None = None
+) -> None:
     """Prints the accuracies as a Markdown table, and on the last line the file that holds them."""
     table = Table(box=box.MARKDOWN)
-    table.add_column(f"{told['dataset']}, {told['backbone'] or 'encoder'}")
+    table.add_column(f"{results['dataset']}, {results['backbone'] or 'encoder'}")
     table.add_column("accuracy", justify="right")
-    for row in _rows(told):
+    for row in _rows(results):
         table.add_row(*row)
     console = console or Console()
     console.print(table)
-    for line in (f"spread of the features: {told['feature_std']:.2f}", str(file)):
+    for line in (f"spread of the features: {results['feature_std']:.2f}", str(file)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, name in NAMES.items():
-        if key in told:
-            yield name, percent(told[key])
-    for fraction, runs in told.get("finetune", {}).items():
+        if key in results:
+            yield name, percent(results[key])
+    for fraction, runs in results.get("finetune", {}).items():
         spread = "" if runs["std"] is None else f" ± {100 * runs['std']:.1f}"
         yield (
             f"fine-tuned with {100 * float(fraction):g} % of the labels",

@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""The table that is printed at the end of a run."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ SCORES = (("kNN", "knn"), ("linear probe", "linear"))
 
 
 def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Table:
-    """What training brought, in percent; figures that are missing are shown as "-".
+    """Accuracies before and after training, in percent; missing ones are shown as "-".
 
     The table is ASCII and valid Markdown, to be pasted into an issue or a README.
 
     Args:
         untrained: scores before training, in the shape of `summary.json`: `knn` and `linear` of
-            the backbone that is kept, and those of each other one under its name, as fractions.
-        trained: scores after training, in the same shape; its `backbone` names the kept one.
+            the saved backbone, and those of any other one under its name, as fractions.
+        trained: scores after training, in the same shape; its `backbone` names the saved one.
     """
     table = Table(box=box.MARKDOWN)
     table.add_column("accuracy")
     for column in ("untrained", "trained", "gain"):
         table.add_column(column, justify="right")
-    kept = trained.get("backbone", "target")
-    others = [n for n, told in trained.items() if n != "untrained" and _is_scores(told)]
+    saved = trained.get("backbone", "target")
+    others = [n for n, value in trained.items() if n != "untrained" and _is_scores(value)]
     for score, key in SCORES:
-        for name, keys in ((kept, (key,)), *((other, (other, key)) for other in others)):
+        for name, keys in ((saved, (key,)), *((other, (other, key)) for other in others)):
             before, after = lookup(untrained, *keys), lookup(trained, *keys)
             table.add_row(f"{score}, {name}", _cell(before), _cell(after), _gain(before, after))
     return table
@@ -42,10 +42,10 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
 def print_summary(
     summary: Mapping[str, Any], folder: str | Path, console: Console | None = None
 ) -> None:
-    """Prints the table, what the run cost, and on the last line its folder.
+    """Prints the table, the cost of the run, and on the last line its folder.
 
     Args:
-        summary: what `summary.json` holds; everything in it may be missing.
+        summary: the contents of `summary.json`; anything may be missing.
         folder: the run folder.
         console: where to print; stdout if None.
     """
@@ -59,8 +59,8 @@ def print_summary(
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _is_scores(told: Any) -> bool:
-    return isinstance(told, Mapping) and any(key in told for _, key in SCORES)
+def _is_scores(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(key in value for _, key in SCORES)
 
 
 def _cost(summary: Mapping[str, Any]) -> str:
@@ -85,23 +85,23 @@ def _privacy(summary: Mapping[str, Any]) -> str:
 
 
 def _centroids(summary: Mapping[str, Any]) -> str:
-    told = (summary.get("privacy") or {}).get("centroids")
-    if not told:
+    centroids = (summary.get("privacy") or {}).get("centroids")
+    if not centroids:
         return ""
-    most = max(told["releases"].values(), default=0)
+    most = max(centroids["releases"].values(), default=0)
     return (
-        f"centroids: epsilon {told['epsilon']:.3g} at delta {told['delta']:g} for an image of the "
-        f"client that released most ({most} times {told['epsilon_each']:g})"
+        f"centroids: epsilon {centroids['epsilon']:.3g} at delta {centroids['delta']:g} for an image "
+        f"of the client that released most ({most} times {centroids['epsilon_each']:g})"
     )
 
 
 def _updates(summary: Mapping[str, Any]) -> str:
-    told = (summary.get("privacy") or {}).get("updates")
-    if not isinstance(told, Mapping):
-        return f"averaged encoders: {told}" if told else ""
-    epsilon = told["epsilon"]
+    updates = (summary.get("privacy") or {}).get("updates")
+    if not isinstance(updates, Mapping):
+        return f"averaged encoders: {updates}" if updates else ""
+    epsilon = updates["epsilon"]
     spent = "infinite" if epsilon is None else f"{epsilon:.3g}"
-    return f"averaged encoders: epsilon {spent} at delta {told['delta']:g} for a whole client"
+    return f"averaged encoders: epsilon {spent} at delta {updates['delta']:g} for a whole client"
 
 
 def _cell(score: float | None) -> str:

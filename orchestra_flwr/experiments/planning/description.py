@@ -14,7 +14,7 @@ from yaml import YAMLError
 from orchestra_flwr.config import ConfigError, Section, conf_dir, parse
 
 Overrides = tuple[str, ...]
-Choices = dict[str, Overrides]  # the values of an axis, each with its Hydra overrides
+AxisValues = dict[str, Overrides]  # for every value of an axis its Hydra overrides
 Cells = dict[str, tuple[str, ...]]  # some values of some axes
 Measure = Literal[
     "knn", "linear", "finetune_1", "finetune_10", "unsupervised", "classes", "classes_1"
@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Section)
 
 
 class Adjustment(Section):
-    """Overrides for those rows whose values are all among `when`'s."""
+    """Overrides for the rows whose values are all in `when`."""
 
     when: Cells
     overrides: Overrides
@@ -34,14 +34,14 @@ class Scale(Section):
     """What all experiments of a scale have in common.
 
     Attributes:
-        title: what a reader is told.
-        comparable: whether figures may be held against the paper's in absolute value.
+        title: its name in the report.
+        comparable: whether results may be compared with the paper's in absolute value.
         jobs: runs side by side.
         overrides: of every run.
-        with_root, without_root: further ones where `data.root` is given, and where it is not.
+        with_root, without_root: further ones where `data.root` is set, and where it is not.
         axes: axes that experiments take by name.
-        adjustments: what the values of such axes need together.
-        compare: by axis, which value of the paper's a value is shown beside.
+        adjustments: overrides for combinations of values of such axes.
+        compare: by axis, the paper's value beside which a value is shown.
     """
 
     title: str
@@ -50,7 +50,7 @@ class Scale(Section):
     overrides: Overrides
     with_root: Overrides = ()
     without_root: Overrides = ()
-    axes: dict[str, Choices]
+    axes: dict[str, AxisValues]
     adjustments: tuple[Adjustment, ...] = ()
     compare: dict[str, dict[str, str]] = Field(default_factory=dict)
 
@@ -62,11 +62,11 @@ class Scaling(Section):
     rule: Literal["local_epochs_with_clients", "lr_with_participation"]
 
 
-class View(Section):
+class Presentation(Section):
     """How the report shows an experiment.
 
     Attributes:
-        kind: table: figures only; lines: a measure over an axis; rounds: kNN over the rounds;
+        kind: table: numbers only; lines: a measure over an axis; rounds: kNN over the rounds;
             embedding: t-SNE of test images; tuning: the score without labels against kNN.
         rows: the axes whose values name a table's rows; x and series where there are none.
         x: the axis along which lines are drawn.
@@ -82,7 +82,7 @@ class View(Section):
 
     @property
     def row_axes(self) -> tuple[str, ...]:
-        """The axes whose values name a table's rows; those left over make tables of their own."""
+        """The axes whose values name a table's rows; the other axes divide rows into tables."""
         return self.rows or tuple(axis for axis in (self.series, self.x) if axis)
 
 
@@ -90,7 +90,7 @@ class AtScale(Section):
     """What differs at one scale: further overrides, and axes or exclusions in place of others."""
 
     overrides: Overrides = ()
-    axes: dict[str, str | Choices] = Field(default_factory=dict)
+    axes: dict[str, str | AxisValues] = Field(default_factory=dict)
     leave_out: tuple[Cells, ...] | None = None
 
 
@@ -98,14 +98,15 @@ class Experiment(Section):
     """A table or a figure of the paper.
 
     Attributes:
-        title, reference, about: what it is, where it stands in the paper, what it shows.
-        work: what a row takes: training a federation, or a look at the split of the images.
-        seeds: of which each row is run.
-        axes: what is varied; every combination is a row. Choices, or the name of a scale's.
-        leave_out: rows whose values are all among one entry's are no rows.
+        title, reference, about: its name, its place in the paper, what it shows.
+        work: what a row computes: `train` trains a federation, `split` only splits the images.
+        seeds: every row is run with all of them.
+        axes: what is varied; every combination is a row. The values, or the name of an axis of the
+            scale.
+        leave_out: combinations that are not run: those whose values are all in one entry.
         scaling: a rule that follows an axis.
         measures: what is reported.
-        show: how.
+        show: how the report shows it.
         paper, small: what differs at a scale.
     """
 
@@ -114,11 +115,11 @@ class Experiment(Section):
     about: str
     work: Literal["train", "split"] = "train"
     seeds: tuple[int, ...] = (0, 1, 2)
-    axes: dict[str, str | Choices]
+    axes: dict[str, str | AxisValues]
     leave_out: tuple[Cells, ...] = ()
     scaling: Scaling | None = None
     measures: tuple[Measure, ...] = Field(min_length=1)
-    show: View
+    show: Presentation
     paper: AtScale = AtScale()
     small: AtScale = AtScale()
 
@@ -128,12 +129,14 @@ class Experiment(Section):
 
 
 def experiment_names() -> list[str]:
-    """All experiments, as a reader counts."""
-    return sorted((path.stem for path in (conf_dir() / "experiment").glob("*.yaml")), key=counting)
+    """The names of all experiments: tables first, in the order of their numbers."""
+    return sorted(
+        (path.stem for path in (conf_dir() / "experiment").glob("*.yaml")), key=reading_order
+    )
 
 
-def counting(name: str) -> tuple[bool, str, int, str]:
-    """Sorts names: tables first, and figure5 before figure10."""
+def reading_order(name: str) -> tuple[bool, str, int, str]:
+    """A sort key: tables first, and figure5 before figure10."""
     kind = name.rstrip("0123456789")
     return kind != "table", kind, len(name), name
 
@@ -142,11 +145,11 @@ def load_experiment(name: str) -> Experiment:
     """Reads and checks an experiment.
 
     Raises:
-        ConfigError: an unknown experiment (those known are listed), or a file that is wrong.
+        ConfigError: an unknown experiment (the message lists all), or a file with an error.
     """
-    known = experiment_names()
-    if name not in known:
-        raise ConfigError(f"experiment={name}: must be one of {', '.join(known)}")
+    names = experiment_names()
+    if name not in names:
+        raise ConfigError(f"experiment={name}: must be one of {', '.join(names)}")
     experiment = _read(Experiment, conf_dir() / "experiment" / f"{name}.yaml")
     _check_axes(name, experiment)
     return experiment
@@ -156,7 +159,7 @@ def load_scale(name: str) -> Scale:
     """Reads and checks a scale.
 
     Raises:
-        ConfigError: an unknown scale, or a file that is wrong.
+        ConfigError: an unknown scale, or a file with an error.
     """
     if name not in SCALES:
         raise ConfigError(f"scale={name}: must be one of {', '.join(SCALES)}")
@@ -164,7 +167,7 @@ def load_scale(name: str) -> Scale:
 
 
 def covers(cells: Mapping[str, tuple[str, ...]], values: Mapping[str, str]) -> bool:
-    """Whether a row's values are all among those of some cells."""
+    """Whether the values of a row are all in `cells`."""
     return all(values.get(axis) in allowed for axis, allowed in cells.items())
 
 

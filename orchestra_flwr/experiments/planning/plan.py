@@ -1,4 +1,4 @@
-"""From an experiment to its runs: one for each row and seed, each with a name of its own."""
+"""From an experiment to its runs: one for every row and seed, with a unique name."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError, Section, load_config
 from orchestra_flwr.experiments.planning.description import (
-    Choices,
+    AxisValues,
     Experiment,
     Overrides,
     Scale,
-    counting,
     covers,
     load_experiment,
     load_scale,
+    reading_order,
 )
 from orchestra_flwr.experiments.planning.scaling import scaled_override
 from orchestra_flwr.files import write_atomically
 
-Axes = Mapping[str, Choices]
-# What a run must do for a measure, beyond what every run does.
+Axes = Mapping[str, AxisValues]
+# Overrides that a measure needs.
 NEEDED: Mapping[str, Overrides] = {"unsupervised": ("evaluation.unsupervised=true",)}
 PLANS = "plans"  # the folder, beside the runs, that says which runs belong to which experiment
 
@@ -35,7 +35,7 @@ class Row(Section):
     Attributes:
         values: the row's value on each axis.
         seed: of the run.
-        overrides: what `run_sim.py` is told, without the seed.
+        overrides: arguments of `run_sim.py`, without the seed.
         run: the name of its folder.
     """
 
@@ -63,13 +63,13 @@ class Plan(Section):
 
 
 def read_plans(folder: Path) -> list[Plan]:
-    """The plans of a folder of runs, as a reader counts; none where there are no experiments.
+    """The plans in a folder of runs, in reading order; none where there are no experiments.
 
     Raises:
-        ValueError: a file that is no plan.
+        ValueError: a file is not a plan.
     """
     plans = [Plan.model_validate_json(f.read_text()) for f in (folder / PLANS).glob("*.json")]
-    return sorted(plans, key=lambda plan: (counting(plan.name), plan.scale))
+    return sorted(plans, key=lambda plan: (reading_order(plan.name), plan.scale))
 
 
 def make_plan(
@@ -80,16 +80,16 @@ def make_plan(
     only: Sequence[str] = (),
     extra: Sequence[str] = (),
 ) -> tuple[Plan, dict[str, Config]]:
-    """Lays out an experiment.
+    """Makes the plan of an experiment.
 
     Overrides of a row, later ones winning: the scale's, the experiment's at the scale, those of
-    axes that the scale names and what these need together, those of the experiment's own axes,
-    the rule that follows an axis, and `extra`.
+    axes that the scale names, the scale's adjustments, those of axes that the experiment defines,
+    the scaling rule, and `extra`.
 
     Args:
         name: of the experiment.
         scale: paper or small.
-        seeds: None: the experiment's own.
+        seeds: None: those of the experiment.
         only: values of axes: rows with another value on these axes are left out.
         extra: further Hydra overrides, of every run.
 
@@ -97,17 +97,17 @@ def make_plan(
         The plan, and the configuration of each run by the run's name.
 
     Raises:
-        ConfigError: an unknown name, a value of no axis, or overrides that do not compose.
+        ConfigError: an unknown name, a value that no axis has, or overrides that do not compose.
     """
     experiment, settings = load_experiment(name), load_scale(scale)
     axes = _axes(name, experiment, settings, scale)
     composer = _Composer(experiment, settings, scale, axes, extra)
-    wanted = _wanted(axes, only)
+    selected = _selected(axes, only)
     left_out = experiment.at(scale).leave_out
     left_out = experiment.leave_out if left_out is None else left_out
     rows, configs = [], {}
     for values in _combinations(axes):
-        if not covers(wanted, values) or any(covers(entry, values) for entry in left_out):
+        if not covers(selected, values) or any(covers(entry, values) for entry in left_out):
             continue
         overrides, config = composer.compose(values)
         for seed in experiment.seeds if seeds is None else seeds:
@@ -135,7 +135,7 @@ def run_name(config: Config, work: str = "train") -> str:
     """A run's folder: readable, and equal for two runs only if they compute the same.
 
     Experiments share runs by it. Where a run is computed and what is shown meanwhile makes no
-    difference (`RESUME_MAY_CHANGE`); of the images' place the last part does.
+    difference (`RESUME_MAY_CHANGE`); of `data.root` only the last part of the path does.
     """
     values = config.model_dump()
     for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
@@ -153,7 +153,7 @@ def run_name(config: Config, work: str = "train") -> str:
 
 
 def _axes(name: str, experiment: Experiment, settings: Scale, scale: str) -> Axes:
-    """Each axis' choices at a scale."""
+    """The values of all axes at a scale."""
     axes = {}
     for axis, choices in {**experiment.axes, **experiment.at(scale).axes}.items():
         if not isinstance(choices, str):
@@ -168,16 +168,16 @@ def _axes(name: str, experiment: Experiment, settings: Scale, scale: str) -> Axe
     return axes
 
 
-def _wanted(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values that `only` allows, by axis."""
-    wanted: dict[str, tuple[str, ...]] = {}
+    selected: dict[str, tuple[str, ...]] = {}
     for value in only:
-        homes = [axis for axis, choices in axes.items() if value in choices]
-        if not homes:
-            known = ", ".join(value for choices in axes.values() for value in choices)
-            raise ConfigError(f"only={value}: must be among {known}")
-        wanted[homes[0]] = (*wanted.get(homes[0], ()), value)
-    return wanted
+        matching = [axis for axis, choices in axes.items() if value in choices]
+        if not matching:
+            values = ", ".join(value for choices in axes.values() for value in choices)
+            raise ConfigError(f"only={value}: must be among {values}")
+        selected[matching[0]] = (*selected.get(matching[0], ()), value)
+    return selected
 
 
 def _combinations(axes: Axes) -> Iterator[dict[str, str]]:
@@ -187,7 +187,7 @@ def _combinations(axes: Axes) -> Iterator[dict[str, str]]:
 
 @dataclass(frozen=True)
 class _Composer:
-    """Makes the overrides of rows."""
+    """Composes the overrides of rows."""
 
     experiment: Experiment
     settings: Scale
@@ -201,7 +201,8 @@ class _Composer:
         if scaling:
             without = {axis: value for axis, value in values.items() if axis != scaling.axis}
             config, reference = (
-                load_config([*each, *self.extra]) for each in (overrides, self._overrides(without))
+                load_config([*chosen, *self.extra])
+                for chosen in (overrides, self._overrides(without))
             )
             overrides.append(scaled_override(scaling.rule, config, reference))
         overrides += self.extra
@@ -211,7 +212,7 @@ class _Composer:
         here = self.experiment.at(self.scale)
         chosen = {**self.experiment.axes, **here.axes}
         shared = [axis for axis in values if isinstance(chosen[axis], str)]
-        own = [axis for axis in values if axis not in shared]
+        specific = [axis for axis in values if axis not in shared]
         rooted = any(override.startswith("data.root=") for override in self.extra)
         return [
             *self.settings.overrides,
@@ -220,5 +221,5 @@ class _Composer:
             *(o for measure in self.experiment.measures for o in NEEDED.get(measure, ())),
             *(o for axis in shared for o in self.axes[axis][values[axis]]),
             *(o for a in self.settings.adjustments if covers(a.when, values) for o in a.overrides),
-            *(o for axis in own for o in self.axes[axis][values[axis]]),
+            *(o for axis in specific for o in self.axes[axis][values[axis]]),
         ]

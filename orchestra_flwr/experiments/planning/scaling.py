@@ -15,8 +15,8 @@ def scaled_local_epochs(local_epochs: int, clients: int, reference_clients: int)
 
     Args:
         local_epochs: of a federation of `reference_clients`.
-        clients: how many there are.
-        reference_clients: how many `local_epochs` are meant for.
+        clients: number of clients.
+        reference_clients: number of clients for which `local_epochs` was chosen.
     """
     return max(1, round(local_epochs * clients / reference_clients))
 
@@ -24,7 +24,8 @@ def scaled_local_epochs(local_epochs: int, clients: int, reference_clients: int)
 def scaled_lr(lr: float, participation: float, reference_participation: float) -> float:
     """The learning rate with the square root of participation: lr * sqrt(R_new / R).
 
-    So the formula of section C.4, after Charles et al. (2021); its text says "quadratically".
+    This is the formula of section C.4, after Charles et al. (2021); the text there says
+    "quadratically".
 
     Args:
         lr: the rate at `reference_participation`.
@@ -35,7 +36,7 @@ def scaled_lr(lr: float, participation: float, reference_participation: float) -
 
 
 def scaled_override(rule: str, config: Config, reference: Config) -> str:
-    """The override by which a run of `config` follows `reference`, by the rule's name."""
+    """The override that adapts `config` to its size, starting from `reference`, by a named rule."""
     if rule == "local_epochs_with_clients":
         epochs = scaled_local_epochs(
             reference.training.local_epochs,

@@ -1,4 +1,4 @@
-"""Pictures of experiments: measures along an axis, curves over the rounds, scatter, embeddings."""
+"""Charts of many runs: measures along an axis, curves over the rounds, scatter, embeddings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pairs = Sequence[tuple[float, float]]
 
 
 def save(figure: Figure, file: Path) -> None:
-    """Writes `<file>.png` and `<file>.svg`, the same bytes for the same picture."""
+    """Writes `<file>.png` and `<file>.svg`, the same bytes for the same figure."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # By default matplotlib dates an SVG and names its parts at random.
     reproducible = rc_context({"svg.hashsalt": file.name})
@@ -37,7 +37,7 @@ def save(figure: Figure, file: Path) -> None:
 
 
 def draw_lines(panels: Mapping[str, Mapping[str, Line]], x_title: str, y_title: str) -> Figure:
-    """A measure at each value of an axis: a panel for each section, a line for each series."""
+    """A measure along an axis: a panel for every section, a line for every series."""
     figure = new_figure(max(6.0, 5.2 * len(panels)), 4.2)
     for panel, (title, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
         ticks = list(dict.fromkeys(x for line in series.values() for x, _ in line))
@@ -58,7 +58,7 @@ def draw_lines(panels: Mapping[str, Mapping[str, Line]], x_title: str, y_title: 
 
 
 def draw_rounds(panels: Mapping[str, Mapping[str, Sequence[Run]]]) -> Figure:
-    """kNN accuracy over the rounds: a panel for each section, a mean curve for each series."""
+    """kNN accuracy over the rounds: a panel for every section, a mean curve for every series."""
     figure = new_figure(max(6.0, 5.2 * len(panels)), 4.2)
     for panel, (title, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
         for number, (name, runs) in enumerate(series.items()):
@@ -70,13 +70,13 @@ def draw_rounds(panels: Mapping[str, Mapping[str, Sequence[Run]]]) -> Figure:
 
 
 def draw_progress(series: Mapping[str, Sequence[Run]]) -> Figure:
-    """What training costs and brings: loss, and kNN over rounds, gigabytes and minutes."""
+    """Loss over rounds, and kNN accuracy over rounds, gigabytes and minutes."""
     figure = new_figure(10.5, 6.4)
     loss, rounds, traffic, time = figure.subplots(2, 2).flat
     for number, (name, runs) in enumerate(series.items()):
         _curve(loss, [_by_round(run, _loss) for run in runs], name, number)
         _curve(rounds, [_by_round(run, _knn) for run in runs], name, number)
-        for run in runs[:1]:  # gigabytes and minutes differ from seed to seed: one run's own
+        for run in runs[:1]:  # gigabytes and minutes differ from seed to seed: the first run's
             _plot(traffic, _by_cost(run, _gigabytes), name, number)
             _plot(time, _by_cost(run, _minutes), name, number)
     for panel in (loss, rounds):
@@ -90,7 +90,7 @@ def draw_progress(series: Mapping[str, Sequence[Run]]) -> Figure:
 
 
 def draw_scatter(panels: Mapping[str, Mapping[str, Pairs]]) -> Figure:
-    """The score without labels against kNN accuracy: a dot for each run."""
+    """The score without labels against kNN accuracy: a dot for every run."""
     figure = new_figure(max(6.0, 5.2 * len(panels)), 4.4)
     for panel, (title, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
         for number, (name, pairs) in enumerate(series.items()):
@@ -107,7 +107,7 @@ def draw_scatter(panels: Mapping[str, Mapping[str, Pairs]]) -> Figure:
 def draw_embeddings(
     embeddings: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64], Sequence[str]]],
 ) -> Figure:
-    """Points in the plane, coloured by class: a panel for each encoder."""
+    """Points in the plane, coloured by class: a panel for every encoder."""
     columns = min(3, len(embeddings))
     rows = -(-len(embeddings) // columns)
     figure = new_figure(3.5 * columns, 3.5 * rows + 0.4)
@@ -175,7 +175,7 @@ def _by_round(run: Run, value: Callable[[Run, Record], float | None]) -> list[tu
 
 
 def _by_cost(run: Run, cost: Callable[[Record], float]) -> list[tuple[float, float]]:
-    """kNN accuracy over what all rounds so far cost."""
+    """kNN accuracy over the cost of all rounds so far."""
     spent, points = 0.0, []
     for record in run.metrics:
         spent += cost(record)
@@ -186,7 +186,7 @@ def _by_cost(run: Run, cost: Callable[[Record], float]) -> list[tuple[float, flo
 
 
 def _knn(run: Run, record: Record) -> float | None:
-    value = lookup(record, "scores", run.kept, "knn")
+    value = lookup(record, "scores", run.saved_backbone, "knn")
     return None if value is None else 100 * value
 
 

@@ -1,4 +1,4 @@
-"""A report as data: blocks, which markdown.py and html.py write."""
+"""A report as data: a list of blocks, which `markdown` and `html` turn into text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Text; what is quiet may be skipped, a warning must not be."""
+    """Text; a quiet one may be skipped, a warning may not."""
 
     text: str
     tone: Literal["plain", "quiet", "warning"] = "plain"
@@ -32,19 +32,19 @@ class Items:
 
 @dataclass(frozen=True)
 class Code:
-    """Commands, as typed."""
+    """Commands, as they are typed."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows; the first column names the row, the others are figures.
+    """Columns and rows; the first column names the row, the others hold numbers.
 
     Attributes:
         columns: their titles.
-        rows: a text for each column.
-        strong: (row, column) of cells that stand out.
+        rows: a text for every column.
+        strong: (row, column) of highlighted cells.
         danger: rows that are marked in red.
     """
 
@@ -64,7 +64,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that a reader opens."""
+    """Blocks that are hidden until the reader opens them."""
 
     title: str
     blocks: tuple[Block, ...]

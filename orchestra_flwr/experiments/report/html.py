@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no scripts, no other files, no network."""
+"""A report as one self-contained HTML page: no scripts, no other files, no network."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ul { padding-left: 1.2rem; } li { overflow-wrap: anywhere; }
 
 
 def to_html(title: str, blocks: Sequence[Block]) -> str:
-    """The page; headings of level 2 are linked on top."""
+    """The page, with links to the headings of level 2 on top."""
     places = [block.text for block in blocks if isinstance(block, Heading) and block.level == 2]
     links = "".join(f'<a href="#{_anchor(text)}">{escape(text)}</a>' for text in places)
     nav = f"<nav>{links}</nav>" if len(places) > 1 else ""
@@ -81,7 +81,7 @@ def to_html(title: str, blocks: Sequence[Block]) -> str:
 
 @singledispatch
 def _html(block: Block) -> str:
-    raise TypeError(f"{type(block).__name__} is no block")
+    raise TypeError(f"{type(block).__name__} is not a block")
 
 
 @_html.register
@@ -115,8 +115,8 @@ def _picture(block: Picture) -> str:
 
 @_html.register
 def _folded(block: Folded) -> str:
-    inner = "\n".join(_html(each) for each in block.blocks)
-    return f"<details><summary>{escape(block.title)}</summary>\n{inner}\n</details>"
+    content = "\n".join(_html(inner) for inner in block.blocks)
+    return f"<details><summary>{escape(block.title)}</summary>\n{content}\n</details>"
 
 
 @_html.register

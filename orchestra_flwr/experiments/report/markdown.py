@@ -19,13 +19,13 @@ from orchestra_flwr.experiments.report.document import (
 
 
 def to_markdown(blocks: Sequence[Block], folder: Path) -> str:
-    """The blocks as text that lies in `folder`, above the pictures."""
+    """The blocks as text, for a file in `folder`: links to pictures are relative to it."""
     return "\n\n".join(_markdown(block, folder) for block in blocks) + "\n"
 
 
 @singledispatch
 def _markdown(block: Block, folder: Path) -> str:
-    raise TypeError(f"{type(block).__name__} is no block")
+    raise TypeError(f"{type(block).__name__} is not a block")
 
 
 @_markdown.register
@@ -56,8 +56,8 @@ def _picture(block: Picture, folder: Path) -> str:
 
 @_markdown.register
 def _folded(block: Folded, folder: Path) -> str:
-    inner = "\n\n".join(_markdown(each, folder) for each in block.blocks)
-    return f"<details><summary>{block.title}</summary>\n\n{inner}\n\n</details>"
+    content = "\n\n".join(_markdown(inner, folder) for inner in block.blocks)
+    return f"<details><summary>{block.title}</summary>\n\n{content}\n\n</details>"
 
 
 @_markdown.register

@@ -18,11 +18,11 @@ HIGHER_IS_BETTER = {"knn", "linear", "finetune_1", "finetune_10", "unsupervised"
 def results_table(rows: Sequence[Result], plan: Plan) -> Table:
     """Ours (mean and deviation over the seeds), the paper's and the difference, by measure.
 
-    The best of ours in each measure stands out, where more than one row has it.
+    The best of ours in a measure is highlighted where more than one row has the measure.
     """
     measures = plan.experiment.measures
     printed = {m for m in measures if any(m in row.paper for row in rows)}
-    # Where figures must not be compared, what lies between them says nothing.
+    # Where results must not be compared, a difference means nothing.
     beside = ["paper", "difference"] if plan.settings.comparable else ["paper"]
     columns = [" / ".join(plan.experiment.show.row_axes)]
     for measure in measures:
@@ -38,8 +38,8 @@ def results_table(rows: Sequence[Result], plan: Plan) -> Table:
             line.append(str(row.ours.get(measure, NOTHING)))
             if measure in printed:
                 difference = row.difference(measure)
-                told = NOTHING if difference is None else f"{difference:+.2f}"
-                line += [str(row.paper.get(measure, NOTHING)), told][: len(beside)]
+                shown = NOTHING if difference is None else f"{difference:+.2f}"
+                line += [str(row.paper.get(measure, NOTHING)), shown][: len(beside)]
         counts = {sample.count for sample in row.ours.values()}
         line.append(" to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "0")
         cells.append(tuple(line))
@@ -52,7 +52,7 @@ def results_table(rows: Sequence[Result], plan: Plan) -> Table:
 
 
 def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
-    """One measure of ours: a row for each series, a column for each value along the axis."""
+    """One measure of ours: a row for every series, a column for every value on the axis."""
     show, (measure, *_) = plan.experiment.show, plan.experiment.measures
     assert show.x and show.series
     ticks = list(dict.fromkeys(row.values[show.x] for row in rows))
@@ -62,7 +62,7 @@ def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
         line = cells.setdefault(row.values[show.series], {})
         tick = row.values[show.x]
         line[tick] = str(row.ours.get(measure, NOTHING))
-        beside = [each for each in rows if each.values[show.x] == tick]
+        beside = [other for other in rows if other.values[show.x] == tick]
         if _is_best(row, beside, measure):
             strong.add((len(cells) - 1, 1 + ticks.index(tick)))
     counts = {len(row.runs) for row in rows}
@@ -73,7 +73,7 @@ def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
 
 
 def runs_table(runs: Sequence[Run], folder: Path) -> Table:
-    """One row a run, for runs that belong to no experiment."""
+    """One row for every run, for runs that belong to no experiment."""
     columns = (
         "run",
         "method",
@@ -110,8 +110,8 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
     return Table(columns, tuple(rows), danger=frozenset(danger))
 
 
-def origin(runs: Sequence[Run]) -> Iterator[str]:
-    """What runs ran on: a line for each fact, with all the values that it has."""
+def provenance(runs: Sequence[Run]) -> Iterator[str]:
+    """Seeds, hardware, versions, commit and cost of runs: a line for each, with all its values."""
     versions = [run.summary.get("versions") or {} for run in runs]
     seeds = sorted({run.config.seed for run in runs})
     yield f"Seeds: {', '.join(map(str, seeds)) or 'none'}"
@@ -120,11 +120,11 @@ def origin(runs: Sequence[Run]) -> Iterator[str]:
         ("Versions", ("orchestra_flwr", "python", "torch", "flwr", "numpy")),
         ("Commit", ("commit",)),
     ):
-        told = dict.fromkeys(
-            ", ".join(f"{key} {each[key]}" for key in keys if each.get(key) is not None)
-            for each in versions
+        values = dict.fromkeys(
+            ", ".join(f"{key} {version[key]}" for key in keys if version.get(key) is not None)
+            for version in versions
         )
-        yield f"{title}: {'; '.join(filter(None, told)) or 'not known'}"
+        yield f"{title}: {'; '.join(filter(None, values)) or 'not known'}"
     trained = [run for run in runs if lookup(run.summary, "seconds") is not None]
     if trained:
         seconds = sum(run.summary["seconds"] for run in trained)
@@ -137,7 +137,7 @@ def origin(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _is_best(row: Result, rows: Sequence[Result], measure: str) -> bool:
-    told = [each.ours[measure].mean for each in rows if measure in each.ours]
-    if measure not in HIGHER_IS_BETTER or measure not in row.ours or len(told) < 2:
+    means = [other.ours[measure].mean for other in rows if measure in other.ours]
+    if measure not in HIGHER_IS_BETTER or measure not in row.ours or len(means) < 2:
         return False
-    return row.ours[measure].mean == max(told) > min(told)
+    return row.ours[measure].mean == max(means) > min(means)

@@ -1,4 +1,4 @@
-"""The report of a folder of runs: `report.md`, one self-contained `report.html`, and pictures."""
+"""The report of a folder of runs: `report.md`, a self-contained `report.html`, and figures."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from orchestra_flwr.experiments.report.document import (
 )
 from orchestra_flwr.experiments.report.html import to_html
 from orchestra_flwr.experiments.report.markdown import to_markdown
-from orchestra_flwr.experiments.report.tables import lines_table, origin, results_table, runs_table
-from orchestra_flwr.experiments.report.views import VIEWS, draw_courses, draw_runs
-from orchestra_flwr.experiments.results.comparison import Results, gather
+from orchestra_flwr.experiments.report.presentations import PRESENTERS, show_progress, show_runs
+from orchestra_flwr.experiments.report.tables import (
+    lines_table,
+    provenance,
+    results_table,
+    runs_table,
+)
+from orchestra_flwr.experiments.results.comparison import Results, read_results
 from orchestra_flwr.experiments.results.paper import paper_source
 from orchestra_flwr.experiments.results.runs import Run, find_runs, unreadable
 from orchestra_flwr.files import write_atomically
@@ -32,16 +37,16 @@ def write_report(folder: str | Path) -> Path:
     """Writes `report.html`, `report.md` and `figures/` into a folder of runs.
 
     Args:
-        folder: run folders, of experiments (`plans/` says which) or of none, and what there is of
-            them: runs may be missing, unfinished or failed.
+        folder: holds run folders, of experiments (listed in `plans/`) or of none. Runs may be
+            missing, unfinished or failed.
 
     Returns:
         The HTML page.
 
     Raises:
-        ConfigError: no folder, or nothing in it that is a run.
+        ConfigError: no such folder, or no run in it.
         OSError: a file cannot be written.
-        ValueError: a file of a run that is not what it should be.
+        ValueError: a file of a run is damaged.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -53,24 +58,24 @@ def write_report(folder: str | Path) -> Path:
     blocks: list[Block] = [Heading(1, title)]
     if plans:
         blocks.append(Paragraph(f"The paper: {paper_source()}", "quiet"))
-        blocks += _loudly(plans)
+        blocks += _scale_warning(plans)
     for plan in plans:
-        blocks += _experiment(gather(plan, folder), folder)
+        blocks += _experiment(read_results(plan, folder), folder)
     planned = {row.run for plan in plans for row in plan.rows}
-    blocks += _others([run for run in runs if run.name not in planned], folder, bool(plans))
+    blocks += _other_runs([run for run in runs if run.name not in planned], folder, bool(plans))
     page = folder / "report.html"
     write_atomically(folder / "report.md", to_markdown(blocks, folder).encode())
     write_atomically(page, to_html(title, blocks).encode())
     return page
 
 
-def _loudly(plans: Sequence[Plan]) -> Iterator[Block]:
+def _scale_warning(plans: Sequence[Plan]) -> Iterator[Block]:
     small = {plan.settings.title for plan in plans if not plan.settings.comparable}
     if small:
         yield Paragraph(
             f"Experiments at {' and '.join(sorted(small))} use other images, a smaller network and "
-            "far fewer rounds than the paper. Their figures must NOT be compared with the paper's "
-            "in absolute value; at most who wins, and by how much, can be.",
+            "far fewer rounds than the paper. Their results must NOT be compared with the paper's "
+            "in absolute value; only the order of the methods, and how far apart they are, can be.",
             "warning",
         )
 
@@ -84,27 +89,27 @@ def _experiment(results: Results, folder: Path) -> Iterator[Block]:
             f"{plan.settings.title.capitalize()}: not comparable with the paper in absolute value.",
             "warning",
         )
-    settings = dict.fromkeys(_setting(run) for run in results.runs)
+    settings = dict.fromkeys(_images_and_model(run) for run in results.runs)
     if settings:
         yield Paragraph(f"Images: {'; '.join(settings)}.", "quiet")
-    pictures = folder / FIGURES / f"{plan.name}-{plan.scale}"
-    yield from VIEWS[experiment.show.kind](results, pictures)
+    figures = folder / FIGURES / f"{plan.name}-{plan.scale}"
+    yield from PRESENTERS[experiment.show.kind](results, figures)
     for section, rows in results.sections(experiment.show.row_axes).items():
         if section:
             yield Heading(3, section)
-        along = experiment.show.kind == "lines"
-        yield lines_table(rows, plan) if along else results_table(rows, plan)
-    if results.gaps:
-        lines = tuple(f"{gap.name}: {gap.reason}" for gap in results.gaps)
+        by_axis = experiment.show.kind == "lines"
+        yield lines_table(rows, plan) if by_axis else results_table(rows, plan)
+    if results.incomplete:
+        lines = tuple(f"{run.name}: {run.reason}" for run in results.incomplete)
         expected = len({row.run for row in plan.rows})
         yield Paragraph(f"{len(lines)} of {expected} runs are not complete:", "warning")
         yield Items(lines) if len(lines) <= 5 else Folded("Which", (Items(lines),))
     if results.runs:
-        yield from draw_courses(results, pictures)
-    yield Folded("How these figures were made", tuple(_made(results)))
+        yield from show_progress(results, figures)
+    yield Folded("How these results were made", tuple(_reproduction(results)))
 
 
-def _setting(run: Run) -> str:
+def _images_and_model(run: Run) -> str:
     config = run.config
     limited = f", {config.data.train_limit:,} of its images" if config.data.train_limit else ""
     source = Path(config.data.root).name if config.data.root else config.data.name
@@ -116,9 +121,9 @@ def _setting(run: Run) -> str:
     )
 
 
-def _made(results: Results) -> Iterator[Block]:
+def _reproduction(results: Results) -> Iterator[Block]:
     yield Code(results.plan.command)
-    yield Items(tuple(origin(results.runs)))
+    yield Items(tuple(provenance(results.runs)))
     commands = [
         f"run_sim.py {' '.join(_quoted(o) for o in row.overrides)} seed={row.seed}"
         for row in results.plan.rows
@@ -131,21 +136,23 @@ def _quoted(override: str) -> str:
     return f"'{override}'" if set(override) & set(" ()&;|<>*?$") else override
 
 
-def _others(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterator[Block]:
+def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterator[Block]:
     """Runs that belong to no experiment."""
     if not runs:
         return
     if beside_plans:
         yield Heading(2, "Other runs")
-    wrong = unreadable(runs)
-    readable = [run for run in runs if run.name not in wrong]
+    errors = unreadable(runs)
+    readable = [run for run in runs if run.name not in errors]
     yield runs_table(readable, folder)
-    for name, reason in wrong.items():
-        yield Paragraph(f"{name} is left out, its configuration is another version's: {reason}")
+    for name, reason in errors.items():
+        yield Paragraph(
+            f"{name} is left out, its configuration was written by another version: {reason}"
+        )
     seconds = sum(run.summary.get("seconds") or 0 for run in readable)
     traffic = sum(
         (run.summary.get(f"bytes_{way}") or 0) for run in readable for way in ("up", "down")
     )
     yield Paragraph(f"Together {duration(seconds)} of rounds and {size(traffic)} sent.", "quiet")
-    yield from draw_runs(readable, folder / FIGURES)
-    yield Folded("Where they ran", (Items(tuple(origin(readable))),))
+    yield from show_runs(readable, folder / FIGURES)
+    yield Folded("Where they ran", (Items(tuple(provenance(readable))),))

@@ -1,4 +1,4 @@
-"""An experiment's runs, gathered by row: means over seeds beside the paper's figures."""
+"""The results of an experiment by row: means over seeds beside the paper's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestra_flwr.experiments.results.statistics import Sample
 
 @dataclass(frozen=True)
 class Unit:
-    """How a measure is told: `factor` times what a run says, under `title`."""
+    """How a measure is shown: `factor` times the value of the run, under `title`."""
 
     title: str
     factor: float
@@ -32,8 +32,8 @@ UNITS: Mapping[Measure, Unit] = {
 
 
 @dataclass(frozen=True)
-class Gap:
-    """A run that is not there, and what is known of why."""
+class Incomplete:
+    """A run that is missing, unfinished, failed or not fully evaluated, and why."""
 
     name: str
     reason: str
@@ -45,9 +45,9 @@ class Result:
 
     Attributes:
         values: the row's value on each axis.
-        runs: those that are complete.
-        ours: a sample of each measure that some of the runs have, in the measure's unit.
-        paper: what the paper prints.
+        runs: its complete runs.
+        ours: by measure, the mean of the runs that have it, in the measure's unit.
+        paper: by measure, what the paper prints.
     """
 
     values: dict[str, str]
@@ -62,27 +62,27 @@ class Result:
         return self.ours[measure].mean - self.paper[measure].mean
 
     def label(self, axes: tuple[str, ...]) -> str:
-        """The values on some axes, to be read."""
+        """The values on some axes, as text."""
         return ", ".join(self.values[axis] for axis in axes)
 
 
 @dataclass(frozen=True)
 class Results:
-    """All of an experiment.
+    """The results of an experiment.
 
     Attributes:
-        plan: what belongs to it.
+        plan: its rows and seeds.
         rows: in the plan's order.
-        gaps: runs that are missing, unfinished, failed or not evaluated.
+        incomplete: runs that are missing, unfinished, failed or not evaluated.
     """
 
     plan: Plan
     rows: tuple[Result, ...]
-    gaps: tuple[Gap, ...]
+    incomplete: tuple[Incomplete, ...]
 
     @property
     def runs(self) -> list[Run]:
-        """All complete runs, each once."""
+        """All complete runs without repetition."""
         return list({run.name: run for row in self.rows for run in row.runs}.values())
 
     def sections(self, inner: tuple[str, ...]) -> dict[str, list[Result]]:
@@ -94,27 +94,27 @@ class Results:
         return found
 
 
-def gather(plan: Plan, folder: Path) -> Results:
+def read_results(plan: Plan, folder: Path) -> Results:
     """Reads the runs of a plan.
 
     Raises:
-        ValueError: a file of a run that is not what it should be.
+        ValueError: a file of a run is damaged.
     """
     by_row: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-    gaps: dict[str, Gap] = {}
+    incomplete: dict[str, Incomplete] = {}
     for row in plan.rows:
         runs = by_row.setdefault(tuple(row.values.items()), [])
         run = read_run(folder / row.run)
         if run is not None and run.summary:
             runs.append(run)
-            lacking = [m for m in plan.experiment.measures if run.measure(m) is None]
-            if lacking:
-                titles = ", ".join(UNITS[measure].title for measure in lacking)
-                gaps[row.run] = Gap(row.run, f"not measured: {titles}")
+            missing = [m for m in plan.experiment.measures if run.measure(m) is None]
+            if missing:
+                titles = ", ".join(UNITS[measure].title for measure in missing)
+                incomplete[row.run] = Incomplete(row.run, f"not measured: {titles}")
         else:
-            gaps[row.run] = Gap(row.run, _why(run, folder / LOGS / f"{row.run}.log"))
+            incomplete[row.run] = Incomplete(row.run, _why(run, folder / LOGS / f"{row.run}.log"))
     rows = tuple(_result(plan, dict(values), runs) for values, runs in by_row.items())
-    return Results(plan, rows, tuple(gaps.values()))
+    return Results(plan, rows, tuple(incomplete.values()))
 
 
 def _result(plan: Plan, values: dict[str, str], runs: list[Run]) -> Result:
@@ -125,8 +125,8 @@ def _result(plan: Plan, values: dict[str, str], runs: list[Run]) -> Result:
     ours: dict[str, Sample] = {}
     paper: dict[str, Sample] = {}
     for measure in plan.experiment.measures:
-        told = [value for run in runs if (value := run.measure(measure)) is not None]
-        sample = Sample.of([UNITS[measure].factor * value for value in told])
+        found = [value for run in runs if (value := run.measure(measure)) is not None]
+        sample = Sample.of([UNITS[measure].factor * value for value in found])
         printed = paper_value(plan.name, compared, measure)
         if sample is not None:
             ours[measure] = sample

@@ -17,7 +17,7 @@ from orchestra_flwr.files import write_atomically
 from orchestra_flwr.models import load_encoder
 
 FILE = "embedding.json"  # in the run folder: made once, then the images are not needed again
-MOST = 2000  # images; more are slow and only cover each other
+MAX_IMAGES = 2000  # more are slow and hide each other
 PERPLEXITY = 30
 
 
@@ -34,21 +34,23 @@ def embed(run: Run) -> Embedding:
     """The t-SNE embedding (van der Maaten & Hinton, 2008) of a run's test images.
 
     At most 2,000 images in equal shares of the classes, L2-normalised backbone features. The result
-    is kept in the run folder.
+    is stored in the run folder and read back the next time.
 
     Raises:
-        ConfigError: the run's images are not there, or have no labelled test images.
-        FileNotFoundError: the run left no encoder.
+        ConfigError: the run's images are missing, or no test images have labels.
+        FileNotFoundError: the run saved no encoder.
     """
     file = run.folder / FILE
     if file.is_file():
-        kept = json.loads(file.read_text())
-        return Embedding(np.array(kept["points"]), np.array(kept["labels"]), tuple(kept["classes"]))
+        read = json.loads(file.read_text())
+        return Embedding(np.array(read["points"]), np.array(read["labels"]), tuple(read["classes"]))
     encoder = load_encoder(run.folder)
     test = load_dataset(run.config.data).test
     if test is None or test.labels is None:
         raise ConfigError(f"data.root={run.config.data.root}: holds no labelled test images")
-    chosen = test.select(torch.from_numpy(balanced_subset(test.labels.numpy(), len(test), MOST)))
+    chosen = test.select(
+        torch.from_numpy(balanced_subset(test.labels.numpy(), len(test), MAX_IMAGES))
+    )
     features = extract_features(encoder, chosen.images, run.config.evaluation.batch_size)
     points = project(torch.nn.functional.normalize(features, dim=1).numpy())
     assert chosen.labels is not None
@@ -63,7 +65,7 @@ def embed(run: Run) -> Embedding:
 
 
 def project(features: NDArray[np.float32]) -> NDArray[np.float64]:
-    """t-SNE of (n, d) features to (n, 2), from their principal components: always the same."""
+    """t-SNE of (n, d) features to (n, 2), started from principal components; deterministic."""
     from sklearn.manifold import TSNE  # takes a second to import
 
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)

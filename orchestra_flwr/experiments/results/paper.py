@@ -1,4 +1,4 @@
-"""The paper's own figures, which ours are shown beside: `paper.yaml`."""
+"""The numbers that the paper prints, beside which ours are shown: `paper.yaml`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _values() -> dict[str, Any]:
 
 
 def paper_source() -> str:
-    """Which paper it is."""
+    """The citation of the paper."""
     return " ".join(str(_values()["source"]).split())
 
 
 def paper_value(experiment: str, values: Mapping[str, str], measure: str) -> Sample | None:
-    """What the paper prints for a row, in its own unit; None where it prints nothing.
+    """What the paper prints for a row, in its unit; None where it prints nothing.
 
     Args:
         experiment: the experiment's name.

@@ -1,4 +1,4 @@
-"""What run folders say, read back for a report."""
+"""Run folders, read back for a report."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from orchestra_flwr.config import Config, ConfigError, parse
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
 
-EVALUATIONS = "evaluation"  # folder of a run folder: a file for each data set it was judged on
-LOGS = "logs"  # folder beside the runs of an experiment: what each of them printed
+EVALUATIONS = "evaluation"  # folder of a run folder: a file for every data set it was evaluated on
+LOGS = "logs"  # folder beside the runs of an experiment: what they printed
 
 
 @dataclass(frozen=True)
@@ -43,33 +43,33 @@ class Run:
         """The run's configuration.
 
         Raises:
-            ConfigError: written by a version whose keys were others.
+            ConfigError: written by a version with other keys.
         """
         values = OmegaConf.to_container(OmegaConf.load(self.folder / "config.yaml"))
         return parse(Config, values)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """A record for each round."""
+        """The records of the rounds."""
         return RunFolder(self.folder).read_metrics()
 
     @cached_property
-    def kept(self) -> str:
-        """The name of the backbone that the run keeps, whose scores are the run's.
+    def saved_backbone(self) -> str:
+        """The name of the backbone that the run saves, whose scores count as the run's.
 
-        It is the one in `encoder.json`; while the run goes on, the first of the scores.
+        It is read from `encoder.json`; while the run goes on, it is the first in the scores.
         """
         about = _read_json(self.folder / "encoder.json").get("about") or {}
         scores: dict[str, Any] = next((r["scores"] for r in self.metrics if r.get("scores")), {})
         return str(about.get("backbone") or next(iter(scores), "target"))
 
     @property
-    def evaluated(self) -> dict[str, Any]:
-        """The evaluation on the run's own images; empty where there is none."""
+    def evaluation(self) -> dict[str, Any]:
+        """The evaluation on the images of the run; empty where there is none."""
         return self.evaluations.get(self.config.data.label, {})
 
     def measure(self, name: str) -> float | None:
-        """A figure by the name that experiments use; None where the run does not have it.
+        """A measure by the name that experiments use; None where the run does not have it.
 
         `knn` and `linear` are fractions of `summary.json`, `finetune_1` and `finetune_10`
         fractions of the evaluation, `unsupervised` the score without labels, `classes` and
@@ -78,8 +78,8 @@ class Run:
         return {
             "knn": lambda: lookup(self.summary, "knn"),
             "linear": lambda: lookup(self.summary, "linear"),
-            "finetune_1": lambda: lookup(self.evaluated, "finetune", "0.01", "mean"),
-            "finetune_10": lambda: lookup(self.evaluated, "finetune", "0.1", "mean"),
+            "finetune_1": lambda: lookup(self.evaluation, "finetune", "0.01", "mean"),
+            "finetune_10": lambda: lookup(self.evaluation, "finetune", "0.1", "mean"),
             "unsupervised": lambda: lookup(self.summary, "unsupervised", "score"),
             "classes": lambda: lookup(self.summary, "classes", "any"),
             "classes_1": lambda: lookup(self.summary, "classes", "one_percent"),
@@ -87,10 +87,10 @@ class Run:
 
 
 def read_run(folder: Path) -> Run | None:
-    """The run in a folder, begun or complete; None if there is none.
+    """The run in a folder, complete or not; None if there is none.
 
     Raises:
-        ValueError: a file that is not what it should be; its name is told.
+        ValueError: a file is damaged; the message names it.
     """
     if not (folder / "config.yaml").is_file():
         return None
@@ -118,7 +118,7 @@ def last_error(log: Path) -> str | None:
 
 
 def unreadable(runs: Sequence[Run]) -> dict[str, str]:
-    """Runs whose configuration is another version's, and what is wrong with it."""
+    """The names of runs whose configuration this version cannot read, with the error."""
     wrong = {}
     for run in runs:
         try:

@@ -1,4 +1,4 @@
-"""Figures over seeds, and how a person reads them."""
+"""Means and deviations over seeds, and the correlation of two measures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sample:
-    """The mean over some runs.
+    """A mean over runs.
 
     Attributes:
         mean: of the runs.

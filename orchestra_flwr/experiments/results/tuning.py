@@ -9,14 +9,14 @@ from orchestra_flwr.experiments.results.comparison import Result
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What the score without labels chooses, and how good the choice was.
+class Selection:
+    """What the score without labels selects, and how good the selection is.
 
     Attributes:
         best: the row with the highest score.
         runner_up: the one with the next highest; None where there is one row only.
-        knn_best: the row that labels would have chosen.
-        considered: how many rows were compared.
+        knn_best: the row with the highest kNN accuracy.
+        considered: number of rows that were compared.
     """
 
     best: Result
@@ -25,7 +25,7 @@ class Choice:
     considered: int
 
     def why(self, axes: tuple[str, ...]) -> str:
-        """The choice and its reasons, in words."""
+        """The selection and its reasons, in words."""
         score = self.best.ours["unsupervised"].mean
         text = f"{self.best.label(axes)}: its score, {score:.3f}, is the highest of "
         text += f"{self.considered}"
@@ -41,10 +41,10 @@ class Choice:
         )
 
 
-def choose(rows: Sequence[Result]) -> Choice | None:
-    """The row with the highest Align + 0.2 Unif; None where none has been scored.
+def select(rows: Sequence[Result]) -> Selection | None:
+    """The row with the highest Align + 0.2 Unif; None if no row has a score.
 
-    Equal scores go to the first row. Labels (kNN) play no part in the choice.
+    Equal scores go to the first row. kNN accuracy plays no part in it.
     """
     scored = [row for row in rows if {"unsupervised", "knn"} <= row.ours.keys()]
     if not scored:
@@ -52,4 +52,4 @@ def choose(rows: Sequence[Result]) -> Choice | None:
     ranked = sorted(scored, key=lambda row: -row.ours["unsupervised"].mean)
     best_knn = max(row.ours["knn"].mean for row in scored)
     knn_best = next(row for row in ranked if row.ours["knn"].mean == best_knn)
-    return Choice(ranked[0], ranked[1] if len(ranked) > 1 else None, knn_best, len(scored))
+    return Selection(ranked[0], ranked[1] if len(ranked) > 1 else None, knn_best, len(scored))

@@ -9,10 +9,10 @@ import pytest
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.experiments.__main__ import main
+from orchestra_flwr.experiments.report.presentations import rounds_to_accuracy
 from orchestra_flwr.experiments.report.tables import NOTHING
-from orchestra_flwr.experiments.report.views import rounds_to_accuracy
 from orchestra_flwr.experiments.report.writer import write_report
-from orchestra_flwr.experiments.results.comparison import gather
+from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.runs import read_run
 
 BASE = {0: 0.70, 1: 0.72}  # mean 71, deviation sqrt(2), difference to 71.58: -.58
@@ -51,7 +51,7 @@ def test_what_is_missing_failed_or_unfinished_is_listed_with_its_reason(
     log = tmp_path / "logs" / f"{runs['no target', 0]}.log"
     log.write_text("error: the disk is full\n")
     make_run(runs["no target", 1], None, metrics=[{}, {}, {}])
-    gaps = {gap.name: gap.reason for gap in gather(plan, tmp_path).gaps}
+    gaps = {gap.name: gap.reason for gap in read_results(plan, tmp_path).incomplete}
     assert gaps == {
         runs["no rotation", 1]: "not run",
         runs["no target", 0]: "failed: the disk is full",

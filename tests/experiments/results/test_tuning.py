@@ -1,6 +1,6 @@
 from orchestra_flwr.experiments.results.comparison import Result
 from orchestra_flwr.experiments.results.statistics import Sample
-from orchestra_flwr.experiments.results.tuning import choose
+from orchestra_flwr.experiments.results.tuning import select
 
 
 def row(lr, score=None, knn=None):
@@ -11,7 +11,7 @@ def row(lr, score=None, knn=None):
 
 def test_the_highest_score_is_chosen_whatever_the_labels_say():
     rows = [row("0.1", 0.2, 60.0), row("0.01", 0.5, 55.0), row("0.001", 0.4, 50.0)]
-    choice = choose(rows)
+    choice = select(rows)
     assert choice.best is rows[1] and choice.runner_up is rows[2] and choice.knn_best is rows[0]
     why = choice.why(("lr",))
     assert why.startswith("0.01: its score, 0.500, is the highest of 3 (next: 0.001, 0.400)")
@@ -19,10 +19,10 @@ def test_the_highest_score_is_chosen_whatever_the_labels_say():
 
 
 def test_a_choice_that_labels_agree_with():
-    why = choose([row("0.1", 0.2, 60.0), row("0.01", 0.1, 60.0)]).why(("lr",))
+    why = select([row("0.1", 0.2, 60.0), row("0.01", 0.1, 60.0)]).why(("lr",))
     assert why.endswith("kNN, 60.00 %, is the highest too")
 
 
 def test_rows_without_a_score_are_no_candidates():
-    assert choose([row("0.1", knn=60.0)]) is None
-    assert choose([row("0.1", knn=60.0), row("0.01", 0.1, 50.0)]).considered == 1
+    assert select([row("0.1", knn=60.0)]) is None
+    assert select([row("0.1", knn=60.0), row("0.01", 0.1, 50.0)]).considered == 1

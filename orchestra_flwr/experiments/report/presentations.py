@@ -1,4 +1,4 @@
-"""How each kind of experiment is shown: its pictures, and what is said of them."""
+"""How the kinds of experiments are shown: their figures, and text and tables about them."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from orchestra_flwr.experiments.results.embedding import embed
 from orchestra_flwr.experiments.results.paper import paper_value
 from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.experiments.results.statistics import Sample, correlation
-from orchestra_flwr.experiments.results.tuning import choose
+from orchestra_flwr.experiments.results.tuning import select
 from orchestra_flwr.reporting.text import lookup
 
-View = Callable[[Results, Path], Iterator[Block]]
-STEP = 0.05  # between the accuracies whose rounds are counted
+Presenter = Callable[[Results, Path], Iterator[Block]]
+STEP = 0.05  # between the accuracies for which rounds are counted
 
 
 def show_nothing(results: Results, file: Path) -> Iterator[Block]:
-    """A table says it all."""
+    """Nothing: the table is enough."""
     yield from ()
 
 
 def show_lines(results: Results, file: Path) -> Iterator[Block]:
-    """Each measure over an axis."""
+    """The measures over an axis, one figure for each."""
     show = results.plan.experiment.show
     assert show.x and show.series
     for measure in results.plan.experiment.measures:
@@ -60,7 +60,7 @@ def show_lines(results: Results, file: Path) -> Iterator[Block]:
 
 
 def show_rounds(results: Results, file: Path) -> Iterator[Block]:
-    """kNN accuracy over the rounds, and after how many it reached what."""
+    """kNN accuracy over the rounds, and the rounds until it reached certain values."""
     series = results.plan.experiment.show.series
     assert series
     panels = {
@@ -81,16 +81,16 @@ def show_rounds(results: Results, file: Path) -> Iterator[Block]:
 
 
 def rounds_to_accuracy(lines: Mapping[str, Sequence[Run]]) -> Table:
-    """For each line the round in which its mean kNN accuracy first reached every 5 %."""
+    """The rounds in which the mean kNN accuracy of a line first reached 5 %, 10 %, ..."""
     means = {name: _mean_knn(runs) for name, runs in lines.items()}
-    known = {name: curve for name, curve in means.items() if curve}
-    if not known:
+    curves = {name: curve for name, curve in means.items() if curve}
+    if not curves:
         return Table(("",), ())
-    first = min(min(curve.values()) for curve in known.values())
-    last = max(max(curve.values()) for curve in known.values())
+    first = min(min(curve.values()) for curve in curves.values())
+    last = max(max(curve.values()) for curve in curves.values())
     levels = [n * STEP for n in range(1, 20) if first < n * STEP <= last]
     rows = []
-    for name, curve in known.items():
+    for name, curve in curves.items():
         reached = [
             next((str(number) for number, knn in curve.items() if knn >= level), NOTHING)
             for level in levels
@@ -100,7 +100,7 @@ def rounds_to_accuracy(lines: Mapping[str, Sequence[Run]]) -> Table:
 
 
 def show_embedding(results: Results, file: Path) -> Iterator[Block]:
-    """t-SNE of the test images, of each row's first run."""
+    """t-SNE of the test images, for the first run of every row."""
     shown, missing = {}, []
     for row in results.rows:
         label = row.label(results.plan.experiment.show.row_axes)
@@ -108,7 +108,7 @@ def show_embedding(results: Results, file: Path) -> Iterator[Block]:
             try:
                 embedding = embed(run)
             except FileNotFoundError as error:
-                missing.append(f"{label}: {Path(str(error).partition(':')[0]).name} is not there")
+                missing.append(f"{label}: {Path(str(error).partition(':')[0]).name} is missing")
             except (ConfigError, ValueError) as error:
                 missing.append(f"{label}: {error}")
             else:
@@ -117,12 +117,12 @@ def show_embedding(results: Results, file: Path) -> Iterator[Block]:
         save(draw_embeddings(shown), file)
         yield Picture(file, f"{_title(results)}: t-SNE of test images, coloured by class.")
     if missing:
-        yield Paragraph("No picture of:", "warning")
+        yield Paragraph("Without a figure:", "warning")
         yield Items(tuple(missing))
 
 
 def show_tuning(results: Results, file: Path) -> Iterator[Block]:
-    """What the score without labels chooses, and how well it goes with kNN accuracy."""
+    """What the score without labels selects, and how it correlates with kNN accuracy."""
     show = results.plan.experiment.show
     assert show.series
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -131,28 +131,28 @@ def show_tuning(results: Results, file: Path) -> Iterator[Block]:
         by_series: dict[str, list[Result]] = {}
         for row in rows:
             by_series.setdefault(row.values[show.series], []).append(row)
-        for name, own in by_series.items():
-            pairs = _pairs(own)
+        for name, members in by_series.items():
+            pairs = _pairs(members)
             if not pairs:
                 continue
             panels.setdefault(title, {})[name] = pairs
             beside = f"{title}, " if title else ""
-            chosen, r = choose(own), correlation(pairs)
-            if chosen:
-                reasons.append(f"{beside}{chosen.why(show.row_axes)}.")
+            selection, r = select(members), correlation(pairs)
+            if selection:
+                reasons.append(f"{beside}{selection.why(show.row_axes)}.")
             correlations.append((f"{beside}{name}", r))
     if not panels:
-        yield Paragraph("No run has been scored without labels yet.", "warning")
+        yield Paragraph("No run has a score without labels yet.", "warning")
         return
-    yield Heading(3, "Chosen without labels")
+    yield Heading(3, "Selected without labels")
     yield Items(tuple(reasons))
     save(draw_scatter(panels), file)
     yield Picture(file, f"{_title(results)}: the score and kNN accuracy of every run.")
     yield _correlations(correlations)
 
 
-def draw_courses(results: Results, file: Path) -> Iterator[Block]:
-    """Loss and accuracy of all rows over rounds, traffic and time: a picture for each section."""
+def show_progress(results: Results, file: Path) -> Iterator[Block]:
+    """Loss and accuracy of all rows over rounds, traffic and time: a figure for every section."""
     series = results.plan.experiment.show.series or results.plan.experiment.show.row_axes[0]
     blocks: list[Block] = []
     for number, (title, rows) in enumerate(results.sections((series,)).items()):
@@ -165,15 +165,15 @@ def draw_courses(results: Results, file: Path) -> Iterator[Block]:
         yield Folded("Loss and accuracy over rounds, traffic and time", tuple(blocks))
 
 
-def draw_runs(runs: Sequence[Run], folder: Path) -> Iterator[Block]:
-    """The same for single runs."""
+def show_runs(runs: Sequence[Run], folder: Path) -> Iterator[Block]:
+    """The same for runs that belong to no experiment."""
     lines = {run.name: [run] for run in runs if run.metrics}
     if lines:
         save(draw_progress(lines), folder / "runs")
         yield Picture(folder / "runs", "Loss and accuracy over rounds, traffic and time.")
 
 
-VIEWS: Mapping[str, View] = {
+PRESENTERS: Mapping[str, Presenter] = {
     "table": show_nothing,
     "lines": show_lines,
     "rounds": show_rounds,
@@ -187,11 +187,11 @@ def _title(results: Results) -> str:
 
 
 def _mean_knn(runs: Sequence[Run]) -> dict[int, float]:
-    """Mean kNN accuracy by round, in those rounds that all runs were judged in."""
+    """Mean kNN accuracy by round, for the rounds in which all runs were evaluated."""
     by_round: dict[int, list[float]] = {}
     for run in runs:
         for record in run.metrics:
-            knn = lookup(record, "scores", run.kept, "knn")
+            knn = lookup(record, "scores", run.saved_backbone, "knn")
             if knn is not None:
                 by_round.setdefault(record["round"], []).append(knn)
     return {n: sum(v) / len(v) for n, v in sorted(by_round.items()) if len(v) == len(runs)}
@@ -208,10 +208,10 @@ def _pairs(rows: Sequence[Result]) -> list[tuple[float, float]]:
     return found
 
 
-def _correlations(told: Sequence[tuple[str, float | None]]) -> Table:
-    known = [r for _, r in told if r is not None]
+def _correlations(found: Sequence[tuple[str, float | None]]) -> Table:
+    values = [r for _, r in found if r is not None]
     printed = paper_value("tuning", {}, "correlation")
-    rows = [(name, NOTHING if r is None else f"{r:.2f}", NOTHING) for name, r in told]
-    mean = f"{sum(known) / len(known):z.2f}" if known else NOTHING
+    rows = [(name, NOTHING if r is None else f"{r:.2f}", NOTHING) for name, r in found]
+    mean = f"{sum(values) / len(values):z.2f}" if values else NOTHING
     rows.append(("mean", mean, NOTHING if printed is None else f"{printed.mean:.2f}"))
     return Table(("correlation of score and kNN", "ours", "paper"), tuple(rows))

@@ -7,9 +7,9 @@ import torch
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import class_counts, load_dataset, partition
 
-# Training images of each class. A split depends on nothing else, so none need to be there.
+# Classes, and training images of a class. A split depends on nothing else: no images are needed.
 PUBLISHED = {"cifar10": (10, 5000), "cifar100": (100, 500)}
-LEAST_SHARE = 0.01  # of a client's images, for a class to count in the second figure
+LEAST_SHARE = 0.01  # of a client's images, for a class to count in `one_percent`
 
 
 def classes_held_by_clients(config: Config) -> dict[str, float]:
@@ -20,17 +20,17 @@ def classes_held_by_clients(config: Config) -> dict[str, float]:
         least 1 % of its images.
 
     Raises:
-        ConfigError: images that cannot be had or have no labels, or a split they do not allow.
+        ConfigError: the images cannot be loaded, have no labels, or cannot be split like this.
     """
     if config.data.name in PUBLISHED and config.data.train_limit is None:
-        classes, each = PUBLISHED[config.data.name]
-        labels = torch.arange(classes).repeat_interleave(each)
+        classes, images = PUBLISHED[config.data.name]
+        labels = torch.arange(classes).repeat_interleave(images)
     else:
         train = load_dataset(config.data).train
-        classes, known = len(train.classes), train.labels
-        if known is None:  # then partition tells what is wrong, unless it needs no labels
-            known = torch.zeros(len(train), dtype=torch.long)
-        labels = known
+        classes = len(train.classes)
+        # Without labels `partition` raises, unless it needs none.
+        missing = torch.zeros(len(train), dtype=torch.long)
+        labels = missing if train.labels is None else train.labels
     clients = config.federation.clients
     parts = partition(config.partition, labels, len(labels), clients, config.seed)
     counts = class_counts(parts, labels, max(1, classes))
