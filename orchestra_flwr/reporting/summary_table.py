@@ -89,10 +89,9 @@ def _centroids(summary: Mapping[str, Any]) -> str:
     if not centroids:
         return ""
     most = max(centroids["releases"].values(), default=0)
-    return (
-        f"centroids: epsilon {centroids['epsilon']:.3g} at delta {centroids['delta']:g} for an image "
-        f"of the client that released most ({most} times {centroids['epsilon_each']:g})"
-    )
+    spent = f"epsilon {centroids['epsilon']:.3g} at delta {centroids['delta']:g}"
+    repeated = f"{most} times {centroids['epsilon_each']:g}"
+    return f"centroids: {spent} for an image of the client that released most ({repeated})"
 
 
 def _updates(summary: Mapping[str, Any]) -> str:

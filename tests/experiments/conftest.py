@@ -1,4 +1,4 @@
-"""Run folders as runs and experiments leave them, with figures made up by a test."""
+"""Run folders as runs and experiments leave them, with results made up by a test."""
 
 import itertools
 import json
@@ -28,8 +28,8 @@ def make_run(tmp_path):
         if finetune is not None:
             (path / "evaluation").mkdir()
             shares = {share: {"mean": mean} for share, mean in finetune.items()}
-            told = json.dumps({"dataset": "cifar10", "finetune": shares})
-            (path / "evaluation" / "cifar10.json").write_text(told)
+            text = json.dumps({"dataset": "cifar10", "finetune": shares})
+            (path / "evaluation" / "cifar10.json").write_text(text)
         return path
 
     return make
@@ -37,12 +37,12 @@ def make_run(tmp_path):
 
 @pytest.fixture
 def make_experiment(tmp_path, make_run):
-    """An experiment whose runs say what `figures(values, seed)` says; None: that run is missing.
+    """An experiment whose runs hold what `results(values, seed)` returns; None: it is missing.
 
     Its rows are not composed: the methods that they name need not be there.
     """
 
-    def make(name, scale, figures, seeds=(0, 1), folder=tmp_path):
+    def make(name, scale, results, seeds=(0, 1), folder=tmp_path):
         experiment, settings = load_experiment(name), load_scale(scale)
         axes = {
             axis: list(settings.axes[choices] if isinstance(choices, str) else choices)
@@ -53,12 +53,12 @@ def make_experiment(tmp_path, make_run):
             values = dict(zip(axes, cells, strict=True))
             for seed in seeds:
                 run = f"{name}-{scale}-{number}-s{seed}"
-                told = figures(values, seed)
-                if told == "leave out":
+                content = results(values, seed)
+                if content == "leave out":
                     continue
                 rows.append(Row(values=values, seed=seed, overrides=("data=cifar10",), run=run))
-                if told is not None:
-                    make_run(run, overrides=(f"seed={seed}",), folder=folder, **told)
+                if content is not None:
+                    make_run(run, overrides=(f"seed={seed}",), folder=folder, **content)
         plan = Plan(
             name=name,
             scale=scale,

@@ -69,7 +69,7 @@ def test_a_failed_run_holds_up_no_other_and_nothing_is_done_twice(
         (["experiment=table6", "only=x"], "only=x: must be among"),
     ],
 )
-def test_wrong_commands_are_told_before_anything_is_written(
+def test_wrong_commands_are_refused_before_anything_is_written(
     arguments, says, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -104,9 +104,9 @@ def test_a_run_that_was_begun_is_resumed_where_it_may_run_elsewhere(tmp_path):
     (tmp_path / row.run).mkdir()
     (tmp_path / row.run / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
     (begun,) = jobs_of(plan, tmp_path)
-    told = begun.steps[0][3:]
-    assert begun.was_begun and f"resume={tmp_path / row.run}" in told
-    assert "engine=inline" in told and not any("federation" in each for each in told)
+    arguments = begun.steps[0][3:]
+    assert begun.was_begun and f"resume={tmp_path / row.run}" in arguments
+    assert "engine=inline" in arguments and not any("federation" in word for word in arguments)
 
 
 def test_what_is_fine_tuned_is_evaluated_after_its_training(tmp_path):
@@ -131,16 +131,16 @@ def python(code):
     return [sys.executable, "-S", "-c", code]
 
 
-def sweep(tmp_path, *jobs, tell=lambda line: None, at_once=2):
+def sweep(tmp_path, *jobs, announce=lambda line: None, at_once=2):
     (tmp_path / "logs").mkdir()
-    return _Sweep(list(jobs), tmp_path, at_once, tell)
+    return _Sweep(list(jobs), tmp_path, at_once, announce)
 
 
 def test_steps_follow_each_other_and_stop_at_the_first_that_fails(tmp_path):
     said = []
     good = Job("good", [python("print('one')"), python("print('two')")])
     bad = Job("bad", [python("print('error: no'); raise SystemExit(3)"), python("print('two')")])
-    assert sweep(tmp_path, good, bad, tell=said.append).run() == ["bad"]
+    assert sweep(tmp_path, good, bad, announce=said.append).run() == ["bad"]
     assert (tmp_path / "logs" / "good.log").read_text() == "one\ntwo\n"
     assert (tmp_path / "logs" / "bad.log").read_text() == "error: no\n"
     assert any("FAILED (exit code 3): no: bad" in line for line in said)
@@ -178,7 +178,7 @@ def test_ctrl_c_ends_all_processes_in_order(tmp_path):
 
     first, second, third = (Job(name, [python(code)]) for name in ("first", "second", "third"))
     with pytest.raises(KeyboardInterrupt):
-        sweep(tmp_path, first, second, third, tell=interrupt).run()
+        sweep(tmp_path, first, second, third, announce=interrupt).run()
     assert first.process.poll() == 0
     assert (tmp_path / "logs" / "first.log").read_text() == "ready\nended in order\n"
     assert third.state == "waiting" and third.process is None

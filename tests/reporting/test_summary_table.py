@@ -68,7 +68,7 @@ def test_gains_are_green_and_losses_red_on_a_terminal():
     assert text.count("\x1b[32m") == 2
 
 
-def test_missing_figures():
+def test_missing_numbers():
     text = printed(False, {"knn": 0.5, "rounds": 1}, "here")
     assert text.count("50.0 %") == 1
     assert "1 rounds" not in text
@@ -77,18 +77,18 @@ def test_missing_figures():
 
 
 def test_what_differential_privacy_the_encoders_have():
-    def lines(updates):
-        return printed(False, {"privacy": {"updates": updates}}, "here")
+    def lines(entry):
+        return printed(False, {"privacy": {"updates": entry}}, "here")
 
-    told = {"epsilon": 3.14159, "delta": 1e-3, "clip": 1.0, "noise_multiplier": 2.0}
-    assert "averaged encoders: epsilon 3.14 at delta 0.001 for a whole client" in lines(told)
-    assert "epsilon infinite at delta" in lines({**told, "epsilon": None})
+    updates = {"epsilon": 3.14159, "delta": 1e-3, "clip": 1.0, "noise_multiplier": 2.0}
+    assert "averaged encoders: epsilon 3.14 at delta 0.001 for a whole client" in lines(updates)
+    assert "epsilon infinite at delta" in lines({**updates, "epsilon": None})
     assert "averaged encoders: not covered by differential privacy" in lines(
         "not covered by differential privacy"
     )
 
 
-def test_shared_features_are_told_in_red():
+def test_shared_features_are_shown_in_red():
     shared = {**SUMMARY, "k_anonymity": 1, "not_private": "features left"}
     assert "NOT PRIVATE: features left" in printed(False, shared, "x")
     assert "centroid" not in printed(False, shared, "x")

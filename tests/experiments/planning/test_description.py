@@ -4,7 +4,7 @@ from orchestra_flwr.config import ConfigError, parse
 from orchestra_flwr.experiments import Experiment, experiment_names, load_experiment, load_scale
 from orchestra_flwr.experiments.planning.description import _check_axes, covers
 
-GIVEN = {
+VALID = {
     "title": "t",
     "reference": "r",
     "about": "a",
@@ -14,7 +14,7 @@ GIVEN = {
 }
 
 
-def test_every_table_and_figure_of_the_paper_is_there_as_a_reader_counts():
+def test_every_table_and_figure_of_the_paper_is_there_in_reading_order():
     assert experiment_names() == [
         *("table1", "table2", "table4", "table6", "table7"),
         *("figure5", "figure6", "figure7", "figure8", "figure9", "figure10", "figure12"),
@@ -39,7 +39,7 @@ def test_scales_name_the_same_axes():
     assert paper.comparable and not small.comparable
 
 
-def test_unknown_names_are_told_with_those_known():
+def test_unknown_names_are_refused_with_a_list_of_all():
     with pytest.raises(ConfigError, match=r"experiment=table3: must be one of table1, table2,"):
         load_experiment("table3")
     with pytest.raises(ConfigError, match=r"scale=huge: must be one of paper, small"):
@@ -56,9 +56,9 @@ def test_unknown_names_are_told_with_those_known():
         ({"scaling": {"axis": "lr", "rule": "cubic"}}, "x.scaling.rule=cubic"),
     ],
 )
-def test_wrong_files_are_told_in_one_line(change, says):
+def test_wrong_files_are_refused_in_one_line(change, says):
     with pytest.raises(ConfigError) as error:
-        parse(Experiment, {**GIVEN, **change}, "x")
+        parse(Experiment, {**VALID, **change}, "x")
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
 
 
@@ -70,9 +70,9 @@ def test_wrong_files_are_told_in_one_line(change, says):
         ({"small": {"axes": {"ema": {}}}}, "x.small.axes: ema"),
     ],
 )
-def test_an_axis_that_is_not_there_is_told(change, says):
+def test_an_unknown_axis_is_refused(change, says):
     with pytest.raises(ConfigError, match=says):
-        _check_axes("x", parse(Experiment, {**GIVEN, **change}, "x"))
+        _check_axes("x", parse(Experiment, {**VALID, **change}, "x"))
 
 
 def test_cells_cover_rows_whose_values_are_all_among_theirs():

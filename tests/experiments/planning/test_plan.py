@@ -92,7 +92,7 @@ def test_rows_are_left_out_where_the_paper_has_none():
     }
 
 
-def test_small_scale_takes_photographs_where_they_are_given():
+def test_small_scale_takes_photographs_where_data_root_is_set():
     plan, configs = make_plan("table6", "small", seeds=[0])
     assert {c.data.name for c in configs.values()} == {"digits"}
     photos = ["data.root=photos.zip", "training.lr=0.01"]
@@ -126,7 +126,7 @@ def test_a_runs_name_says_what_is_computed_and_nothing_else():
     assert run_name(load_config(), "split").startswith("split-digits-")
 
 
-def test_plans_are_stored_and_read_back_as_a_reader_counts(tmp_path):
+def test_plans_are_stored_and_read_back_in_reading_order(tmp_path):
     written = [make_plan(name, "small", only=o)[0] for name, o in (
         ("figure10", ()), ("figure9", ["Orchestra"]), ("table6", ()))]  # fmt: skip
     for plan in written:
@@ -135,6 +135,6 @@ def test_plans_are_stored_and_read_back_as_a_reader_counts(tmp_path):
     assert read_plans(tmp_path / "nowhere") == []
 
 
-def test_wrong_overrides_are_told_before_anything_runs():
+def test_wrong_overrides_are_refused_before_anything_runs():
     with pytest.raises(ConfigError, match="traning.lr: unknown key"):
         make_plan("table6", "small", extra=["traning.lr=1"])

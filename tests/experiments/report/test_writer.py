@@ -1,4 +1,4 @@
-"""Reports of made-up runs whose figures are known."""
+"""Reports of made-up runs whose results are known."""
 
 import json
 import re
@@ -51,8 +51,8 @@ def test_what_is_missing_failed_or_unfinished_is_listed_with_its_reason(
     log = tmp_path / "logs" / f"{runs['no target', 0]}.log"
     log.write_text("error: the disk is full\n")
     make_run(runs["no target", 1], None, metrics=[{}, {}, {}])
-    gaps = {gap.name: gap.reason for gap in read_results(plan, tmp_path).incomplete}
-    assert gaps == {
+    reasons = {run.name: run.reason for run in read_results(plan, tmp_path).incomplete}
+    assert reasons == {
         runs["no rotation", 1]: "not run",
         runs["no target", 0]: "failed: the disk is full",
         runs["no target", 1]: "unfinished, 2 of 100 rounds",
@@ -62,7 +62,7 @@ def test_what_is_missing_failed_or_unfinished_is_listed_with_its_reason(
     assert "3 of 6 runs are not complete" in text and "failed: the disk is full" in text
 
 
-def test_small_scale_is_beside_the_paper_and_loudly_not_compared(make_experiment, tmp_path):
+def test_small_scale_is_shown_beside_the_paper_with_a_warning(make_experiment, tmp_path):
     make_experiment("table6", "small", ablations)
     page = write_report(tmp_path).read_text()
     text = (tmp_path / "report.md").read_text()
@@ -71,7 +71,7 @@ def test_small_scale_is_beside_the_paper_and_loudly_not_compared(make_experiment
     assert "difference" not in text
 
 
-def test_the_papers_scale_is_not_warned_of(make_experiment, tmp_path):
+def test_the_papers_scale_has_no_warning(make_experiment, tmp_path):
     make_experiment("table6", "paper", ablations)
     assert "NOT be compared" not in write_report(tmp_path).read_text()
 
@@ -118,12 +118,12 @@ def test_shared_features_are_red(make_experiment, tmp_path):
     assert red == ["no rotation", "no rotation"]
 
 
-def test_lines_have_pictures_and_a_table_by_series_and_axis(make_experiment, tmp_path):
-    def figures(values, seed):
+def test_lines_have_figures_and_a_table_by_series_and_axis(make_experiment, tmp_path):
+    def results(values, seed):
         linear = {"1e5": 0.5, "0.1": 0.6, "1e-3": 0.7}[values["alpha"]]
         return {"summary": {"linear": linear - 0.1 * (values["method"] != "Orchestra")}}
 
-    make_experiment("figure5", "small", figures, seeds=(0,))
+    make_experiment("figure5", "small", results, seeds=(0,))
     write_report(tmp_path)
     for kind in ("png", "svg"):
         assert (tmp_path / "figures" / f"figure5-small.{kind}").stat().st_size > 5000
@@ -147,17 +147,17 @@ def test_rounds_to_accuracy_by_hand(make_run):
     assert table.rows == (("fast", "2", "2", "3"), ("slow", "1", NOTHING, NOTHING))
 
 
-def test_tuning_chooses_and_tells_its_correlation(make_experiment, tmp_path):
+def test_tuning_selects_and_shows_the_correlation(make_experiment, tmp_path):
     """Score against kNN: one method's rows on a line, another's in no order."""
 
-    def figures(values, seed):
+    def results(values, seed):
         if values["method"] not in ("f-SimCLR", "f-BYOL"):
             return "leave out"
         knn = {"0.1": 0.3, "0.03": 0.5, "0.01": 0.4, "0.003": 0.2}[values["lr"]]
         score = knn if values["method"] == "f-SimCLR" else 1 - knn
         return {"summary": {"knn": knn, "unsupervised": {"score": score}}}
 
-    make_experiment("tuning", "small", figures, seeds=(0,))
+    make_experiment("tuning", "small", results, seeds=(0,))
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "f-SimCLR, 0.03, -: its score, 0.500, is the highest of 4" in text
@@ -175,16 +175,16 @@ def test_embeddings_are_drawn_where_they_can_be(make_experiment, tmp_path):
         "figure12", "small", lambda values, seed: {"summary": {"knn": 0.5}}, seeds=(0,)
     )
     points = np.random.default_rng(0).normal(size=(40, 2)).tolist()
-    kept = {"points": points, "labels": [0, 1] * 20, "classes": ["cat", "dog"]}
-    (tmp_path / plan.rows[0].run / "embedding.json").write_text(json.dumps(kept))
+    embedding = {"points": points, "labels": [0, 1] * 20, "classes": ["cat", "dog"]}
+    (tmp_path / plan.rows[0].run / "embedding.json").write_text(json.dumps(embedding))
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert (tmp_path / "figures" / "figure12-small.png").is_file()
-    assert "- f-SimSiam: encoder.safetensors is not there" in text
+    assert "- f-SimSiam: encoder.safetensors is missing" in text
     assert "- f-SimCLR:" not in text
 
 
-def test_origin_and_commands_are_told(make_experiment, tmp_path):
+def test_provenance_and_commands_are_shown(make_experiment, tmp_path):
     make_experiment("table6", "paper", ablations)
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
@@ -213,7 +213,7 @@ def test_a_plain_folder_of_runs(make_run, tmp_path):
     assert "old is left out" in text
 
 
-def test_no_runs_are_told(tmp_path, capsys):
+def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="holds no runs"):
         write_report(tmp_path)
     assert main([str(tmp_path / "nowhere")]) == 2

@@ -38,12 +38,12 @@ def test_a_saved_encoder_sees_its_test_images_once(run):
     assert embedding.points.shape == (40, 2)
     assert np.bincount(embedding.labels).tolist() == [4] * 10
     assert embedding.classes == tuple("0123456789")
-    kept = json.loads((run().folder / "embedding.json").read_text())
-    kept["points"][0] = [7, 7]
-    (run().folder / "embedding.json").write_text(json.dumps(kept))
+    stored = json.loads((run().folder / "embedding.json").read_text())
+    stored["points"][0] = [7, 7]
+    (run().folder / "embedding.json").write_text(json.dumps(stored))
     assert embed(run()).points[0].tolist() == [7, 7]
 
 
-def test_missing_images_are_told(run, tmp_path):
+def test_missing_images_are_refused(run, tmp_path):
     with pytest.raises(ConfigError, match="nowhere"):
         embed(run("data=image_folder", f"data.root={tmp_path}/nowhere"))

@@ -20,9 +20,9 @@ def test_measures_are_found_where_runs_leave_them(make_run):
 def test_the_kept_backbone(make_run):
     scores = {"online": {"knn": 0.1}, "predictor": {"knn": 0.2}}
     path = make_run("r", {}, metrics=[{"scores": None}, {"scores": scores}])
-    assert read_run(path).kept == "online"
+    assert read_run(path).saved_backbone == "online"
     (path / "encoder.json").write_text('{"about": {"backbone": "predictor"}}')
-    assert read_run(path).kept == "predictor"
+    assert read_run(path).saved_backbone == "predictor"
 
 
 def test_runs_are_found_in_both_layouts(make_run, tmp_path):

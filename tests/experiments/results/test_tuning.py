@@ -4,8 +4,8 @@ from orchestra_flwr.experiments.results.tuning import select
 
 
 def row(lr, score=None, knn=None):
-    told = {"unsupervised": score, "knn": knn}
-    ours = {name: Sample(value, None, 1) for name, value in told.items() if value is not None}
+    measures = {"unsupervised": score, "knn": knn}
+    ours = {name: Sample(value, None, 1) for name, value in measures.items() if value is not None}
     return Result({"lr": lr}, (), ours, {})
 
 
