@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-ABANDONED = 3600  # seconds without a write after which a temporary file is a killed process's
+ABANDONED = 3600  # seconds since the last write: then a temporary file's writer has been killed
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> None:
@@ -42,7 +42,8 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
 
     Args:
         path: the file. Its ending is not that of the temporary one: name the format to a library.
-        mode: permissions from the start, 0o600 for a secret; None: those of any new file.
+        mode: permissions from the start, 0o600 for a secret; None: those of any new file, or those
+            that the library sets.
 
     Yields:
         The path to be written.
@@ -59,6 +60,8 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
         try:
             _remove_abandoned(path, created)
             yield temporary
+            if mode is not None:
+                temporary.chmod(mode)  # a library may have replaced the file, as safetensors does
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)

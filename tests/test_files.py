@@ -107,7 +107,12 @@ def test_permissions_hold_from_the_first_byte(path):
         save_file({"a": torch.zeros(1)}, temporary)
         assert permissions(temporary) == 0o600
     assert permissions(path) == 0o600
-    write_atomically(path, b"key", mode=0o640)
+    with replacing(path, mode=0o640) as temporary:
+        save_file({"a": torch.zeros(1)}, temporary)
+    assert permissions(path) == 0o640
+    write_atomically(path, b"key", mode=0o600)
+    assert permissions(path) == 0o600
+    write_atomically(path, b"text", mode=0o640)
     assert permissions(path) == 0o640
     (path.parent / "usual").touch()
     write_atomically(path, b"public")

@@ -138,15 +138,16 @@ def run_name(config: Config, work: str = "train") -> str:
     difference (`RESUME_MAY_CHANGE`); of `data.root` only the last part of the path does.
     """
     values = config.model_dump()
+    root, alpha = values["data"].get("root"), values["partition"].get("alpha")
     for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
         *path, last = key.split(".")
         section = values
         for part in path:
             section = section[part]
         section.pop(last, None)
-    values["root"] = Path(config.data.root).name if config.data.root else None
+    values["root"] = Path(root).name if root else None
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
-    split = f"-a{config.partition.alpha:g}" if config.partition.name == "dirichlet" else ""
+    split = f"-a{alpha:g}" if config.partition.name == "dirichlet" else ""
     clients = f"k{config.federation.clients}"
     what = config.method.name if work == "train" else work
     return f"{what}-{config.data.name}-{clients}{split}-s{config.seed}-{digest}"

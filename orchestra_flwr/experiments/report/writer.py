@@ -112,7 +112,8 @@ def _experiment(results: Results, folder: Path) -> Iterator[Block]:
 def _images_and_model(run: Run) -> str:
     config = run.config
     limited = f", {config.data.train_limit:,} of its images" if config.data.train_limit else ""
-    source = Path(config.data.root).name if config.data.root else config.data.name
+    root = config.data.model_dump().get("root")
+    source = Path(root).name if root else config.data.name
     if "classes" in run.summary:
         return f"{source}{limited}"
     return (
