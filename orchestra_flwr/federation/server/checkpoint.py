@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from orchestra_flwr.federation.report import FederationError
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.methods import Method, Role
 
 FILE = "state.safetensors"
@@ -53,15 +52,11 @@ def save_checkpoint(folder: Path, method: Method, position: Position) -> None:
         for role in TRAVELLING
         for name, tensor in method.state(role).items()
     }
-    partial = folder / f"{FILE}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, metadata={"position": json.dumps(asdict(position))})
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(folder / FILE)
+        with replacing(folder / FILE) as temporary:
+            save_file(tensors, temporary, metadata={"position": json.dumps(asdict(position))})
     except Exception as error:  # safetensors raises its own type when a disk is full
-        partial.unlink(missing_ok=True)
         raise FederationError(f"cannot write the checkpoint in {folder}: {error}") from error
 
 
@@ -118,14 +113,7 @@ def noise_key(folder: Path) -> bytes:
     try:
         if not path.is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / f"{KEY_FILE}.partial"
-            partial.unlink(missing_ok=True)
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_hex(32))
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+            write_atomically(path, secrets.token_hex(32).encode(), mode=0o600)
         key = bytes.fromhex(path.read_text())
     except (OSError, ValueError) as error:
         raise FederationError(f"cannot use the key of the noise in {path}: {error}") from error
