@@ -1,55 +1,73 @@
-"""Mixed precision: what modules compute is in bfloat16, everything else in float32."""
+"""Mixed precision: networks compute in bfloat16, losses in float32.
+
+With `training.precision=bfloat16` a client's passes run under torch.autocast: convolutions and
+matrix products compute in bfloat16, while weights, their gradients and normalisation statistics
+stay float32. A function decorated with :func:`in_float32` takes no part in that: it gets float32
+tensors and computes in float32, as losses, cosines and normalisations of features must.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import MethodType
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from orchestra_flwr.config import Precision
 
+DEVICE_TYPES = ("cpu", "cuda")  # on which clients train
 
-@contextmanager
-def passes_in(precision: Precision, model: nn.Module, device_type: str) -> Iterator[None]:
-    """Inside the block the passes through a model's parts run in `precision` and return float32.
+P = ParamSpec("P")
+R = TypeVar("R")
 
-    A part is a child with a `forward` of its own that returns one tensor, for example a backbone
-    or a head; containers are looked into. In bfloat16 its convolutions and products are autocast,
-    while its weights, their gradients and normalisation statistics stay float32. What the model
-    itself makes of the parts' outputs, such as a loss, is float32, without knowing of any of this.
+
+def passes_in(precision: Precision, device_type: str) -> AbstractContextManager[object]:
+    """Inside the block networks compute in `precision`.
 
     bfloat16 has float32's range, so no loss needs scaling. A processor without instructions for
     it gives the same kind of result, only slower than in float32.
 
+    Weights are cast for every pass anew. From a cast that several passes share they would get the
+    passes' gradients summed in bfloat16.
+
     Args:
         precision: float32 changes nothing.
-        model: its parts' `forward` is replaced while the block lasts.
-        device_type: of the model's device, such as "cpu" or "cuda".
+        device_type: of the networks' device, such as "cpu" or "cuda".
+    """
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device_type, torch.bfloat16, cache_enabled=False)
+
+
+def in_float32(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, computing in float32 whatever precision surrounds the call.
+
+    Its tensor arguments, also those in lists and tuples, are made float32 where they are of a
+    lower precision; gradients go back through that.
+
+    Example:
+        >>> cross_entropy = in_float32(F.cross_entropy)
+        >>> loss = cross_entropy(head(features), labels)
     """
 
-    def forward(part: nn.Module, *inputs: Any) -> Tensor:
-        with torch.autocast(device_type, torch.bfloat16):
-            output: Tensor = type(part).forward(part, *inputs)
-        return output.float()
+    @wraps(function)
+    def computed(*arguments: P.args, **named: P.kwargs) -> R:
+        with ExitStack() as stack:
+            for device_type in DEVICE_TYPES:
+                if torch.is_autocast_enabled(device_type):
+                    stack.enter_context(torch.autocast(device_type, enabled=False))
+            widened = {name: _widened(value) for name, value in named.items()}
+            return function(*map(_widened, arguments), **widened)  # type: ignore[arg-type]
 
-    parts = set() if precision == "float32" else set(_parts(model))
-    for part in parts:
-        # Bound to the part, so that a deep copy of it passes through its own weights.
-        part.__dict__["forward"] = MethodType(forward, part)
-    try:
-        yield
-    finally:
-        for part in parts:
-            del part.__dict__["forward"]
+    return computed
 
 
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    for child in model.children():
-        if type(child).forward is nn.Module.forward:  # a container: nothing passes through it
-            yield from _parts(child)
-        else:
-            yield child
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    if type(value) in (list, tuple):
+        return type(value)(map(_widened, value))
+    return value
