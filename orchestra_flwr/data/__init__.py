@@ -1,24 +1,39 @@
-"""Images: data sets, their partition over clients, batches and augmentation."""
+"""Images: sources, their partition over clients, shifts, batches and augmentation."""
 
 from orchestra_flwr.data.augment import SIMCLR, Recipe, Views, augment
 from orchestra_flwr.data.batches import epoch_batches
-from orchestra_flwr.data.image_folder import survey
-from orchestra_flwr.data.images import Dataset, ImageSet
-from orchestra_flwr.data.partition import class_counts, partition
-from orchestra_flwr.data.sources import load_dataset
-from orchestra_flwr.data.subset import balanced_subset
+from orchestra_flwr.data.image_files.class_folders import survey
+from orchestra_flwr.data.images import Dataset, ImageSet, resize
+from orchestra_flwr.data.partitions import (
+    Indices,
+    Partition,
+    class_counts,
+    partition,
+    partition_by_name,
+)
+from orchestra_flwr.data.shifts import Shift, shift_images
+from orchestra_flwr.data.sources import Source, load_dataset
+from orchestra_flwr.data.subset import balanced_subset, limited
 
 __all__ = [
     "SIMCLR",
     "Dataset",
     "ImageSet",
+    "Indices",
+    "Partition",
     "Recipe",
+    "Shift",
+    "Source",
     "Views",
     "augment",
     "balanced_subset",
     "class_counts",
     "epoch_batches",
+    "limited",
     "load_dataset",
     "partition",
+    "partition_by_name",
+    "resize",
+    "shift_images",
     "survey",
 ]

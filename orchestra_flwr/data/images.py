@@ -1,4 +1,4 @@
-"""Images in memory: a set of them, and a data set with its train and test images."""
+"""Images in memory: a set of them, a data set with training and test images, resizing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 
 @dataclass(frozen=True)
@@ -76,3 +77,17 @@ class Dataset:
     def image_size(self) -> int:
         """Height and width of an image in pixels."""
         return self.train.images.shape[2]
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Square images in another size, bicubic with antialiasing: uint8, (N, C, size, size)."""
+    if images.shape[-1] == size:
+        return images
+    chunks = [
+        interpolate(chunk.float(), (size, size), mode="bicubic", antialias=True)
+        .round_()
+        .clamp_(0, 255)
+        .byte()
+        for chunk in torch.split(images, 1024)
+    ]
+    return torch.cat(chunks)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from orchestra_flwr.data.images import ImageSet
 
 SUBSET_SEED = 20220717  # any constant; changing it changes every limited data set
 
@@ -36,3 +39,9 @@ def balanced_subset(
         rank[members] = np.arange(len(members))
     tie = generator.permutation(count)
     return np.sort(np.lexsort((tie, rank))[:limit])
+
+
+def limited(images: ImageSet, limit: int | None) -> ImageSet:
+    """A class-balanced choice of at most `limit` images, in their order; None: all of them."""
+    labels = None if images.labels is None else images.labels.numpy()
+    return images.select(torch.from_numpy(balanced_subset(labels, len(images), limit)))

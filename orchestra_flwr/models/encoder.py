@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict
-from safetensors.torch import load_file, save_file
+from pydantic import model_validator
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.config import ConfigError, ModelConfig, Section, parse
+from orchestra_flwr.files import write_atomically
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 
 
@@ -20,14 +21,27 @@ def normalise(images: Tensor) -> Tensor:
     return (images * 2).sub_(1)
 
 
-class EncoderSpec(BaseModel):
-    """What must be known to build an encoder again; stored as `encoder.json` beside the weights."""
+class EncoderSpec(Section):
+    """What must be known to build an encoder again; stored as `encoder.json` beside the weights.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Attributes:
+        model: the backbone and its options.
+        channels: colour channels of the images.
+        image_size: height and width of the images in pixels.
+        plugins: users' packages in which the backbone is looked for; without them, those in which
+            `model` looks already.
+    """
 
     model: ModelConfig
     channels: int
     image_size: int
+    plugins: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _model_knows_the_packages(self) -> Self:
+        if self.plugins:
+            self.model.look_in(self.plugins)
+        return self
 
 
 class Encoder(nn.Module):
@@ -71,19 +85,18 @@ class Encoder(nn.Module):
 def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     """Writes `path` (safetensors) and, beside it with `.json`, the spec and `about`.
 
-    Each file is replaced as a whole: after an error the old one is still there.
+    Of the users' packages, the spec names the one that the backbone is from, and no other: who
+    loads the encoder needs no more.
+
+    Raises:
+        OSError: a file cannot be written; the old one is still there.
     """
     path = Path(path)
     weights = {k: v.detach().cpu().contiguous() for k, v in encoder.backbone.state_dict().items()}
-    description = json.dumps({"spec": encoder.spec.model_dump(), "about": about}, indent=2)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        save_file(weights, partial)
-        partial.replace(path)
-        partial.write_text(description + "\n")
-        partial.replace(path.with_suffix(".json"))
-    finally:
-        partial.unlink(missing_ok=True)
+    spec = encoder.spec.model_copy(update={"plugins": _users_package(encoder.spec.model)})
+    description = json.dumps({"spec": spec.model_dump(), "about": about}, indent=2) + "\n"
+    write_atomically(path, save(weights))
+    write_atomically(path.with_suffix(".json"), description.encode())
 
 
 def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
@@ -98,20 +111,30 @@ def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encode
 
     Raises:
         FileNotFoundError: one of the two files is missing.
-        ValueError: weights and description do not fit each other.
+        ValueError: the description is wrong, its backbone cannot be found (it is from a user's
+            package that is not installed), or the weights do not fit it.
     """
     path = Path(path)
     if path.is_dir():
         path = path / "encoder.safetensors"
-    for file in (path, path.with_suffix(".json")):
+    description = path.with_suffix(".json")
+    for file in (path, description):
         if not file.is_file():
             raise FileNotFoundError(
                 f"{file}: no such file (a finished run leaves it in its run folder)"
             )
-    spec = EncoderSpec.model_validate(json.loads(path.with_suffix(".json").read_text())["spec"])
-    encoder = Encoder(spec)
+    try:
+        encoder = Encoder(parse(EncoderSpec, json.loads(description.read_text())["spec"]))
+    except ConfigError as error:
+        raise ConfigError(f"{description}: {error}") from None
     try:
         encoder.backbone.load_state_dict(load_file(path))
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit its description: {error}") from None
     return encoder.to(device)
+
+
+def _users_package(model: ModelConfig) -> tuple[str, ...]:
+    """The user's package that the backbone is from; none for this package's own."""
+    package = model.plugin.__module__.removesuffix(f".{model.room.name}.{model.name}")
+    return () if f"{package}.{model.room.name}" == model.room.package else (package,)

@@ -33,8 +33,12 @@ def cache_dir(configured: str | None) -> Path:
     return Path(base) / "orchestra_flwr"
 
 
-def fingerprint(*facts: Any) -> str:
-    """A key for everything that decides what the decoded images are; `facts` are plain values."""
+def cache_key(*facts: Any) -> str:
+    """The name of one result: 32 hexadecimal digits that differ when a fact does.
+
+    Args:
+        facts: all that decides what the decoded images are; values that JSON can hold.
+    """
     text = json.dumps([FORMAT, *facts])
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
@@ -42,13 +46,14 @@ def fingerprint(*facts: Any) -> str:
 def cached(folder: Path, name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
     """The data set from the cache, else made and stored there.
 
-    A damaged file is made anew. A folder that cannot be written costs a warning and the speed, no
-    more. Files come into being whole: several processes may store the same data set at once.
+    A damaged file is replaced. A folder that cannot be written costs a warning and the time of
+    decoding, no more. Files are replaced as a whole: several processes may store the same data set
+    at once.
 
     Args:
         folder: the cache's folder, made if needed.
         name: the data set's name, for people who look into the folder.
-        key: its fingerprint.
+        key: from :func:`cache_key`.
         make: decodes the images.
     """
     file = folder / f"{name}-{key}.safetensors"

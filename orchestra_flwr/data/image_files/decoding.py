@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 logger = logging.getLogger("orchestra_flwr.data")
 
@@ -109,20 +108,6 @@ def check_size(count: int) -> None:
         raise ValueError("empty file")
     if count > MAX_BYTES:
         raise ValueError(f"too large for an image ({count:,} bytes)")
-
-
-def resize(images: Tensor, size: int) -> Tensor:
-    """Square images in another size, bicubic with antialiasing: uint8, (N, C, size, size)."""
-    if images.shape[-1] == size:
-        return images
-    chunks = [
-        interpolate(chunk.float(), (size, size), mode="bicubic", antialias=True)
-        .round_()
-        .clamp_(0, 255)
-        .byte()
-        for chunk in torch.split(images, 1024)
-    ]
-    return torch.cat(chunks)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -1,19 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from orchestra_flwr.config import ConfigError, PartitionConfig
+from orchestra_flwr.config.sections import PartitionConfig
 from orchestra_flwr.data import class_counts, partition
-from orchestra_flwr.data.partition import _balanced_shares, _rounded_down
+from orchestra_flwr.data.partitions.dirichlet import _balanced_shares, _rounded_down
 
 
 def _dirichlet(alpha: float) -> PartitionConfig:
     return PartitionConfig(name="dirichlet", alpha=alpha)
-
-
-IID = PartitionConfig(name="iid")
 
 
 def _balanced_labels(classes: int, count: int = 50_000) -> torch.Tensor:
@@ -77,15 +72,6 @@ def test_a_client_gets_a_run_of_each_class_in_file_order():
     assert all(values == sorted(values) for values in starts.values())
 
 
-@pytest.mark.parametrize("config", [IID, _dirichlet(0.1)], ids=["iid", "dirichlet"])
-def test_the_seed_decides_the_split(config: PartitionConfig):
-    labels = _balanced_labels(10, 2000)
-    first, again, other = (partition(config, labels, 2000, 20, seed) for seed in (4, 4, 5))
-
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
-
-
 def test_a_smaller_alpha_is_more_skewed():
     labels = _balanced_labels(10, 5000)
     held = [
@@ -96,52 +82,3 @@ def test_a_smaller_alpha_is_more_skewed():
     assert held == sorted(held)
     assert held[0] < 2
     assert held[-1] == 10
-
-
-def test_iid_deals_evenly_and_at_random():
-    labels = _balanced_labels(10, 5003)
-    parts = partition(IID, labels, 5003, 10, 0)
-
-    assert {len(part) for part in parts} == {500, 501}
-    assert class_counts(parts, labels, 10).min() > 20  # 50 expected, sd 6.4
-    assert not np.array_equal(parts[0], np.arange(501))
-
-
-def test_iid_needs_no_labels():
-    assert sum(len(part) for part in partition(IID, None, 30, 7, 0)) == 30
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    labels=st.lists(st.integers(0, 6), min_size=1, max_size=120),
-    share=st.floats(0, 1),
-    alpha=st.one_of(st.sampled_from([1e-300, 1e-6, 1e6, 1e300]), st.floats(1e-4, 100)),
-    seed=st.integers(0, 2**40),
-    name=st.sampled_from(["iid", "dirichlet"]),
-)
-def test_every_image_has_one_client_and_every_client_an_image(labels, share, alpha, seed, name):
-    clients = 1 + int(share * (len(labels) - 1))
-    config = PartitionConfig(name=name, alpha=alpha)
-    parts = partition(config, torch.tensor(labels), len(labels), clients, seed)
-
-    assert len(parts) == clients
-    assert all(len(part) > 0 and np.all(np.diff(part) > 0) for part in parts)
-    assert all(part.dtype == np.int64 for part in parts)
-    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
-
-
-def test_class_counts_by_hand():
-    parts = [np.array([0, 3]), np.array([1, 2, 4])]
-
-    counts = class_counts(parts, torch.tensor([2, 0, 0, 2, 1]), 4)
-    assert counts.tolist() == [[0, 0, 2, 0], [2, 1, 0, 0]]
-
-
-def test_more_clients_than_images_is_refused():
-    with pytest.raises(ConfigError, match=r"^federation\.clients=5: .*3 images$"):
-        partition(IID, None, 3, 5, 0)
-
-
-def test_dirichlet_without_labels_is_refused():
-    with pytest.raises(ConfigError, match=r"^partition=dirichlet: needs labels.*partition=iid$"):
-        partition(_dirichlet(0.1), None, 30, 5, 0)

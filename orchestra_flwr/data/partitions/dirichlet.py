@@ -1,17 +1,15 @@
-"""How the images are spread over the clients."""
+"""Classes spread unevenly: the balanced Dirichlet split of the Orchestra paper."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
-from orchestra_flwr.config import ConfigError, PartitionConfig
-from orchestra_flwr.seeding import numpy_generator
+from orchestra_flwr.config import Section
+from orchestra_flwr.data.partitions import Indices, Partition
 
-Indices = NDArray[np.int64]
 Shares = NDArray[np.float64]
 
 BALANCING_STEPS = 100  # even: the balancing's scale alternates and is right after even steps
@@ -19,72 +17,33 @@ EVEN_ALPHA = 1e9  # a draw is even to the last image from here on; larger ones o
 HELD_SHARE = 0.01  # of a client's images: what the paper's Table 4 counts as holding a class
 
 
-def partition(
-    config: PartitionConfig, labels: Tensor | None, count: int, clients: int, seed: int
-) -> list[Indices]:
-    """Deals every image to exactly one client; every client gets at least one.
+class _Settings(Section):
+    alpha: float = Field(0.1, gt=0)  # the smaller, the fewer classes a client holds
 
-    Args:
-        config: which partition, and its concentration `alpha`.
-        labels: int64, (count,), or None.
-        count: number of images.
-        clients: number of clients.
-        seed: the run's seed; 0 gives the published split of the Dirichlet partition.
 
-    Returns:
-        For each client its images' indices, int64, sorted.
+class Dirichlet(Partition):
+    """Clients of nearly equal size, each class spread by a Dirichlet draw over the clients.
 
-    Raises:
-        ConfigError: more clients than images, images without labels for a partition by labels, or
-            another number of clients than of classes for `by_class`.
+    Section 6 and Table 4 of the Orchestra paper (https://arxiv.org/abs/2205.11506).
     """
-    if clients > count:
-        raise ConfigError(
-            f"federation.clients={clients}: at most one client for each of the {count} images"
+
+    Settings = _Settings
+
+    def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
+        """Cuts every class into runs in the order of its images; seed 0 is the published split."""
+        assert labels is not None  # needs_labels
+        of_images = labels.cpu().numpy()
+        classes, sizes = np.unique(of_images, return_counts=True)
+        shares = _balanced_shares(
+            len(classes), clients, self.settings.alpha, seed, sizes / sizes.sum()
         )
-    if config.name == "iid":
-        return _iid(count, clients, seed)
-    if labels is None:
-        raise ConfigError(
-            f"partition={config.name}: needs labels, and these images have none; use partition=iid"
-        )
-    if config.name == "by_class":
-        return _by_class(labels.cpu().numpy(), clients)
-    return _dirichlet(labels.cpu().numpy(), clients, config.alpha, seed)
-
-
-def class_counts(parts: Sequence[Indices], labels: Tensor, classes: int) -> Indices:
-    """How many images of each class each client holds: int64, (clients, classes)."""
-    names = labels.cpu().numpy()
-    return np.stack([np.bincount(names[part], minlength=classes) for part in parts])
-
-
-def _iid(count: int, clients: int, seed: int) -> list[Indices]:
-    order = numpy_generator(seed, "partition").permutation(count)
-    return [np.sort(part) for part in np.array_split(order, clients)]
-
-
-def _by_class(labels: Indices, clients: int) -> list[Indices]:
-    names = np.unique(labels)
-    if len(names) != clients:
-        raise ConfigError(
-            f"federation.clients={clients}: partition=by_class has one client for each of the "
-            f"{len(names)} classes"
-        )
-    return [np.flatnonzero(labels == name) for name in names]
-
-
-def _dirichlet(labels: Indices, clients: int, alpha: float, seed: int) -> list[Indices]:
-    """The balanced Dirichlet split of the Orchestra paper (section 6; its Table 4)."""
-    names, sizes = np.unique(labels, return_counts=True)
-    shares = _balanced_shares(len(names), clients, alpha, seed, sizes / sizes.sum())
-    quotas = _whole_quotas(shares, sizes)
-    pieces: list[list[Indices]] = [[] for _ in range(clients)]
-    for name, row in zip(names, quotas, strict=True):
-        images = np.flatnonzero(labels == name)
-        for client, piece in enumerate(np.split(images, np.cumsum(row)[:-1])):
-            pieces[client].append(piece)
-    return _fill_empty([np.sort(np.concatenate(own)) for own in pieces])
+        quotas = _whole_quotas(shares, sizes)
+        pieces: list[list[Indices]] = [[] for _ in range(clients)]
+        for label, row in zip(classes, quotas, strict=True):
+            images = np.flatnonzero(of_images == label)
+            for client, piece in enumerate(np.split(images, np.cumsum(row)[:-1])):
+                pieces[client].append(piece)
+        return _fill_empty([np.sort(np.concatenate(client)) for client in pieces])
 
 
 def _balanced_shares(

@@ -1,0 +1,12 @@
+"""Image files on disk: archives, class folders, decoding, and the cache of decoded images."""
+
+from __future__ import annotations
+
+from orchestra_flwr.config import Section
+
+
+class FileOptions(Section):
+    """Options of the sources that read files."""
+
+    root: str | None = None  # where the images are; CIFAR's default is a folder in the cache
+    cache: str | None = None  # folder for decoded images; None: in the user's cache folder

@@ -1,0 +1,127 @@
+"""Training and test images, and their classes, from the names of the folders they lie in."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
+from orchestra_flwr.data.subset import balanced_subset
+
+logger = logging.getLogger("orchestra_flwr.data")
+
+LAYOUT = "train/<class>/* and maybe test/<class>/*, <class>/*, or images without folders"
+
+
+@dataclass(frozen=True)
+class FileList:
+    """Image files and their classes.
+
+    Attributes:
+        files: n files.
+        labels: int64, (n,), indices into the sorted names of the classes; None without classes.
+    """
+
+    files: list[ImageFile]
+    labels: Tensor | None
+
+    def limited(self, limit: int | None) -> FileList:
+        """A class-balanced choice of at most `limit` files."""
+        labels = None if self.labels is None else self.labels.numpy()
+        chosen = balanced_subset(labels, len(self.files), limit)
+        chosen_labels = None if self.labels is None else self.labels[torch.from_numpy(chosen)]
+        return FileList([self.files[index] for index in chosen], chosen_labels)
+
+
+def survey(root: str) -> tuple[int, bool]:
+    """How many training images there are below `root`, and whether they lie in class folders.
+
+    Raises:
+        ConfigError: the root is missing, empty or laid out otherwise.
+    """
+    path = Path(root).expanduser()
+    with Archive(path) as archive:
+        train, _, _ = arrange(path, archive.files())
+    return len(train.files), train.labels is not None
+
+
+def arrange(root: Path, files: list[ImageFile]) -> tuple[FileList, FileList, tuple[str, ...]]:
+    """Tells training from test images, and the classes of both.
+
+    Args:
+        root: for messages.
+        files: all image files below it.
+
+    Returns:
+        Training files, test files (none where there are none) and the sorted names of the classes
+        (none without labels).
+
+    Raises:
+        ConfigError: there are no images, or they are laid out in another way than `LAYOUT`.
+    """
+    if not files:
+        raise wrong_root(root, f"holds no images; expected {LAYOUT}")
+    train, test = _splits(root, _without_outer_folders([(file.parts, file) for file in files]))
+    names, test_names = _class_names(root, train), _class_names(root, test)
+    if test and test_names is None:
+        logger.warning("data.root=%s: test/ has no class folders and is left out", root)
+        test = []
+    classes = tuple(sorted(set(names or ())))
+    unknown = sorted(set(test_names or ()) - set(classes))
+    if unknown:
+        raise wrong_root(root, f"test/{unknown[0]} is no class of the training images")
+    return _file_list(train, names, classes), _file_list(test, test_names, classes), classes
+
+
+# Files with their paths, in parts, below the folder that is looked at.
+Placed = list[tuple[tuple[str, ...], ImageFile]]
+
+
+def _without_outer_folders(placed: Placed) -> Placed:
+    """Looks inside a folder that holds everything, as zips have them; one class is no class."""
+    while True:
+        tops = {parts[0] for parts, _ in placed}
+        if len(tops) > 1 or tops & {"train", "test"} or len(placed[0][0]) == 1:
+            return placed
+        placed = [(parts[1:], file) for parts, file in placed]
+
+
+def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
+    """Training and test files; without a folder train/ or test/ all files are for training."""
+    tops = {parts[0] for parts, _ in placed if len(parts) > 1}
+    if not tops & {"train", "test"}:
+        return placed, []
+    below = {
+        split: [(parts[1:], file) for parts, file in placed if parts[0] == split and parts[1:]]
+        for split in ("train", "test")
+    }
+    if not below["train"]:
+        raise wrong_root(root, "holds test/ but no images in train/")
+    others = len(placed) - len(below["train"]) - len(below["test"])
+    if others:
+        logger.warning("data.root=%s: %d images outside train/ and test/ left out", root, others)
+    return below["train"], below["test"]
+
+
+def _class_names(root: Path, placed: Placed) -> list[str] | None:
+    """The class folder of each file; None where all files lie loose."""
+    loose = [file.name for parts, file in placed if len(parts) == 1]
+    if len(loose) == len(placed):
+        return None
+    if loose:
+        raise wrong_root(
+            root, f"mixes class folders and loose images ({loose[0]}); expected {LAYOUT}"
+        )
+    return [parts[0] for parts, _ in placed]
+
+
+def _file_list(placed: Placed, names: list[str] | None, classes: tuple[str, ...]) -> FileList:
+    files = [file for _, file in placed]
+    if names is None:
+        return FileList(files, None)
+    index = {name: position for position, name in enumerate(classes)}
+    return FileList(files, torch.tensor([index[name] for name in names]))

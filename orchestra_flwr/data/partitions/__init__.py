@@ -1,0 +1,134 @@
+"""The ways to spread images over clients that `partition.name` can choose: one file each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from orchestra_flwr.config import ConfigError, Plugin
+from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.data.images import ImageSet
+
+Indices = NDArray[np.int64]
+
+
+class Partition(Plugin, ABC):
+    """Which client holds which training images.
+
+    Class attributes:
+        needs_labels: whether images without labels are refused before `split` is called.
+
+    Args:
+        settings: the partition's own options, an object of its `Settings`.
+    """
+
+    needs_labels: ClassVar[bool] = True
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
+        """Gives every client at least one image and no image to two clients.
+
+        Args:
+            labels: int64, (count,); None where the images have none.
+            count: number of images, at least as many as clients.
+            clients: number of clients.
+            seed: the run's seed, the only source of randomness (:mod:`orchestra_flwr.seeding`).
+
+        Returns:
+            For each client its images' indices, int64, ascending.
+
+        Raises:
+            ConfigError: the images or the number of clients do not allow it.
+        """
+
+    def names(self, classes: tuple[str, ...], labels: Tensor | None, clients: int) -> list[str]:
+        """The clients' names, in the order of `split`; without need of them "0" to "n - 1".
+
+        Args:
+            classes: the names of the images' classes; empty without labels.
+            labels: int64, (count,), indices into `classes`, or None.
+            clients: number of clients.
+        """
+        return [str(client) for client in range(clients)]
+
+
+def partition(
+    config: PartitionConfig, labels: Tensor | None, count: int, clients: int, seed: int
+) -> list[Indices]:
+    """Spreads images over clients in the way that the configuration names.
+
+    Args:
+        config: which partition, and its options.
+        labels: int64, (count,), or None.
+        count: number of images.
+        clients: number of clients.
+        seed: the run's seed; 0 gives the published split of the Dirichlet partition.
+
+    Returns:
+        For each client its images' indices, int64, ascending.
+
+    Raises:
+        ConfigError: more clients than images, images without labels for a partition by labels,
+            what the partition itself refuses, or a partition that breaks its contract.
+    """
+    if clients > count:
+        raise ConfigError(
+            f"federation.clients={clients}: at most one client for each of the {count} images"
+        )
+    chosen: Partition = config.build()
+    if chosen.needs_labels and labels is None:
+        raise ConfigError(
+            f"partition={config.name}: needs labels, and these images have none; use partition=iid"
+        )
+    parts = chosen.split(labels, count, clients, seed)
+    problem = _broken_contract(parts, count, clients)
+    if problem:
+        raise ConfigError(f"partition={config.name}: {type(chosen).__name__}.split {problem}")
+    return parts
+
+
+def partition_by_name(
+    config: PartitionConfig, images: ImageSet, clients: int, seed: int
+) -> dict[str, Indices]:
+    """:func:`partition` of a set of images, by the clients' names.
+
+    Raises:
+        ConfigError: as there, or two clients have one name.
+    """
+    parts = partition(config, images.labels, len(images), clients, seed)
+    chosen: Partition = config.build()
+    names = chosen.names(images.classes, images.labels, clients)
+    if len(set(names)) != clients:
+        raise ConfigError(
+            f"partition={config.name}: {type(chosen).__name__}.names must give {clients} "
+            "different names"
+        )
+    return dict(zip(names, parts, strict=True))
+
+
+def class_counts(parts: Sequence[Indices], labels: Tensor, classes: int) -> Indices:
+    """How many images of each class each client holds: int64, (clients, classes)."""
+    all_labels = labels.cpu().numpy()
+    return np.stack([np.bincount(all_labels[part], minlength=classes) for part in parts])
+
+
+def _broken_contract(parts: Sequence[Indices], count: int, clients: int) -> str:
+    """What is wrong with a split, or ""."""
+    if len(parts) != clients:
+        return f"must give the images of {clients} clients, not of {len(parts)}"
+    if any(len(part) == 0 for part in parts):
+        return "must give every client an image"
+    indices = np.concatenate(parts)
+    if indices.dtype != np.int64 or indices.min() < 0 or indices.max() >= count:
+        return f"must give indices from 0 to {count - 1}, int64"
+    if len(np.unique(indices)) != len(indices):
+        return "must not give an image twice"
+    return ""

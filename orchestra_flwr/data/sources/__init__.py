@@ -1,0 +1,64 @@
+"""The data sets that `data.name` can choose: one file each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from orchestra_flwr.config import ConfigError, DataConfig, Plugin
+from orchestra_flwr.data.images import Dataset
+
+
+class Source(Plugin, ABC):
+    """Where the images come from.
+
+    `load` gives the same images for every seed, of `data.image_size` pixels, and at most
+    `data.train_limit` and `data.test_limit` of them. Large libraries are imported in `load`: the
+    class alone is asked for its attributes in every process.
+
+    Class attributes:
+        channels: colour channels of an image, 1 or 3.
+        classes: number of classes; None where it depends on the images.
+
+    Args:
+        settings: the source's own options, an object of its `Settings`.
+        data: what all sources have in common.
+    """
+
+    channels: ClassVar[int] = 3
+    classes: ClassVar[int | None] = None
+
+    def __init__(self, settings: Any, data: DataConfig) -> None:
+        self.settings = settings
+        self.data = data
+
+    @abstractmethod
+    def load(self) -> Dataset:
+        """Reads the images.
+
+        Raises:
+            ConfigError: the images are missing or cannot be used; one line says what to do.
+        """
+
+    @classmethod
+    def label(cls, settings: Any) -> str:
+        """What to call these images, in names of files as well; "": the source's name."""
+        return ""
+
+
+def load_dataset(config: DataConfig) -> Dataset:
+    """Loads the images that the configuration names, the same ones for every run seed.
+
+    Raises:
+        ConfigError: the images are missing or cannot be used, or are not what their source
+            declares; one line says what to do.
+    """
+    source: Source = config.build(config)
+    dataset = source.load()
+    actual = (dataset.channels, dataset.image_size)
+    if actual != (source.channels, config.image_size):
+        raise ConfigError(
+            f"data={config.name}: {type(source).__name__} must give images of {source.channels} "
+            f"channels and {config.image_size} pixels, not of {actual[0]} and {actual[1]}"
+        )
+    return dataset

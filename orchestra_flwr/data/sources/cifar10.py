@@ -1,0 +1,21 @@
+"""CIFAR-10, downloaded on first use."""
+
+from __future__ import annotations
+
+from orchestra_flwr.data.image_files import FileOptions
+from orchestra_flwr.data.image_files.cifar_archives import load_cifar
+from orchestra_flwr.data.images import Dataset
+from orchestra_flwr.data.sources import Source
+
+
+class Cifar10(Source):
+    """50,000 training and 10,000 test images of 32 x 32 pixels, 10 classes (Krizhevsky, 2009)."""
+
+    classes = 10
+    Settings = FileOptions
+
+    def load(self) -> Dataset:
+        """Reads them from `data.root` or, without it, from the cache folder."""
+        from torchvision.datasets import CIFAR10  # takes seconds, only here
+
+        return load_cifar(CIFAR10, self.data, self.settings)

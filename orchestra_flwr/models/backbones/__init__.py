@@ -1,0 +1,38 @@
+"""The networks that `model.name` can choose: one file each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from orchestra_flwr.config import ModelConfig, Plugin
+
+
+class Backbone(Plugin, nn.Module):
+    """Images (B, channels, H, W), normalised, to features (B, dim).
+
+    Attributes:
+        dim: width of the features; set in `__init__`.
+
+    Args:
+        settings: the backbone's own options, an object of its `Settings`.
+        model: what all backbones have in common.
+        channels: colour channels of the images.
+    """
+
+    dim: int
+
+    def __init__(self, settings: Any, model: ModelConfig, channels: int) -> None:
+        super().__init__()
+
+
+def build_backbone(model: ModelConfig, channels: int) -> Backbone:
+    """The backbone named by the configuration, freshly initialised, for images of `channels`.
+
+    Its weights lie channels-last, and so does all that it computes: convolutions then need not
+    reorder what they read and write.
+    """
+    backbone: Backbone = model.build(model, channels)
+    return backbone.to(memory_format=torch.channels_last)
