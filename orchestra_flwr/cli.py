@@ -82,7 +82,7 @@ usage: run_experiment.py experiment=NAME [key=value ...]      reproduce a table 
 Every other key=value is given to every run, see run_sim.py --help. Runs that are complete in the
 folder are not run again, whichever experiment they were made for, and those begun are resumed;
 a failed one does not hold up the others. Stop it with Ctrl-C and start it again to go on.
-The report, also of what there is so far: python -m orchestra_flwr.reporting FOLDER
+The report, also of what there is so far: python -m orchestra_flwr.experiments FOLDER
 
 Exit code 0: done, 1: runs failed, 2: the command is wrong and nothing was run, 130: stopped.
 """
@@ -154,8 +154,8 @@ def _experiment(arguments: Sequence[str]) -> int:
     folder = Path(given.get("folder", "outputs/experiments")).expanduser()
     jobs = _whole("jobs", given["jobs"], 1) if "jobs" in given else plan.settings.jobs
 
-    from orchestra_flwr.reporting.report import write_report
-    from orchestra_flwr.sweep import jobs_of, run_plan
+    from orchestra_flwr.experiments.report.writer import write_report
+    from orchestra_flwr.experiments.sweep import jobs_of, run_plan
 
     if "--list" in arguments:
         missing = {job.name: job for job in jobs_of(plan, folder)}

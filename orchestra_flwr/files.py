@@ -2,30 +2,74 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+ABANDONED = 3600  # seconds since the last write: then a temporary file's writer has been killed
 
-def write_atomically(path: Path, data: bytes) -> None:
+
+def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> None:
     """Replaces `path` in one step: it holds the old bytes or the new ones, never a part.
+
+    Args:
+        path: the file.
+        data: its new bytes.
+        mode: its permissions, 0o600 for a secret; None: those of any new file.
 
     Raises:
         OSError: names `path`; what was there before is still there.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with replacing(path, mode=mode) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
+    """Replaces `path` in one step by what the block writes, for libraries that write to a path.
+
+    Example:
+        with replacing(file) as temporary:
+            save_file(tensors, temporary)
+
+    The block gets an empty file in the same folder. After the block the bytes are brought to the
+    disk and the file is renamed to `path`; of several writers the last one wins. After an error in
+    the block the temporary file is removed. Only a process that is killed leaves one, which the
+    first write to the same `path` an hour later removes.
+
+    Args:
+        path: the file. Its ending is not that of the temporary one: name the format to a library.
+        mode: permissions from the start, 0o600 for a secret; None: those of any new file, or those
+            that the library sets.
+
+    Yields:
+        The path to be written.
+
+    Raises:
+        OSError: names `path`; what was there before is still there.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with _naming(path):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
+        created = os.fstat(descriptor).st_mtime
+        os.close(descriptor)
         try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
+            _remove_abandoned(path, created)
+            yield temporary
+            if mode is not None:
+                temporary.chmod(mode)  # a library may have replaced the file, as safetensors does
+            with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # must not hide the reason
+                temporary.unlink()
             raise
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def append_durably(path: Path, data: bytes) -> None:
@@ -37,7 +81,7 @@ def append_durably(path: Path, data: bytes) -> None:
     with _naming(path), path.open("ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size == 0:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         try:
             written = 0
             while written < len(data):
@@ -65,25 +109,32 @@ def read_whole_lines(path: Path) -> list[str]:
     return whole.decode().splitlines()
 
 
+def sync_folder(folder: Path) -> None:
+    """Brings the names in a folder to the disk: only then does a rename survive a power cut.
+
+    Not every file system can do it: then nothing happens.
+    """
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_abandoned(path: Path, now: float) -> None:
+    # The times come from the file system alone: the clocks of machines that share it may differ.
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError):  # somebody else may have removed it
+            if left.stat().st_mtime < now - ABANDONED:
+                left.unlink()
+
+
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    # Errors of write and fsync (a full disk) do not say which file they struck.
+    # Errors of write and fsync (a full disk) do not name the file, others name the temporary one.
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(error.errno, f"cannot be written ({reason})", str(path)) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    # Only then does a rename survive a power cut. Not every file system can do it.
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)

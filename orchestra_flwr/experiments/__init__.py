@@ -1,27 +1,38 @@
-"""The paper's experiments as data: what they vary, at which scale, and the runs that follow."""
+"""The paper's experiments as data, the sweep that runs them, and the report of many runs.
 
-from orchestra_flwr.experiments.description import (
+- `planning`: what is run.
+- `sweep`: runs what is missing.
+- `results`: what the runs gave, beside the paper.
+- `report`: HTML and Markdown of it.
+"""
+
+from orchestra_flwr.experiments.planning import (
     SCALES,
     Experiment,
     Measure,
+    Plan,
+    Presentation,
+    Row,
     Scale,
-    View,
+    classes_held_by_clients,
     experiment_names,
     load_experiment,
     load_scale,
+    make_plan,
+    read_plans,
+    run_name,
+    scaled_local_epochs,
+    scaled_lr,
 )
-from orchestra_flwr.experiments.plan import Plan, Row, make_plan, read_plans, run_name
-from orchestra_flwr.experiments.scaling import scaled_local_epochs, scaled_lr
-from orchestra_flwr.experiments.split import classes_held_by_clients
 
 __all__ = [
     "SCALES",
     "Experiment",
     "Measure",
     "Plan",
+    "Presentation",
     "Row",
     "Scale",
-    "View",
     "classes_held_by_clients",
     "experiment_names",
     "load_experiment",

@@ -8,11 +8,11 @@ from typing import Any, Self
 
 import torch
 from pydantic import model_validator
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from orchestra_flwr.config import ConfigError, ModelConfig, Section, parse
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 
 
@@ -95,7 +95,8 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     weights = {k: v.detach().cpu().contiguous() for k, v in encoder.backbone.state_dict().items()}
     spec = encoder.spec.model_copy(update={"plugins": _users_package(encoder.spec.model)})
     description = json.dumps({"spec": spec.model_dump(), "about": about}, indent=2) + "\n"
-    write_atomically(path, save(weights))
+    with replacing(path) as temporary:
+        save_file(weights, temporary)
     write_atomically(path.with_suffix(".json"), description.encode())
 
 

@@ -1,43 +1,8 @@
-"""`python -m orchestra_flwr.reporting FOLDER`: a report of the runs in a folder."""
-
-from __future__ import annotations
+"""`python -m orchestra_flwr.reporting FOLDER`: the former name of `orchestra_flwr.experiments`."""
 
 import sys
-from collections.abc import Sequence
 
-USAGE = """\
-usage: python -m orchestra_flwr.reporting FOLDER
-
-Writes report.html (one page that needs nothing else), report.md and figures/ into FOLDER, from the
-run folders in it: those of run_experiment.py, or any others.
-
-Exit code 0: done, 1: a file cannot be read or written, 2: no folder of runs.
-"""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    # Heavy imports wait for help and for wrong arguments.
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0
-    if len(arguments) != 1:
-        print(USAGE, file=sys.stderr)
-        return 2
-    from orchestra_flwr.config import ConfigError
-    from orchestra_flwr.reporting.report import write_report
-
-    try:
-        print(f"report: {write_report(arguments[0])}")
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
+from orchestra_flwr.experiments.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What a run ran on: versions and commit, for its summary."""
+"""The software and hardware of a run, for its summary."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import orchestra_flwr
 
 
 def environment() -> dict[str, str | int | None]:
-    """Versions of this package, of what it stands on and of the machine; never raises.
+    """Versions of this package and its dependencies, and facts about the machine; never raises.
 
     Returns:
         `orchestra_flwr`, `python`, `torch`, `flwr`, `numpy`, `platform`, `cpu`, `cores` and
-        `commit`, each None where it is not known. `commit` ends in "-dirty" when tracked files
+        `commit`; None where unknown. `commit` ends in "-dirty" when tracked files
         were changed, and is None when the package is not part of a git checkout.
     """
     return {

@@ -1,4 +1,4 @@
-"""Pictures of a run: curves over the rounds, and the split of the data over the clients."""
+"""Figures of one run: curves over the rounds, and the split of the data over the clients."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from orchestra_flwr.files import replacing
 from orchestra_flwr.reporting.text import lookup
 
 Metrics = Sequence[dict[str, Any]]
@@ -43,21 +44,22 @@ def plot_curves(metrics: Metrics, path: str | Path) -> None:
     _draw_seconds(axes[1, 1], metrics)
     for panel in axes.flat:
         _tidy(panel, metrics, from_zero=panel in axes[1])
-    figure.savefig(path, format="png")
+    with replacing(Path(path)) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def plot_partition(
     counts: NDArray[np.integer[Any]], class_names: Sequence[str], path: str | Path
 ) -> None:
-    """Draws how many images of each class each client holds as a PNG.
+    """Draws the number of images by client and class as a PNG.
 
     Args:
         counts: (clients, classes) numbers of images.
-        class_names: a name for each class.
+        class_names: the names of the classes.
         path: the file to write.
 
     Raises:
-        ValueError: counts and names do not fit.
+        ValueError: counts and names do not fit each other.
     """
     if counts.ndim != 2 or counts.shape[1] != len(class_names):
         raise ValueError(f"counts {counts.shape} do not fit {len(class_names)} class names")
@@ -87,11 +89,12 @@ def plot_partition(
         _write_counts(heat, counts)
     else:
         figure.colorbar(picture, ax=[sizes, heat], label="images of the class", pad=0.01)
-    figure.savefig(path, format="png")
+    with replacing(Path(path)) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+    """An empty figure; width and height in inches."""
     # Not pyplot: no global state, no display, nothing to close.
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -111,12 +114,12 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
     panel.set_title("accuracy on the test images, %")
     untrained = [record for record in metrics if record["round"] == 0]
     trained = _trained(metrics)
-    kept, *others = dict.fromkeys(b for r in metrics for b in r.get("scores") or {}) or ["target"]
+    saved, *others = dict.fromkeys(b for r in metrics for b in r.get("scores") or {}) or ["target"]
     for key, name, colour in (("knn", "kNN", KNN), ("linear", "linear probe", LINEAR)):
-        for backbone, alpha in ((kept, 1.0), *((other, 0.4) for other in others)):
+        for backbone, alpha in ((saved, 1.0), *((other, 0.4) for other in others)):
             points = _points(trained, "scores", backbone, key, factor=100)
             _line(panel, points, f"{name}, {backbone}", colour, alpha=alpha)
-        for _, value in _points(untrained, "scores", kept, key, factor=100)[-1:]:
+        for _, value in _points(untrained, "scores", saved, key, factor=100)[-1:]:
             panel.axhline(value, color=colour, ls="--", lw=1, label=f"{name}, untrained")
 
 
@@ -138,7 +141,7 @@ def _trained(metrics: Metrics) -> Metrics:
 
 
 def _points(metrics: Metrics, *keys: str, factor: float = 1) -> list[tuple[int, float]]:
-    """Rounds and values, in the rounds that have one (null in JSON is a value not finite)."""
+    """Rounds and values, in the rounds that have one (null in JSON: not finite)."""
     found = ((record["round"], lookup(record, *keys)) for record in metrics)
     return [(round, factor * value) for round, value in found if value is not None]
 
@@ -176,7 +179,7 @@ def _tidy(panel: Axes, metrics: Metrics, from_zero: bool) -> None:
 
 
 def style_axes(panel: Axes) -> None:
-    """The look that all our axes share."""
+    """The style that all our axes share."""
     panel.set_title(panel.get_title(), loc="left", color=INK, fontsize=11)
     panel.set_title("")
     panel.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live display on a terminal, plain lines elsewhere."""
+"""The progress of a run: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Progress:
         self.label = ""
         self.cohort = self.done = self.failed = 0
         self.knn: float | None = None
-        self._began: float | None = None  # when the first round that counts for time left began
+        self._began: float | None = None  # start of the first round that counts for the time left
         self._finished = 0
 
     def __enter__(self) -> Self:
@@ -66,14 +66,14 @@ class Progress:
         return None
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
-        """A round begins; `label` says in a word or two what it does."""
+        """A round begins; `label` says what it does in a word or two."""
         self.round, self.cohort, self.label = round, cohort, label
         self.done = self.failed = 0
-        if self._began is None and round > 0:  # round 0 only clusters: no measure for the rest
+        if self._began is None and round > 0:  # round 0 only clusters and is shorter
             self._began = time.monotonic()
 
     def client_done(self, client: str, ok: bool) -> None:
-        """A client of the cohort has replied, usably or not."""
+        """A client of the cohort has replied; `ok`: with a usable reply."""
         self.done += 1
         self.failed += not ok
 
@@ -92,14 +92,14 @@ class Progress:
             losses: the parts of the loss by name, and their `total`.
             scores: `knn` and `linear` as fractions; None where the round was not evaluated.
             seconds: how long it took.
-            dropped: a line for each client that was dropped: who and why.
+            dropped: a line for every dropped client: its name and the reason.
         """
         self._finished += round > 0
         if scores and "knn" in scores:
             self.knn = scores["knn"]
 
     def message(self, text: str) -> None:
-        """Something else that a person should know."""
+        """Shows a line of text."""
 
     def _position(self) -> str:
         return f"round {self.round}/{self.rounds}" + (f" {self.label}" if self.label else "")
@@ -170,7 +170,7 @@ class PlainProgress(Progress):
 
 
 class LiveProgress(Progress):
-    """Bars for rounds and clients with the latest figures; evaluated rounds stay above as lines."""
+    """Bars for rounds and clients with the latest metrics; evaluated rounds stay above as lines."""
 
     def __init__(self, rounds: int, console: Console) -> None:
         super().__init__(rounds)
@@ -190,7 +190,7 @@ class LiveProgress(Progress):
         streams = {sys.stdout: "stdout", sys.stderr: "stderr"}
         self._bars.start()  # from here on sys.stdout and sys.stderr write above the bars ...
         for handler in _stream_handlers():
-            if handler.stream in streams:  # ... and the handlers that hold the old ones follow
+            if handler.stream in streams:  # ... and handlers that hold the old ones are moved over
                 self._streams.append((handler, handler.stream))
                 handler.setStream(getattr(sys, streams[handler.stream]))
         return self
@@ -262,6 +262,6 @@ def _scores(scores: Mapping[str, float] | None) -> str:
 
 
 def _stream_handlers() -> list[logging.StreamHandler[TextIO]]:
-    known = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict)]
-    handlers = (handler for logger in [logging.root, *known] for handler in logger.handlers)
+    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict)]
+    handlers = (handler for logger in [logging.root, *loggers] for handler in logger.handlers)
     return [h for h in dict.fromkeys(handlers) if isinstance(h, logging.StreamHandler)]

@@ -1,4 +1,4 @@
-"""The folder in which a run leaves its configuration, metrics, summary, checkpoint and encoder."""
+"""The folder of a run: its configuration, metrics, summary, checkpoint and encoder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: str | Path) -> Self:
-        """Opens the folder of a run that was begun.
+        """Opens the folder of a run that was started.
 
         Raises:
             ConfigError: there is no run in `path`.
@@ -57,17 +57,17 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """The folder of the checkpoint; whoever writes one makes it."""
+        """The folder of the checkpoint; made by the first one that is saved."""
         return self.path / "checkpoint"
 
     @property
     def clients(self) -> Path:
-        """What simulated clients keep of their own between rounds, where they keep anything."""
+        """The state that simulated clients store between rounds, if their policy stores any."""
         return self.path / "clients"
 
     @property
     def encoder(self) -> Path:
-        """The weights of the encoder that the run leaves behind."""
+        """The weights of the encoder that the run saves."""
         return self.path / "encoder.safetensors"
 
     @property
@@ -77,14 +77,14 @@ class RunFolder:
 
     @property
     def summary(self) -> Path:
-        """The final figures."""
+        """The final results."""
         return self.path / "summary.json"
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Appends one record, which is on the disk when this returns; NaN and infinity become null.
 
         Raises:
-            OSError: names the file, which is as it was.
+            OSError: names the file, which is unchanged.
         """
         append_durably(self.metrics, (_to_json(record) + "\n").encode())
 
@@ -92,7 +92,7 @@ class RunFolder:
         """All records; a last line that a kill cut off is left out.
 
         Raises:
-            ValueError: names the line that is no record.
+            ValueError: names the line that is not a record.
         """
         return [record for _, record in self._lines()]
 
@@ -100,18 +100,18 @@ class RunFolder:
         """Drops the records of rounds after `round`, and a last line that a kill cut off.
 
         Raises:
-            OSError: names the file, which is as it was.
-            ValueError: names the line that is no record.
+            OSError: names the file, which is unchanged.
+            ValueError: names the line that is not a record.
         """
         if self.metrics.exists():
-            kept = b"".join(line for line, record in self._lines() if record["round"] <= round)
-            write_atomically(self.metrics, kept)
+            remaining = b"".join(line for line, record in self._lines() if record["round"] <= round)
+            write_atomically(self.metrics, remaining)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes or replaces `summary.json`; NaN and infinity become null.
 
         Raises:
-            OSError: names the file, which is as it was.
+            OSError: names the file, which is unchanged.
         """
         write_atomically(self.summary, (_to_json(summary, indent=2) + "\n").encode())
 
@@ -161,7 +161,7 @@ def _to_json(value: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity, and other readers of the file would stumble over them."""
+    """A copy with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

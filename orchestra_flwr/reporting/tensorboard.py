@@ -43,7 +43,7 @@ class TensorboardLog:
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the event file."""
+        """Closes the event file."""
         self._writer.close()
 
 

@@ -1,4 +1,4 @@
-"""Figures of records, and how a person reads them."""
+"""Numbers of records, and numbers as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lookup(record: Mapping[str, Any], *keys: str) -> float | None:
-    """The figure at a path of keys, e.g. "scores", "target", "knn"; None where there is none."""
+    """The number at a path of keys, e.g. "scores", "target", "knn"; None where there is none."""
     value: Any = record
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

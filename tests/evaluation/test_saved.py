@@ -9,8 +9,8 @@ from orchestra_flwr.cli import evaluate_main
 from orchestra_flwr.config import ConfigError, EvaluateConfig, ModelConfig, config_to_yaml, load
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.evaluation import extract_features, knn_accuracy, linear_accuracy
+from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
-from orchestra_flwr.reporting.runs import read_run
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_one_folders_figures_are_not_lost_to_anothers(run, command, tmp_path, ti
         assert command(f"run={run}", "protocols=[knn]", *chosen)[0] == 0
     names = {path.name for path in (run / "evaluation").iterdir()}
     assert names == {"image_folder-own.json", "image_folder-other.json"}
-    assert read_run(run).evaluated["data"]["root"] == str(tmp_path / "own")
+    assert read_run(run).evaluation["data"]["root"] == str(tmp_path / "own")
 
 
 def test_images_of_another_depth_are_told(run, command, tmp_path):

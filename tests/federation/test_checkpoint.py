@@ -4,7 +4,6 @@ import os
 import pytest
 import torch
 
-from orchestra_flwr.federation import checkpoint
 from orchestra_flwr.federation.checkpoint import (
     FILE,
     KEY_FILE,
@@ -43,7 +42,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tiny, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(FederationError, match="cannot write the checkpoint.*No space left"):
         save_checkpoint(tmp_path, method, Position(2))
     assert load_checkpoint(tmp_path, method).round == 1

@@ -94,12 +94,12 @@ def test_values_that_json_does_not_know_become_null(folder):
 def test_truncation_drops_later_rounds_and_a_line_cut_off(folder, cut):
     for round in (0, 0, 1, 2, 3, 4):
         folder.append_metrics({"round": round, "x": 1.25})
-    kept = b"".join(folder.metrics.read_bytes().splitlines(keepends=True)[:4])
+    remaining = b"".join(folder.metrics.read_bytes().splitlines(keepends=True)[:4])
     with folder.metrics.open("a") as file:
         file.write(cut)
     assert [r["round"] for r in folder.read_metrics()] == [0, 0, 1, 2, 3, 4]
     folder.truncate_after(2)
-    assert folder.metrics.read_bytes() == kept
+    assert folder.metrics.read_bytes() == remaining
     folder.append_metrics({"round": 3})
     assert [r["round"] for r in folder.read_metrics()] == [0, 0, 1, 2, 3]
 

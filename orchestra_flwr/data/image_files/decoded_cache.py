@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.files import replacing
 
 logger = logging.getLogger("orchestra_flwr.data")
 
@@ -82,21 +81,8 @@ def _store(file: Path, dataset: Dataset) -> None:
         "checksums": {name: _checksum(tensor) for name, tensor in tensors.items()},
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _temporary_beside(file) as temporary:
+    with replacing(file, mode=0o600) as temporary:  # private images, for their owner alone
         save_file(tensors, temporary, {"facts": json.dumps(facts)})
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(file)
-
-
-@contextlib.contextmanager
-def _temporary_beside(file: Path) -> Iterator[Path]:
-    handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=file.parent)
-    os.close(handle)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _load(file: Path) -> Dataset | None:

@@ -1,0 +1,41 @@
+"""How many classes a client holds (the paper's Table 4)."""
+
+from __future__ import annotations
+
+import torch
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import class_counts, load_dataset, partition
+
+# Classes, and training images of a class. A split depends on nothing else: no images are needed.
+PUBLISHED = {"cifar10": (10, 5000), "cifar100": (100, 500)}
+LEAST_SHARE = 0.01  # of a client's images, for a class to count in `one_percent`
+
+
+def classes_held_by_clients(config: Config) -> dict[str, float]:
+    """Means over the clients of a run's split.
+
+    Returns:
+        `any`: classes of which a client has an image; `one_percent`: classes that make up at
+        least 1 % of its images.
+
+    Raises:
+        ConfigError: the images cannot be loaded, have no labels, or cannot be split like this.
+    """
+    if config.data.name in PUBLISHED and config.data.train_limit is None:
+        classes, images = PUBLISHED[config.data.name]
+        labels = torch.arange(classes).repeat_interleave(images)
+    else:
+        train = load_dataset(config.data).train
+        classes = len(train.classes)
+        # Without labels `partition` raises, unless it needs none.
+        missing = torch.zeros(len(train), dtype=torch.long)
+        labels = missing if train.labels is None else train.labels
+    clients = config.federation.clients
+    parts = partition(config.partition, labels, len(labels), clients, config.seed)
+    counts = class_counts(parts, labels, max(1, classes))
+    share = counts / counts.sum(axis=1, keepdims=True)
+    return {
+        "any": float((counts > 0).sum(axis=1).mean()),
+        "one_percent": float((share >= LEAST_SHARE).sum(axis=1).mean()),
+    }

@@ -1,0 +1,198 @@
+"""What an experiment is: `conf/experiment/<name>.yaml` and `conf/scale/<scale>.yaml`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field
+from yaml import YAMLError
+
+from orchestra_flwr.config import ConfigError, Section, conf_dir, parse
+
+Overrides = tuple[str, ...]
+AxisValues = dict[str, Overrides]  # for every value of an axis its Hydra overrides
+Cells = dict[str, tuple[str, ...]]  # some values of some axes
+Measure = Literal[
+    "knn", "linear", "finetune_1", "finetune_10", "unsupervised", "classes", "classes_1"
+]
+SCALES = ("paper", "small")
+S = TypeVar("S", bound=Section)
+
+
+class Adjustment(Section):
+    """Overrides for the rows whose values are all in `when`."""
+
+    when: Cells
+    overrides: Overrides
+
+
+class Scale(Section):
+    """What all experiments of a scale have in common.
+
+    Attributes:
+        title: its name in the report.
+        comparable: whether results may be compared with the paper's in absolute value.
+        jobs: runs side by side.
+        overrides: of every run.
+        with_root, without_root: further ones where `data.root` is set, and where it is not.
+        axes: axes that experiments take by name.
+        adjustments: overrides for combinations of values of such axes.
+        compare: by axis, the paper's value beside which a value is shown.
+    """
+
+    title: str
+    comparable: bool
+    jobs: int = Field(ge=1)
+    overrides: Overrides
+    with_root: Overrides = ()
+    without_root: Overrides = ()
+    axes: dict[str, AxisValues]
+    adjustments: tuple[Adjustment, ...] = ()
+    compare: dict[str, dict[str, str]] = Field(default_factory=dict)
+
+
+class Scaling(Section):
+    """A rule of section C.4 that follows an axis, from the value that a run has without it."""
+
+    axis: str
+    rule: Literal["local_epochs_with_clients", "lr_with_participation"]
+
+
+class Presentation(Section):
+    """How the report shows an experiment.
+
+    Attributes:
+        kind: table: numbers only; lines: a measure over an axis; rounds: kNN over the rounds;
+            embedding: t-SNE of test images; tuning: the score without labels against kNN.
+        rows: the axes whose values name a table's rows; x and series where there are none.
+        x: the axis along which lines are drawn.
+        x_title: its name in the picture.
+        series: the axis that has a colour for each value.
+    """
+
+    kind: Literal["table", "lines", "rounds", "embedding", "tuning"]
+    rows: tuple[str, ...] = ()
+    x: str | None = None
+    x_title: str | None = None
+    series: str | None = None
+
+    @property
+    def row_axes(self) -> tuple[str, ...]:
+        """The axes whose values name a table's rows; the other axes divide rows into tables."""
+        return self.rows or tuple(axis for axis in (self.series, self.x) if axis)
+
+
+class AtScale(Section):
+    """What differs at one scale: further overrides, and axes or exclusions in place of others."""
+
+    overrides: Overrides = ()
+    axes: dict[str, str | AxisValues] = Field(default_factory=dict)
+    leave_out: tuple[Cells, ...] | None = None
+
+
+class Experiment(Section):
+    """A table or a figure of the paper.
+
+    Attributes:
+        title, reference, about: its name, its place in the paper, what it shows.
+        work: what a row computes: `train` trains a federation, `split` only splits the images.
+        seeds: every row is run with all of them.
+        axes: what is varied; every combination is a row. The values, or the name of an axis of the
+            scale.
+        leave_out: combinations that are not run: those whose values are all in one entry.
+        scaling: a rule that follows an axis.
+        measures: what is reported.
+        show: how the report shows it.
+        paper, small: what differs at a scale.
+    """
+
+    title: str
+    reference: str
+    about: str
+    work: Literal["train", "split"] = "train"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    axes: dict[str, str | AxisValues]
+    leave_out: tuple[Cells, ...] = ()
+    scaling: Scaling | None = None
+    measures: tuple[Measure, ...] = Field(min_length=1)
+    show: Presentation
+    paper: AtScale = AtScale()
+    small: AtScale = AtScale()
+
+    def at(self, scale: str) -> AtScale:
+        """What differs at `paper` or `small`."""
+        return {"paper": self.paper, "small": self.small}[scale]
+
+
+def experiment_names() -> list[str]:
+    """The names of all experiments: tables first, in the order of their numbers."""
+    return sorted(
+        (path.stem for path in (conf_dir() / "experiment").glob("*.yaml")), key=reading_order
+    )
+
+
+def reading_order(name: str) -> tuple[bool, str, int, str]:
+    """A sort key: tables first, and figure5 before figure10."""
+    kind = name.rstrip("0123456789")
+    return kind != "table", kind, len(name), name
+
+
+def load_experiment(name: str) -> Experiment:
+    """Reads and checks an experiment.
+
+    Raises:
+        ConfigError: an unknown experiment (the message lists all), or a file with an error.
+    """
+    names = experiment_names()
+    if name not in names:
+        raise ConfigError(f"experiment={name}: must be one of {', '.join(names)}")
+    experiment = _read(Experiment, conf_dir() / "experiment" / f"{name}.yaml")
+    _check_axes(name, experiment)
+    return experiment
+
+
+def load_scale(name: str) -> Scale:
+    """Reads and checks a scale.
+
+    Raises:
+        ConfigError: an unknown scale, or a file with an error.
+    """
+    if name not in SCALES:
+        raise ConfigError(f"scale={name}: must be one of {', '.join(SCALES)}")
+    return _read(Scale, conf_dir() / "scale" / f"{name}.yaml")
+
+
+def covers(cells: Mapping[str, tuple[str, ...]], values: Mapping[str, str]) -> bool:
+    """Whether the values of a row are all in `cells`."""
+    return all(values.get(axis) in allowed for axis, allowed in cells.items())
+
+
+def _read(section: type[S], file: Path) -> S:
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.load(file))
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from None
+    return parse(section, values, file.stem)
+
+
+def _check_axes(name: str, experiment: Experiment) -> None:
+    show = experiment.show
+    shown = [*show.row_axes, show.series, show.x]
+    cells = [*experiment.leave_out, *(experiment.small.leave_out or ())]
+    named = {
+        "show": [axis for axis in shown if axis],
+        "scaling": [experiment.scaling.axis] if experiment.scaling else [],
+        "leave_out": [axis for entry in cells for axis in entry],
+        "paper.axes": list(experiment.paper.axes),
+        "small.axes": list(experiment.small.axes),
+    }
+    for key, axes in named.items():
+        for axis in axes:
+            if axis not in experiment.axes:
+                raise ConfigError(
+                    f"{name}.{key}: {axis} is no axis (must be one of {', '.join(experiment.axes)})"
+                )

@@ -1,0 +1,226 @@
+"""From an experiment to its runs: one for every row and seed, with a unique name."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError, Section, load_config
+from orchestra_flwr.experiments.planning.description import (
+    AxisValues,
+    Experiment,
+    Overrides,
+    Scale,
+    covers,
+    load_experiment,
+    load_scale,
+    reading_order,
+)
+from orchestra_flwr.experiments.planning.scaling import scaled_override
+from orchestra_flwr.files import write_atomically
+
+Axes = Mapping[str, AxisValues]
+# Overrides that a measure needs.
+NEEDED: Mapping[str, Overrides] = {"unsupervised": ("evaluation.unsupervised=true",)}
+PLANS = "plans"  # the folder, beside the runs, that says which runs belong to which experiment
+
+
+class Row(Section):
+    """One run of an experiment.
+
+    Attributes:
+        values: the row's value on each axis.
+        seed: of the run.
+        overrides: arguments of `run_sim.py`, without the seed.
+        run: the name of its folder.
+    """
+
+    values: dict[str, str]
+    seed: int
+    overrides: Overrides
+    run: str
+
+
+class Plan(Section):
+    """All runs of an experiment at a scale; stored beside them, for the report."""
+
+    name: str
+    scale: str
+    command: str
+    experiment: Experiment
+    settings: Scale
+    rows: tuple[Row, ...]
+
+    def write(self, folder: Path) -> None:
+        """Writes `<folder>/plans/<name>-<scale>.json`, replacing an older one."""
+        file = folder / PLANS / f"{self.name}-{self.scale}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, (self.model_dump_json(indent=1) + "\n").encode())
+
+
+def read_plans(folder: Path) -> list[Plan]:
+    """The plans in a folder of runs, in reading order; none where there are no experiments.
+
+    Raises:
+        ValueError: a file is not a plan.
+    """
+    plans = [Plan.model_validate_json(f.read_text()) for f in (folder / PLANS).glob("*.json")]
+    return sorted(plans, key=lambda plan: (reading_order(plan.name), plan.scale))
+
+
+def make_plan(
+    name: str,
+    scale: str,
+    *,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    extra: Sequence[str] = (),
+) -> tuple[Plan, dict[str, Config]]:
+    """Makes the plan of an experiment.
+
+    Overrides of a row, later ones winning: the scale's, the experiment's at the scale, those of
+    axes that the scale names, the scale's adjustments, those of axes that the experiment defines,
+    the scaling rule, and `extra`.
+
+    Args:
+        name: of the experiment.
+        scale: paper or small.
+        seeds: None: those of the experiment.
+        only: values of axes: rows with another value on these axes are left out.
+        extra: further Hydra overrides, of every run.
+
+    Returns:
+        The plan, and the configuration of each run by the run's name.
+
+    Raises:
+        ConfigError: an unknown name, a value that no axis has, or overrides that do not compose.
+    """
+    experiment, settings = load_experiment(name), load_scale(scale)
+    axes = _axes(name, experiment, settings, scale)
+    composer = _Composer(experiment, settings, scale, axes, extra)
+    selected = _selected(axes, only)
+    left_out = experiment.at(scale).leave_out
+    left_out = experiment.leave_out if left_out is None else left_out
+    rows, configs = [], {}
+    for values in _combinations(axes):
+        if not covers(selected, values) or any(covers(entry, values) for entry in left_out):
+            continue
+        overrides, config = composer.compose(values)
+        for seed in experiment.seeds if seeds is None else seeds:
+            seeded = config.model_copy(update={"seed": seed})
+            run = run_name(seeded, experiment.work)
+            configs[run] = seeded
+            rows.append(Row(values=values, seed=seed, overrides=overrides, run=run))
+    if not rows:
+        raise ConfigError(f"only={','.join(only)}: no row has all of these values")
+    command = [f"run_experiment.py experiment={name} scale={scale}"]
+    command += [f"seeds={','.join(map(str, seeds))}"] if seeds is not None else []
+    command += [f"only='{','.join(only)}'"] if only else []
+    plan = Plan(
+        name=name,
+        scale=scale,
+        command=" ".join([*command, *extra]),
+        experiment=experiment,
+        settings=settings,
+        rows=tuple(rows),
+    )
+    return plan, configs
+
+
+def run_name(config: Config, work: str = "train") -> str:
+    """A run's folder: readable, and equal for two runs only if they compute the same.
+
+    Experiments share runs by it. Where a run is computed and what is shown meanwhile makes no
+    difference (`RESUME_MAY_CHANGE`); of `data.root` only the last part of the path does.
+    """
+    values = config.model_dump()
+    root, alpha = values["data"].get("root"), values["partition"].get("alpha")
+    for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
+        *path, last = key.split(".")
+        section = values
+        for part in path:
+            section = section[part]
+        section.pop(last, None)
+    values["root"] = Path(root).name if root else None
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+    split = f"-a{alpha:g}" if config.partition.name == "dirichlet" else ""
+    clients = f"k{config.federation.clients}"
+    what = config.method.name if work == "train" else work
+    return f"{what}-{config.data.name}-{clients}{split}-s{config.seed}-{digest}"
+
+
+def _axes(name: str, experiment: Experiment, settings: Scale, scale: str) -> Axes:
+    """The values of all axes at a scale."""
+    axes = {}
+    for axis, choices in {**experiment.axes, **experiment.at(scale).axes}.items():
+        if not isinstance(choices, str):
+            axes[axis] = choices
+        elif choices in settings.axes:
+            axes[axis] = settings.axes[choices]
+        else:
+            raise ConfigError(
+                f"{name}.axes.{axis}={choices}: must be choices or one of "
+                f"{', '.join(settings.axes)}"
+            )
+    return axes
+
+
+def _selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The values that `only` allows, by axis."""
+    selected: dict[str, tuple[str, ...]] = {}
+    for value in only:
+        matching = [axis for axis, choices in axes.items() if value in choices]
+        if not matching:
+            values = ", ".join(value for choices in axes.values() for value in choices)
+            raise ConfigError(f"only={value}: must be among {values}")
+        selected[matching[0]] = (*selected.get(matching[0], ()), value)
+    return selected
+
+
+def _combinations(axes: Axes) -> Iterator[dict[str, str]]:
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+@dataclass(frozen=True)
+class _Composer:
+    """Composes the overrides of rows."""
+
+    experiment: Experiment
+    settings: Scale
+    scale: str
+    axes: Axes
+    extra: Sequence[str]
+
+    def compose(self, values: Mapping[str, str]) -> tuple[Overrides, Config]:
+        overrides = self._overrides(values)
+        scaling = self.experiment.scaling
+        if scaling:
+            without = {axis: value for axis, value in values.items() if axis != scaling.axis}
+            config, reference = (
+                load_config([*chosen, *self.extra])
+                for chosen in (overrides, self._overrides(without))
+            )
+            overrides.append(scaled_override(scaling.rule, config, reference))
+        overrides += self.extra
+        return tuple(overrides), load_config(overrides)
+
+    def _overrides(self, values: Mapping[str, str]) -> list[str]:
+        here = self.experiment.at(self.scale)
+        chosen = {**self.experiment.axes, **here.axes}
+        shared = [axis for axis in values if isinstance(chosen[axis], str)]
+        specific = [axis for axis in values if axis not in shared]
+        rooted = any(override.startswith("data.root=") for override in self.extra)
+        return [
+            *self.settings.overrides,
+            *(self.settings.with_root if rooted else self.settings.without_root),
+            *here.overrides,
+            *(o for measure in self.experiment.measures for o in NEEDED.get(measure, ())),
+            *(o for axis in shared for o in self.axes[axis][values[axis]]),
+            *(o for a in self.settings.adjustments if covers(a.when, values) for o in a.overrides),
+            *(o for axis in specific for o in self.axes[axis][values[axis]]),
+        ]

@@ -1,0 +1,217 @@
+"""How the kinds of experiments are shown: their figures, and text and tables about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.experiments.report.charts import (
+    draw_embeddings,
+    draw_lines,
+    draw_progress,
+    draw_rounds,
+    draw_scatter,
+    save,
+)
+from orchestra_flwr.experiments.report.document import (
+    Block,
+    Folded,
+    Heading,
+    Items,
+    Paragraph,
+    Picture,
+    Table,
+)
+from orchestra_flwr.experiments.report.tables import NOTHING
+from orchestra_flwr.experiments.results.comparison import UNITS, Result, Results
+from orchestra_flwr.experiments.results.embedding import embed
+from orchestra_flwr.experiments.results.paper import paper_value
+from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.experiments.results.statistics import Sample, correlation
+from orchestra_flwr.experiments.results.tuning import select
+from orchestra_flwr.reporting.text import lookup
+
+Presenter = Callable[[Results, Path], Iterator[Block]]
+STEP = 0.05  # between the accuracies for which rounds are counted
+
+
+def show_nothing(results: Results, file: Path) -> Iterator[Block]:
+    """Nothing: the table is enough."""
+    yield from ()
+
+
+def show_lines(results: Results, file: Path) -> Iterator[Block]:
+    """The measures over an axis, one figure for each."""
+    show = results.plan.experiment.show
+    assert show.x and show.series
+    for measure in results.plan.experiment.measures:
+        panels: dict[str, dict[str, list[tuple[str, Sample]]]] = {}
+        for title, rows in results.sections((show.x, show.series)).items():
+            for row in rows:
+                if measure in row.ours:
+                    lines = panels.setdefault(title, {})
+                    point = (row.values[show.x], row.ours[measure])
+                    lines.setdefault(row.values[show.series], []).append(point)
+        if panels:
+            title = UNITS[measure].title
+            save(draw_lines(panels, show.x_title or show.x, title), file)
+            yield Picture(file, f"{_title(results)}: {title}; bars are deviations over the seeds.")
+
+
+def show_rounds(results: Results, file: Path) -> Iterator[Block]:
+    """kNN accuracy over the rounds, and the rounds until it reached certain values."""
+    series = results.plan.experiment.show.series
+    assert series
+    panels = {
+        title: {row.values[series]: row.runs for row in rows if row.runs}
+        for title, rows in results.sections((series,)).items()
+    }
+    panels = {title: lines for title, lines in panels.items() if lines}
+    if not panels:
+        return
+    save(draw_rounds(panels), file)
+    yield Picture(file, f"{_title(results)}: kNN accuracy; bands are deviations over the seeds.")
+    for title, lines in panels.items():
+        table = rounds_to_accuracy(lines)
+        if table.rows and len(table.columns) > 1:
+            beside = f" ({title})" if title else ""
+            yield Heading(3, f"Rounds until kNN accuracy, mean over the seeds{beside}")
+            yield table
+
+
+def rounds_to_accuracy(lines: Mapping[str, Sequence[Run]]) -> Table:
+    """The rounds in which the mean kNN accuracy of a line first reached 5 %, 10 %, ..."""
+    means = {name: _mean_knn(runs) for name, runs in lines.items()}
+    curves = {name: curve for name, curve in means.items() if curve}
+    if not curves:
+        return Table(("",), ())
+    first = min(min(curve.values()) for curve in curves.values())
+    last = max(max(curve.values()) for curve in curves.values())
+    levels = [n * STEP for n in range(1, 20) if first < n * STEP <= last]
+    rows = []
+    for name, curve in curves.items():
+        reached = [
+            next((str(number) for number, knn in curve.items() if knn >= level), NOTHING)
+            for level in levels
+        ]
+        rows.append((name, *reached))
+    return Table(("", *(f"{100 * level:.0f} %" for level in levels)), tuple(rows))
+
+
+def show_embedding(results: Results, file: Path) -> Iterator[Block]:
+    """t-SNE of the test images, for the first run of every row."""
+    shown, missing = {}, []
+    for row in results.rows:
+        label = row.label(results.plan.experiment.show.row_axes)
+        for run in row.runs[:1]:
+            try:
+                embedding = embed(run)
+            except FileNotFoundError as error:
+                missing.append(f"{label}: {Path(str(error).partition(':')[0]).name} is missing")
+            except (ConfigError, ValueError) as error:
+                missing.append(f"{label}: {error}")
+            else:
+                shown[label] = (embedding.points, embedding.labels, embedding.classes)
+    if shown:
+        save(draw_embeddings(shown), file)
+        yield Picture(file, f"{_title(results)}: t-SNE of test images, coloured by class.")
+    if missing:
+        yield Paragraph("Without a figure:", "warning")
+        yield Items(tuple(missing))
+
+
+def show_tuning(results: Results, file: Path) -> Iterator[Block]:
+    """What the score without labels selects, and how it correlates with kNN accuracy."""
+    show = results.plan.experiment.show
+    assert show.series
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    reasons, correlations = [], []
+    for title, rows in results.sections(show.row_axes).items():
+        by_series: dict[str, list[Result]] = {}
+        for row in rows:
+            by_series.setdefault(row.values[show.series], []).append(row)
+        for name, members in by_series.items():
+            pairs = _pairs(members)
+            if not pairs:
+                continue
+            panels.setdefault(title, {})[name] = pairs
+            beside = f"{title}, " if title else ""
+            selection, r = select(members), correlation(pairs)
+            if selection:
+                reasons.append(f"{beside}{selection.why(show.row_axes)}.")
+            correlations.append((f"{beside}{name}", r))
+    if not panels:
+        yield Paragraph("No run has a score without labels yet.", "warning")
+        return
+    yield Heading(3, "Selected without labels")
+    yield Items(tuple(reasons))
+    save(draw_scatter(panels), file)
+    yield Picture(file, f"{_title(results)}: the score and kNN accuracy of every run.")
+    yield _correlations(correlations)
+
+
+def show_progress(results: Results, file: Path) -> Iterator[Block]:
+    """Loss and accuracy of all rows over rounds, traffic and time: a figure for every section."""
+    series = results.plan.experiment.show.series or results.plan.experiment.show.row_axes[0]
+    blocks: list[Block] = []
+    for number, (title, rows) in enumerate(results.sections((series,)).items()):
+        lines = {row.values[series]: row.runs for row in rows if any(r.metrics for r in row.runs)}
+        if lines:
+            target = file.with_name(f"{file.name}-course-{number}")
+            save(draw_progress(lines), target)
+            blocks.append(Picture(target, title or _title(results)))
+    if blocks:
+        yield Folded("Loss and accuracy over rounds, traffic and time", tuple(blocks))
+
+
+def show_runs(runs: Sequence[Run], folder: Path) -> Iterator[Block]:
+    """The same for runs that belong to no experiment."""
+    lines = {run.name: [run] for run in runs if run.metrics}
+    if lines:
+        save(draw_progress(lines), folder / "runs")
+        yield Picture(folder / "runs", "Loss and accuracy over rounds, traffic and time.")
+
+
+PRESENTERS: Mapping[str, Presenter] = {
+    "table": show_nothing,
+    "lines": show_lines,
+    "rounds": show_rounds,
+    "embedding": show_embedding,
+    "tuning": show_tuning,
+}
+
+
+def _title(results: Results) -> str:
+    return f"{results.plan.experiment.title} ({results.plan.settings.title})"
+
+
+def _mean_knn(runs: Sequence[Run]) -> dict[int, float]:
+    """Mean kNN accuracy by round, for the rounds in which all runs were evaluated."""
+    by_round: dict[int, list[float]] = {}
+    for run in runs:
+        for record in run.metrics:
+            knn = lookup(record, "scores", run.saved_backbone, "knn")
+            if knn is not None:
+                by_round.setdefault(record["round"], []).append(knn)
+    return {n: sum(v) / len(v) for n, v in sorted(by_round.items()) if len(v) == len(runs)}
+
+
+def _pairs(rows: Sequence[Result]) -> list[tuple[float, float]]:
+    """Score and kNN accuracy in percent of every run that has both."""
+    found = []
+    for row in rows:
+        for run in row.runs:
+            score, knn = run.measure("unsupervised"), run.measure("knn")
+            if score is not None and knn is not None:
+                found.append((score, 100 * knn))
+    return found
+
+
+def _correlations(found: Sequence[tuple[str, float | None]]) -> Table:
+    values = [r for _, r in found if r is not None]
+    printed = paper_value("tuning", {}, "correlation")
+    rows = [(name, NOTHING if r is None else f"{r:.2f}", NOTHING) for name, r in found]
+    mean = f"{sum(values) / len(values):z.2f}" if values else NOTHING
+    rows.append(("mean", mean, NOTHING if printed is None else f"{printed.mean:.2f}"))
+    return Table(("correlation of score and kNN", "ours", "paper"), tuple(rows))

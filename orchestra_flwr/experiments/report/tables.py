@@ -1,0 +1,143 @@
+"""The tables of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestra_flwr.experiments.planning import Plan
+from orchestra_flwr.experiments.report.document import Table
+from orchestra_flwr.experiments.results.comparison import UNITS, Result
+from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.reporting.text import duration, lookup, percent, size
+
+NOTHING = "\u2013"
+HIGHER_IS_BETTER = {"knn", "linear", "finetune_1", "finetune_10", "unsupervised"}
+
+
+def results_table(rows: Sequence[Result], plan: Plan) -> Table:
+    """Ours (mean and deviation over the seeds), the paper's and the difference, by measure.
+
+    The best of ours in a measure is highlighted where more than one row has the measure.
+    """
+    measures = plan.experiment.measures
+    printed = {m for m in measures if any(m in row.paper for row in rows)}
+    # Where results must not be compared, a difference means nothing.
+    beside = ["paper", "difference"] if plan.settings.comparable else ["paper"]
+    columns = [" / ".join(plan.experiment.show.row_axes)]
+    for measure in measures:
+        columns.append(UNITS[measure].title)
+        columns += beside if measure in printed else []
+    columns.append("seeds")
+    cells, strong = [], set()
+    for number, row in enumerate(rows):
+        line = [row.label(plan.experiment.show.row_axes)]
+        for measure in measures:
+            if _is_best(row, rows, measure):
+                strong.add((number, len(line)))
+            line.append(str(row.ours.get(measure, NOTHING)))
+            if measure in printed:
+                difference = row.difference(measure)
+                shown = NOTHING if difference is None else f"{difference:+.2f}"
+                line += [str(row.paper.get(measure, NOTHING)), shown][: len(beside)]
+        counts = {sample.count for sample in row.ours.values()}
+        line.append(" to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "0")
+        cells.append(tuple(line))
+    danger = {
+        number
+        for number, row in enumerate(rows)
+        if any(run.summary.get("not_private") for run in row.runs)
+    }
+    return Table(tuple(columns), tuple(cells), frozenset(strong), frozenset(danger))
+
+
+def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
+    """One measure of ours: a row for every series, a column for every value on the axis."""
+    show, (measure, *_) = plan.experiment.show, plan.experiment.measures
+    assert show.x and show.series
+    ticks = list(dict.fromkeys(row.values[show.x] for row in rows))
+    cells: dict[str, dict[str, str]] = {}
+    strong = set()
+    for row in rows:
+        line = cells.setdefault(row.values[show.series], {})
+        tick = row.values[show.x]
+        line[tick] = str(row.ours.get(measure, NOTHING))
+        beside = [other for other in rows if other.values[show.x] == tick]
+        if _is_best(row, beside, measure):
+            strong.add((len(cells) - 1, 1 + ticks.index(tick)))
+    counts = {len(row.runs) for row in rows}
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    columns = (f"{UNITS[measure].title} by {show.x} ({seeds} seeds)", *ticks)
+    lines = [(name, *(line.get(tick, NOTHING) for tick in ticks)) for name, line in cells.items()]
+    return Table(columns, tuple(lines), frozenset(strong))
+
+
+def runs_table(runs: Sequence[Run], folder: Path) -> Table:
+    """One row for every run, for runs that belong to no experiment."""
+    columns = (
+        "run",
+        "method",
+        "images",
+        "clients",
+        "seed",
+        "rounds",
+        "kNN",
+        "linear",
+        "time",
+        "sent",
+    )
+    rows = []
+    for run in runs:
+        config, summary = run.config, run.summary
+        done = run.metrics[-1]["round"] if run.metrics else 0
+        sent = (lookup(summary, "bytes_up") or 0) + (lookup(summary, "bytes_down") or 0)
+        knn, linear = run.measure("knn"), run.measure("linear")
+        rows.append(
+            (
+                run.folder.relative_to(folder).as_posix(),
+                config.method.name,
+                config.data.name,
+                str(config.federation.clients),
+                str(config.seed),
+                f"{done}" if summary else f"{done} of {config.federation.rounds}, unfinished",
+                NOTHING if knn is None else percent(knn),
+                NOTHING if linear is None else percent(linear),
+                duration(summary["seconds"]) if "seconds" in summary else NOTHING,
+                size(sent) if summary else NOTHING,
+            )
+        )
+    danger = {n for n, run in enumerate(runs) if run.summary.get("not_private")}
+    return Table(columns, tuple(rows), danger=frozenset(danger))
+
+
+def provenance(runs: Sequence[Run]) -> Iterator[str]:
+    """Seeds, hardware, versions, commit and cost of runs: a line for each, with all its values."""
+    versions = [run.summary.get("versions") or {} for run in runs]
+    seeds = sorted({run.config.seed for run in runs})
+    yield f"Seeds: {', '.join(map(str, seeds)) or 'none'}"
+    for title, keys in (
+        ("Hardware", ("cpu", "cores", "platform")),
+        ("Versions", ("orchestra_flwr", "python", "torch", "flwr", "numpy")),
+        ("Commit", ("commit",)),
+    ):
+        values = dict.fromkeys(
+            ", ".join(f"{key} {version[key]}" for key in keys if version.get(key) is not None)
+            for version in versions
+        )
+        yield f"{title}: {'; '.join(filter(None, values)) or 'not known'}"
+    trained = [run for run in runs if lookup(run.summary, "seconds") is not None]
+    if trained:
+        seconds = sum(run.summary["seconds"] for run in trained)
+        sent = sum(run.summary.get(f"bytes_{w}") or 0 for run in trained for w in ("up", "down"))
+        devices = ", ".join(sorted({f"{r.config.engine} on {r.config.device}" for r in trained}))
+        yield (
+            f"Engine: {devices}; {duration(seconds)} in {len(trained)} runs, "
+            f"{duration(seconds / len(trained))} each; {size(sent)} sent"
+        )
+
+
+def _is_best(row: Result, rows: Sequence[Result], measure: str) -> bool:
+    means = [other.ours[measure].mean for other in rows if measure in other.ours]
+    if measure not in HIGHER_IS_BETTER or measure not in row.ours or len(means) < 2:
+        return False
+    return row.ours[measure].mean == max(means) > min(means)

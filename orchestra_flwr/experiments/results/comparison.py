@@ -1,0 +1,144 @@
+"""The results of an experiment by row: means over seeds beside the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestra_flwr.experiments.planning import Measure, Plan
+from orchestra_flwr.experiments.results.paper import paper_value
+from orchestra_flwr.experiments.results.runs import LOGS, Run, last_error, read_run
+from orchestra_flwr.experiments.results.statistics import Sample
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a measure is shown: `factor` times the value of the run, under `title`."""
+
+    title: str
+    factor: float
+
+
+UNITS: Mapping[Measure, Unit] = {
+    "knn": Unit("kNN, %", 100),
+    "linear": Unit("linear probe, %", 100),
+    "finetune_1": Unit("1 % labels, %", 100),
+    "finetune_10": Unit("10 % labels, %", 100),
+    "unsupervised": Unit("score", 1),
+    "classes": Unit("classes with an image", 1),
+    "classes_1": Unit("classes with 1 % of the images", 1),
+}
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """A run that is missing, unfinished, failed or not fully evaluated, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of an experiment, over its seeds.
+
+    Attributes:
+        values: the row's value on each axis.
+        runs: its complete runs.
+        ours: by measure, the mean of the runs that have it, in the measure's unit.
+        paper: by measure, what the paper prints.
+    """
+
+    values: dict[str, str]
+    runs: tuple[Run, ...]
+    ours: dict[str, Sample]
+    paper: dict[str, Sample]
+
+    def difference(self, measure: str) -> float | None:
+        """Ours minus the paper's."""
+        if measure not in self.ours or measure not in self.paper:
+            return None
+        return self.ours[measure].mean - self.paper[measure].mean
+
+    def label(self, axes: tuple[str, ...]) -> str:
+        """The values on some axes, as text."""
+        return ", ".join(self.values[axis] for axis in axes)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of an experiment.
+
+    Attributes:
+        plan: its rows and seeds.
+        rows: in the plan's order.
+        incomplete: runs that are missing, unfinished, failed or not evaluated.
+    """
+
+    plan: Plan
+    rows: tuple[Result, ...]
+    incomplete: tuple[Incomplete, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All complete runs without repetition."""
+        return list({run.name: run for row in self.rows for run in row.runs}.values())
+
+    def sections(self, inner: tuple[str, ...]) -> dict[str, list[Result]]:
+        """The rows by their values on the axes that are not `inner`, in the plan's order."""
+        outer = tuple(axis for axis in self.plan.experiment.axes if axis not in inner)
+        found: dict[str, list[Result]] = {}
+        for row in self.rows:
+            found.setdefault(row.label(outer), []).append(row)
+        return found
+
+
+def read_results(plan: Plan, folder: Path) -> Results:
+    """Reads the runs of a plan.
+
+    Raises:
+        ValueError: a file of a run is damaged.
+    """
+    by_row: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    incomplete: dict[str, Incomplete] = {}
+    for row in plan.rows:
+        runs = by_row.setdefault(tuple(row.values.items()), [])
+        run = read_run(folder / row.run)
+        if run is not None and run.summary:
+            runs.append(run)
+            missing = [m for m in plan.experiment.measures if run.measure(m) is None]
+            if missing:
+                titles = ", ".join(UNITS[measure].title for measure in missing)
+                incomplete[row.run] = Incomplete(row.run, f"not measured: {titles}")
+        else:
+            incomplete[row.run] = Incomplete(row.run, _why(run, folder / LOGS / f"{row.run}.log"))
+    rows = tuple(_result(plan, dict(values), runs) for values, runs in by_row.items())
+    return Results(plan, rows, tuple(incomplete.values()))
+
+
+def _result(plan: Plan, values: dict[str, str], runs: list[Run]) -> Result:
+    compared = {
+        axis: plan.settings.compare.get(axis, {}).get(value, value)
+        for axis, value in values.items()
+    }
+    ours: dict[str, Sample] = {}
+    paper: dict[str, Sample] = {}
+    for measure in plan.experiment.measures:
+        found = [value for run in runs if (value := run.measure(measure)) is not None]
+        sample = Sample.of([UNITS[measure].factor * value for value in found])
+        printed = paper_value(plan.name, compared, measure)
+        if sample is not None:
+            ours[measure] = sample
+        if printed is not None:
+            paper[measure] = printed
+    return Result(values, tuple(runs), ours, paper)
+
+
+def _why(run: Run | None, log: Path) -> str:
+    error = last_error(log)
+    if run is None:
+        return f"failed: {error}" if error else "not run"
+    done = run.metrics[-1]["round"] if run.metrics else 0
+    so_far = f"unfinished, {done} of {run.config.federation.rounds} rounds"
+    return f"{so_far}, failed: {error}" if error else so_far

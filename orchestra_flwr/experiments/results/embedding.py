@@ -1,0 +1,74 @@
+"""Test images in the plane: t-SNE of a saved encoder's features."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data import balanced_subset, load_dataset
+from orchestra_flwr.evaluation import extract_features
+from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.files import write_atomically
+from orchestra_flwr.models import load_encoder
+
+FILE = "embedding.json"  # in the run folder: made once, then the images are not needed again
+MAX_IMAGES = 2000  # more are slow and hide each other
+PERPLEXITY = 30
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Points (n, 2), their labels (n,) and the names of the classes."""
+
+    points: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+
+def embed(run: Run) -> Embedding:
+    """The t-SNE embedding (van der Maaten & Hinton, 2008) of a run's test images.
+
+    At most 2,000 images in equal shares of the classes, L2-normalised backbone features. The result
+    is stored in the run folder and read back the next time.
+
+    Raises:
+        ConfigError: the run's images are missing, or no test images have labels.
+        FileNotFoundError: the run saved no encoder.
+    """
+    file = run.folder / FILE
+    if file.is_file():
+        read = json.loads(file.read_text())
+        return Embedding(np.array(read["points"]), np.array(read["labels"]), tuple(read["classes"]))
+    encoder = load_encoder(run.folder)
+    test = load_dataset(run.config.data).test
+    if test is None or test.labels is None:
+        root = run.config.data.model_dump().get("root")
+        raise ConfigError(f"data.root={root}: holds no labelled test images")
+    chosen = test.select(
+        torch.from_numpy(balanced_subset(test.labels.numpy(), len(test), MAX_IMAGES))
+    )
+    features = extract_features(encoder, chosen.images, run.config.evaluation.batch_size)
+    points = project(torch.nn.functional.normalize(features, dim=1).numpy())
+    assert chosen.labels is not None
+    embedding = Embedding(points, chosen.labels.numpy(), chosen.classes)
+    stored = {
+        "points": np.round(points, 3).tolist(),
+        "labels": embedding.labels.tolist(),
+        "classes": list(embedding.classes),
+    }
+    write_atomically(file, (json.dumps(stored) + "\n").encode())
+    return embedding
+
+
+def project(features: NDArray[np.float32]) -> NDArray[np.float64]:
+    """t-SNE of (n, d) features to (n, 2), started from principal components; deterministic."""
+    from sklearn.manifold import TSNE  # takes a second to import
+
+    perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
+    tsne = TSNE(n_components=2, init="pca", perplexity=perplexity, random_state=0)
+    return np.asarray(tsne.fit_transform(features), dtype=np.float64)

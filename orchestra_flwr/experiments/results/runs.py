@@ -1,0 +1,140 @@
+"""Run folders, read back for a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from orchestra_flwr.config import Config, ConfigError, parse
+from orchestra_flwr.reporting.run_folder import RunFolder
+from orchestra_flwr.reporting.text import lookup
+
+EVALUATIONS = "evaluation"  # folder of a run folder: a file for every data set it was evaluated on
+LOGS = "logs"  # folder beside the runs of an experiment: what they printed
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder.
+
+    Attributes:
+        folder: where it is.
+        summary: `summary.json`; empty where the run has not ended.
+        evaluations: `evaluation/<data set>.json` by data set.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    evaluations: dict[str, dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @cached_property
+    def config(self) -> Config:
+        """The run's configuration.
+
+        Raises:
+            ConfigError: written by a version with other keys.
+        """
+        values = OmegaConf.to_container(OmegaConf.load(self.folder / "config.yaml"))
+        return parse(Config, values)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of the rounds."""
+        return RunFolder(self.folder).read_metrics()
+
+    @cached_property
+    def saved_backbone(self) -> str:
+        """The name of the backbone that the run saves, whose scores count as the run's.
+
+        It is read from `encoder.json`; while the run goes on, it is the first in the scores.
+        """
+        about = _read_json(self.folder / "encoder.json").get("about") or {}
+        scores: dict[str, Any] = next((r["scores"] for r in self.metrics if r.get("scores")), {})
+        return str(about.get("backbone") or next(iter(scores), "target"))
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """The evaluation on the images of the run; empty where there is none."""
+        return self.evaluations.get(self.config.data.label, {})
+
+    def measure(self, name: str) -> float | None:
+        """A measure by the name that experiments use; None where the run does not have it.
+
+        `knn` and `linear` are fractions of `summary.json`, `finetune_1` and `finetune_10`
+        fractions of the evaluation, `unsupervised` the score without labels, `classes` and
+        `classes_1` numbers of classes.
+        """
+        return {
+            "knn": lambda: lookup(self.summary, "knn"),
+            "linear": lambda: lookup(self.summary, "linear"),
+            "finetune_1": lambda: lookup(self.evaluation, "finetune", "0.01", "mean"),
+            "finetune_10": lambda: lookup(self.evaluation, "finetune", "0.1", "mean"),
+            "unsupervised": lambda: lookup(self.summary, "unsupervised", "score"),
+            "classes": lambda: lookup(self.summary, "classes", "any"),
+            "classes_1": lambda: lookup(self.summary, "classes", "one_percent"),
+        }[name]()
+
+
+def read_run(folder: Path) -> Run | None:
+    """The run in a folder, complete or not; None if there is none.
+
+    Raises:
+        ValueError: a file is damaged; the message names it.
+    """
+    if not (folder / "config.yaml").is_file():
+        return None
+    files = sorted((folder / EVALUATIONS).glob("*.json"))
+    return Run(
+        folder,
+        summary=_read_json(folder / "summary.json"),
+        evaluations={file.stem: _read_json(file) for file in files},
+    )
+
+
+def find_runs(folder: Path) -> list[Run]:
+    """All runs in a folder, in folders of it, and in folders of those (`outputs/<name>/<time>`)."""
+    candidates = [folder, *sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))]
+    return [run for run in map(read_run, candidates) if run is not None]
+
+
+def last_error(log: Path) -> str | None:
+    """The last error that a run printed, in one line."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((li.removeprefix("error: ") for li in reversed(lines) if "rror: " in li), None)
+
+
+def unreadable(runs: Sequence[Run]) -> dict[str, str]:
+    """The names of runs whose configuration this version cannot read, with the error."""
+    wrong = {}
+    for run in runs:
+        try:
+            _ = run.config
+        except ConfigError as error:
+            wrong[run.name] = str(error)
+    return wrong
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        values = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: no JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{file}: must hold a JSON object")
+    return values

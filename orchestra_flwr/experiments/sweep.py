@@ -1,0 +1,218 @@
+"""Runs an experiment: every run is a process with a folder; complete runs are not repeated."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TextIO
+
+from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError
+from orchestra_flwr.experiments.planning import Plan, classes_held_by_clients
+from orchestra_flwr.experiments.results.runs import LOGS, last_error, read_run
+from orchestra_flwr.files import write_atomically
+from orchestra_flwr.reporting import RunFolder, environment
+from orchestra_flwr.reporting.text import duration
+
+Announce = Callable[[str], None]
+POLL = 0.1  # seconds between looks at the processes
+GRACE = 20  # seconds that an interrupted run has to end; its checkpoint is safe in any case
+FINETUNED = {"finetune_1", "finetune_10"}
+
+
+@dataclass
+class Job:
+    """One run and the commands that it still needs.
+
+    Attributes:
+        name: of the run.
+        steps: commands, one after another.
+        state: waiting, running, done or failed.
+        process: of the command that runs.
+        log: the file that takes the output of the commands.
+        began: when the job was started (monotonic clock).
+        was_begun: the run's folder was there before; the run is resumed.
+    """
+
+    name: str
+    steps: list[list[str]]
+    state: Literal["waiting", "running", "done", "failed"] = "waiting"
+    process: subprocess.Popen[bytes] | None = None
+    log: TextIO | None = None
+    began: float = 0.0
+    was_begun: bool = False
+
+
+def run_plan(
+    plan: Plan, configs: Mapping[str, Config], folder: Path, jobs: int, announce: Announce
+) -> list[str]:
+    """Runs what is missing of an experiment.
+
+    Args:
+        plan: the experiment's runs; written into the folder, for the report.
+        configs: the configuration of each run.
+        folder: holds the folders of all runs.
+        jobs: runs side by side.
+        announce: called with lines about the progress.
+
+    Returns:
+        The runs that failed; the others are complete.
+
+    Raises:
+        KeyboardInterrupt: all processes have ended, and everything can be resumed.
+        OSError: the folder cannot be written.
+    """
+    (folder / LOGS).mkdir(parents=True, exist_ok=True)
+    plan.write(folder)
+    if plan.experiment.work == "split":
+        return _measure_splits(configs, folder, announce)
+    todo = jobs_of(plan, folder)
+    complete, begun = len(configs) - len(todo), sum(job.was_begun for job in todo)
+    announce(
+        f"{plan.name}, {plan.settings.title}: {len(configs)} runs, {complete} complete already"
+        + (f", {begun} to be resumed" if begun else "")
+    )
+    return _Sweep(todo, folder, jobs, announce).run()
+
+
+def jobs_of(plan: Plan, folder: Path) -> list[Job]:
+    """The jobs that are still to be done, in the order of the plan; none for complete runs."""
+    finetunes = bool(FINETUNED & set(plan.experiment.measures))
+    found: dict[str, Job] = {}
+    for row in plan.rows:
+        path = folder / row.run
+        run = read_run(path)
+        steps, begun = [], run is not None
+        if run is None:
+            overrides = [*row.overrides, f"seed={row.seed}", f"run_dir={path}"]
+            steps.append(_command("orchestra_flwr.cli", [*overrides, "logging.progress=plain"]))
+        elif not run.summary:
+            moved = [o for o in row.overrides if _may_change(o)]
+            steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
+        if finetunes and not (run and run.evaluation):
+            steps.append(_command("orchestra_flwr.evaluation", [f"run={path}"]))
+        if steps:
+            found.setdefault(row.run, Job(row.run, steps, was_begun=begun))
+    return list(found.values())
+
+
+def _command(module: str, arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
+
+
+def _may_change(override: str) -> bool:
+    key = override.partition("=")[0].lstrip("+")
+    return any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE)
+
+
+class _Sweep:
+    def __init__(self, todo: list[Job], folder: Path, jobs: int, announce: Announce) -> None:
+        self.todo, self.folder, self.jobs, self.announce = todo, folder, jobs, announce
+        self.seconds: list[float] = []  # durations of jobs that were not resumed
+
+    def run(self) -> list[str]:
+        try:
+            while any(job.state in ("waiting", "running") for job in self.todo):
+                self._start_waiting()
+                time.sleep(POLL)
+                for job in self._in_state("running"):
+                    self._check(job)
+        finally:
+            self._stop_running()
+        return [job.name for job in self._in_state("failed")]
+
+    def _in_state(self, state: str) -> list[Job]:
+        return [job for job in self.todo if job.state == state]
+
+    def _start_waiting(self) -> None:
+        free = self.jobs - len(self._in_state("running"))
+        for job in self._in_state("waiting")[:free]:
+            job.state, job.began = "running", time.monotonic()
+            job.log = (self.folder / LOGS / f"{job.name}.log").open("a")
+            number = self.todo.index(job) + 1
+            begun = "resumed" if job.was_begun else "started"
+            self.announce(f"[{number}/{len(self.todo)}] {begun}: {job.name}")
+            self._next_step(job)
+
+    def _next_step(self, job: Job) -> None:
+        # A new session: Ctrl-C reaches this process alone, which then stops the others.
+        job.process = subprocess.Popen(
+            job.steps.pop(0),
+            stdout=job.log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _check(self, job: Job) -> None:
+        assert job.process is not None
+        code = job.process.poll()
+        if code is None:
+            return
+        if code == 0 and job.steps:
+            self._next_step(job)
+            return
+        job.state = "done" if code == 0 else "failed"
+        seconds = time.monotonic() - job.began
+        if job.log:
+            job.log.close()
+        number = self.todo.index(job) + 1
+        if code == 0:
+            self.seconds += [] if job.was_begun else [seconds]
+            result = f"done in {duration(seconds)}"
+        else:
+            log = self.folder / LOGS / f"{job.name}.log"
+            result = f"FAILED (exit code {code}): {last_error(log) or f'see {log}'}"
+        self.announce(f"[{number}/{len(self.todo)}] {result}: {job.name}{self._left()}")
+
+    def _left(self) -> str:
+        waiting, running = self._in_state("waiting"), self._in_state("running")
+        if not waiting and not running:
+            return ""
+        count = f"; {len(waiting) + len(running)} left"
+        if not self.seconds:
+            return count
+        mean, now = sum(self.seconds) / len(self.seconds), time.monotonic()
+        left = sum(max(0.0, mean - (now - job.began)) for job in running) + mean * len(waiting)
+        return f"{count}, about {duration(left / self.jobs)}" if left else count
+
+    def _stop_running(self) -> None:
+        running = self._in_state("running")
+        for job in running:
+            if job.process:
+                # Not SIGINT: processes that a shell started in the background ignore it.
+                job.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + GRACE
+        for job in running:
+            if job.process:
+                try:
+                    job.process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    job.process.kill()
+                    job.process.wait()
+            if job.log:
+                job.log.close()
+
+
+def _measure_splits(configs: Mapping[str, Config], folder: Path, announce: Announce) -> list[str]:
+    """Measures the splits in this process: it takes seconds."""
+    failed = []
+    for number, (name, config) in enumerate(configs.items(), 1):
+        run = read_run(folder / name)
+        if run is not None and run.summary:
+            continue
+        try:
+            held = classes_held_by_clients(config)
+            made = config.model_copy(update={"run_dir": str(folder / name)})
+            target = RunFolder.create(made) if run is None else RunFolder(folder / name)
+            target.write_summary({"classes": held, "versions": environment()})
+            announce(f"[{number}/{len(configs)}] done: {name}")
+        except ConfigError as error:
+            write_atomically(folder / LOGS / f"{name}.log", f"error: {error}\n".encode())
+            failed.append(name)
+            announce(f"[{number}/{len(configs)}] FAILED: {error}: {name}")
+    return failed

@@ -1,0 +1,1 @@
+"""A federated client, with and without Flower's runtime."""

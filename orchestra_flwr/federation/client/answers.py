@@ -1,0 +1,118 @@
+"""How a client answers a message of the server, whoever carries it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.messages.arrays import (
+    ARRAYS,
+    CLIENT_FAILED,
+    CONFIG,
+    METRICS,
+    MODEL,
+    MODELS,
+    OUT_OF_MEMORY,
+    from_record,
+    to_record,
+)
+from orchestra_flwr.federation.messages.schema import names_down
+
+
+def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Message:
+    """The reply with what `work` makes of the content; an exception becomes an error reply."""
+    try:
+        return Message(work(message.content), reply_to=message)
+    except Exception as error:
+        short = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        code = OUT_OF_MEMORY if short else CLIENT_FAILED
+        return Message(Error(code=code, reason=describe(error)), reply_to=message)
+
+
+def ran_out_of_memory(reply: Message) -> bool:
+    """Whether a client had too little memory, as it says, or its process was killed."""
+    if not reply.has_error():
+        return False
+    killed = "ray.exceptions." in (reply.error.reason or "")  # memory is what mostly kills
+    return killed or reply.error.code == OUT_OF_MEMORY
+
+
+def describe(error: Exception) -> str:
+    """An exception in a line: its type, text and place."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
+    return f"{type(error).__name__}: {error} ({place})"
+
+
+def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
+    """One round of one client: the content of a message down to that of its reply.
+
+    Args:
+        client: made for the task's configuration.
+        content: arrays and task, as :class:`OrchestraStrategy` sends them. It loses its arrays,
+            which are as large as the model: no copy shall wait until the training is over.
+
+    Raises:
+        ValueError: the server's model is another one than this client's.
+        TrainingError: a loss that is not finite.
+    """
+    task = content.config_records[CONFIG]
+    received = _received(client, content)
+    models = list(task.get(MODELS) or ["model"])  # type: ignore[arg-type]
+    names = [name for part in names_down(client.schemas, models) for name in part]
+    optional = {key: task[key] for key in ("contribute", "index") if key in task}
+    arrays, examples, metrics = client.fit(
+        [received.pop(name) for name in names],
+        {"round": task["round"], "train": task["train"], "models": models, **optional},
+    )
+    returned = (client.returns if task["train"] else []) + client.contributes
+    about: dict[str, str] = {"schema": client.schemas.fingerprint}
+    trained = str(metrics.pop("model"))
+    if len(models) > 1:
+        about[MODEL] = trained
+    return RecordDict(
+        {
+            ARRAYS: to_record(dict(zip(returned, arrays, strict=True))),
+            METRICS: MetricRecord({**metrics, "examples": examples}),
+            CONFIG: ConfigRecord(about),
+        }
+    )
+
+
+def evaluate_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
+    """A client's scores of the encoder in a message down: scalars only, no arrays.
+
+    Arguments and errors as in :func:`train_reply`.
+
+    Raises:
+        ValueError: the run's configuration, which clients agreed to, asks for no scores.
+    """
+    if not client.config.evaluation.unsupervised:
+        raise ValueError("evaluation.unsupervised=false: this run asks its clients for no scores")
+    received = _received(client, content)
+    _, examples, scores = client.evaluate(
+        [received.pop(name) for name in client.receives],
+        {"round": content.config_records[CONFIG]["round"]},
+    )
+    return RecordDict(
+        {
+            METRICS: MetricRecord({**scores, "examples": examples}),
+            CONFIG: ConfigRecord({"schema": client.schemas.fingerprint}),
+        }
+    )
+
+
+def _received(client: OrchestraClient, content: RecordDict) -> dict[str, np.ndarray]:
+    """The arrays of a message down, which loses them."""
+    schema = str(content.config_records[CONFIG]["schema"])
+    if schema != client.schemas.fingerprint:
+        raise ValueError(
+            f"the server's model has schema {schema}, this client's {client.schemas.fingerprint}: "
+            "both must run the same version of orchestra_flwr"
+        )
+    return from_record(content.array_records.pop(ARRAYS))

@@ -1,0 +1,73 @@
+"""Flower's ClientApp of a simulation: a node is whichever client it is asked to be.
+
+Lives in an importable module so that a worker process keeps its caches between messages.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.client.state_folder import ClientStateFolder
+from orchestra_flwr.federation.messages.arrays import CLIENTS, CONFIG, RUN
+from orchestra_flwr.federation.messages.object_store import beside_the_pickle
+from orchestra_flwr.federation.population import Population, load_population
+from orchestra_flwr.methods import labels_for
+from orchestra_flwr.training import resolve_device
+
+app = ClientApp()
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Shows that this simulation's workers have started."""
+    return Message(RecordDict(), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round of the client that the message names."""
+    done = answer(message, lambda content: train_reply(_addressed(content), content))
+    return beside_the_pickle(done)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """The named client's scores of the averaged encoder on its own images."""
+    return answer(message, lambda content: evaluate_reply(_addressed(content), content))
+
+
+def _addressed(content: RecordDict) -> OrchestraClient:
+    task = content.config_records[CONFIG]
+    config_json, name = str(task["config"]), str(task["client"])
+    config, population, images, labels = _loaded(config_json)
+    indices = torch.from_numpy(population.parts[name])
+    chosen = indices.to(images.device)
+    shifted = config.shift.build().apply(images[chosen], indices, name, config.seed)
+    own_labels = None if labels is None else labels[chosen]
+    folder = None
+    if RUN in task:
+        folder = ClientStateFolder(Path(str(task[CLIENTS])) / name, str(task[RUN]))
+    return OrchestraClient(config, name, shifted, own_labels, state_folder=folder)
+
+
+@lru_cache(maxsize=1)
+def _loaded(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
+    """The run, its clients' parts, all training images and, if the method needs them, their labels.
+
+    On the device; once a process and run.
+    """
+    config = Config.from_json(config_json)
+    device = resolve_device(config.device)
+    population = load_population(config)
+    train = population.dataset.train
+    labels = labels_for(config, train)
+    return config, population, train.images.to(device), None if labels is None else labels.to(device)

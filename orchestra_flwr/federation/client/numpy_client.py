@@ -1,0 +1,288 @@
+"""The federated client: shared and server state in, trained state and contributions out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.client import NumPyClient
+from torch import Tensor
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.evaluation import similarities
+from orchestra_flwr.federation.client.state_folder import ClientStateFolder
+from orchestra_flwr.federation.exchanges import Exchange, Offer
+from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
+from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
+from orchestra_flwr.merging import ClientState, Merging, keeps_state
+from orchestra_flwr.methods import Received, Release, Role, kept_first
+from orchestra_flwr.privacy.updates import clipped_state
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import (
+    LocalResult,
+    build_learner,
+    keep_freed_memory,
+    observe_round,
+    return_freed_memory,
+    torch_threads,
+    train_round,
+)
+
+EXCHANGE = "exchange."  # what the names of an exchange's own tensors in a client's state begin with
+
+
+@dataclass
+class _Work:
+    """One round of the client, as it goes on.
+
+    Attributes:
+        seed: the client's randomness in this round.
+        arrays: of each model that was received, by the names in `Schemas.down`.
+        model: the one that is trained.
+        contribute: whether the method may make something for the server.
+        index: the client's number in the run; None: not known.
+        metrics: what is measured.
+    """
+
+    seed: ClientSeed
+    arrays: dict[str, dict[str, np.ndarray]]
+    model: str
+    contribute: bool
+    index: int | None
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class OrchestraClient(NumPyClient):
+    """One client's local work on its own images; works with and without Flower's runtime.
+
+    Args:
+        config: the run's configuration.
+        name: which client this is; its randomness follows from it.
+        images: (n, C, H, W) uint8 on the device to train on.
+        labels: (n,) int64 beside them, for methods that learn from labels.
+        state_folder: where its state is kept from round to round, for runs in which clients do.
+        secret_noise: whether the noise of private releases is drawn afresh from the system, as it
+            must be wherever somebody else knows the run's seed; otherwise it follows from the seed.
+
+    Raises:
+        ValueError: there are fewer images than `federation.min_images`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        images: Tensor,
+        labels: Tensor | None = None,
+        *,
+        state_folder: ClientStateFolder | None = None,
+        secret_noise: bool = False,
+    ) -> None:
+        least = config.federation.min_images
+        if len(images) < least:
+            raise ValueError(
+                f"client {name} has {len(images)} images, federation.min_images={least}"
+            )
+        self.config = config
+        self.name = name
+        self.images = images
+        self.labels = labels
+        self.state_folder = state_folder
+        self.secret_noise = secret_noise
+        self.learner = build_learner(config, images.shape[1]).to(images.device)
+        self.exchange: Exchange = config.exchange.build()
+        self.schemas = Schemas.of(self.learner, config)
+        release: Release | None = config.method.plugin.release(config)
+        # The names of `fit`'s arrays, in order: down (of each model), up after training only, up
+        # after any round.
+        self.receives = self.schemas.down
+        self.returns = list(self.schemas.codec.form(self.schemas.reply))
+        self.contributes = list(release.rows) if release else []
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        """Trains for one round, or only observes in the first.
+
+        Args:
+            parameters: the flat arrays named by `receives`, for one model after the other.
+            config: `round` (int), `train` (bool; false in the first round of methods whose server
+                state is made before training). Where they apply: `models` (the names of the models
+                that are received), `contribute` (false: arrays without rows), `index` (the
+                client's number in the run).
+
+        Returns:
+            The arrays named by `returns` (only after training: the shared state, moved by at most
+            `privacy.clip`, or what changed of it), followed by those named by `contributes`; the
+            number of images; metrics: mean loss parts, steps, seconds, `model` (which one was
+            trained) and the method's own.
+
+        Raises:
+            ValueError: arrays that do not fit the model, state to keep without a folder for it, or
+                an update that is not finite.
+            TrainingError: a loss that is not finite.
+        """
+        started = time.perf_counter()
+        keep_freed_memory()
+        train = bool(config["train"])
+        with torch_threads(self.config.training.threads):
+            work = self._begin(parameters, config)
+            del parameters  # frees them where the caller has not kept them
+            result = self._train(work) if train else self._observe(work)
+        return_freed_memory()  # before the reply is packed, which takes two models' memory
+        arrays = [
+            result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes
+        ]
+        if train:
+            arrays = [*self._trained(work), *arrays]
+        work.metrics |= {f"loss/{name}": value for name, value in result.losses.items()}
+        work.metrics |= {"steps": result.steps, "model": work.model}
+        if result.contribution.smallest_group is not None:
+            work.metrics[SMALLEST_GROUP] = result.contribution.smallest_group
+        work.metrics["seconds"] = time.perf_counter() - started
+        return arrays, len(self.images), work.metrics
+
+    def _begin(self, parameters: Sequence[np.ndarray], config: Mapping[str, Any]) -> _Work:
+        """Takes in what was received: the first model is in the learner afterwards."""
+        models = list(config.get("models") or ["model"])
+        count = len(self.receives)
+        if len(parameters) != count * len(models):
+            raise ValueError(f"{len(parameters)} arrays for {len(models)} models of {count} each")
+        parts = [parameters[i * count : (i + 1) * count] for i in range(len(models))]
+        arrays = {
+            model: dict(zip(self.receives, part, strict=True))
+            for model, part in zip(models, parts, strict=True)
+        }
+        unpack_state(arrays[models[0]], self.learner, self.schemas)
+        if len(models) == 1 and not (config["train"] and self._needs_received):
+            arrays[models[0]] = {}  # frees it; an int8 model, which would be needed, is small
+        return _Work(
+            ClientSeed(self.config.seed, int(config["round"]), self.name, self.secret_noise),
+            arrays,
+            models[0],
+            bool(config.get("contribute", True)),
+            config.get("index"),
+        )
+
+    def _observe(self, work: _Work) -> LocalResult:
+        return observe_round(
+            self.learner, self.images, self.config, work.seed, contribute=work.contribute
+        )
+
+    def _train(self, work: _Work) -> LocalResult:
+        merging: Merging = self.config.merging.build()
+        folder = None
+        if keeps_state(self.config, self.learner) or self.exchange.remembers:
+            folder = self._folder()
+        kept = folder.before(work.seed.round) if folder else None
+        if len(work.arrays) > 1:
+            self._choose(work, kept)
+        received = self._received(work)
+        if folder is not None:
+            self._recall(kept, merging)
+        result = train_round(
+            self.learner,
+            self.images,
+            self.config,
+            work.seed,
+            labels=self.labels,
+            contribute=work.contribute,
+            received=received,
+        )
+        if folder is not None:
+            folder.save(work.seed.round, self._state_to_keep(merging))
+        work.metrics |= {f"merge/{name}": value for name, value in merging.metrics().items()}
+        return result
+
+    def _choose(self, work: _Work, kept: ClientState | None) -> None:
+        """Lets the exchange choose a model, which is in the learner afterwards."""
+
+        def load(model: str) -> None:
+            unpack_state(work.arrays[model], self.learner, self.schemas)
+
+        own = _with_prefix(kept.tensors, EXCHANGE) if kept else {}
+        offer = Offer(list(work.arrays), load, self.learner, self.images, own)
+        work.model = self.exchange.choose(offer)
+        load(work.model)
+        work.arrays = {work.model: work.arrays[work.model]}  # the others go
+
+    def _received(self, work: _Work) -> Received:
+        state = None
+        if self.learner.needs_received:
+            state = received_state(work.arrays[work.model], self.schemas)
+        return Received(self.name, work.index, work.seed.round, self.images, state)
+
+    def _recall(self, kept: ClientState | None, merging: Merging) -> None:
+        if kept is None:
+            self.learner.method.start_local_state()
+        else:
+            for name, tensor in self.learner.state(Role.LOCAL).items():
+                tensor.copy_(kept.tensors[name])
+        merging.merge(self.learner, kept)
+
+    def _state_to_keep(self, merging: Merging) -> ClientState:
+        merged, local = merging.keep(self.learner), self.learner.state(Role.LOCAL)
+        exchange = {EXCHANGE + name: t for name, t in self.exchange.keep(self.learner).items()}
+        return ClientState({**local, **merged.tensors, **exchange}, merged.values)
+
+    def _folder(self) -> ClientStateFolder:
+        if self.state_folder is None:
+            raise ValueError(
+                f"merging={self.config.merging.name}: client {self.name} keeps state from round "
+                "to round, and was started without a folder for it"
+            )
+        return self.state_folder
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Scores the kept backbone on the client's own images, without labels (section 5).
+
+        Args:
+            parameters: the flat arrays named by `receives`.
+            config: `round` (int), from which the augmentations follow.
+
+        Returns:
+            The negated score, the number of images, and `alignment` and `uniformity`.
+
+        Raises:
+            ValueError: arrays that do not fit the model.
+        """
+        evaluation = self.config.evaluation
+        seed = ClientSeed(self.config.seed, int(config["round"]), self.name)
+        with torch_threads(self.config.training.threads):
+            received = dict(zip(self.receives, parameters, strict=True))
+            unpack_state(received, self.learner, self.schemas)
+            backbones = kept_first(self.learner.method, evaluation.backbone)
+            scores = similarities(
+                next(iter(backbones.values())),
+                self.images,
+                self.config.data.augmentation,
+                seed.generator("similarity", self.images.device),
+                evaluation.batch_size,
+            )
+        return -scores.score, len(self.images), asdict(scores)
+
+    @property
+    def _needs_received(self) -> bool:
+        """Whether what is trained or sent depends on what was received."""
+        clipped = self.config.privacy.clip is not None
+        return self.schemas.sends_updates or clipped or self.learner.needs_received
+
+    def _trained(self, work: _Work) -> list[np.ndarray]:
+        """The arrays named by `returns`, of the trained state and the one received before."""
+        state = self.schemas.shared.pack(self.learner.state(Role.SHARED))
+        before, clip = None, self.config.privacy.clip
+        if self.schemas.sends_updates or clip is not None:
+            before = self.schemas.codec.decode(Role.SHARED.value, work.arrays[work.model])
+            if clip is not None:
+                state = clipped_state(before, state, clip)
+        arrays = self.schemas.pack_trained(state, before, work.seed.generator("wire"))
+        return [arrays[name] for name in self.returns]
+
+
+def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

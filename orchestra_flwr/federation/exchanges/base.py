@@ -1,0 +1,124 @@
+"""What an exchange is: the server's named models, and a round's stages of tasks for clients.
+
+A round is a sequence of stages. In a stage every client with a task is sent one or several models,
+trains one of them and sends it back; then each model becomes the mean of what entered it. The next
+stage starts from there. FedAvg is one model and one stage.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from orchestra_flwr.config import Plugin
+from orchestra_flwr.training import Learner
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a client is asked for in a stage.
+
+    Attributes:
+        client: its name.
+        models: names of the models that it is sent, at least one; it trains one of them.
+    """
+
+    client: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tasks of clients that work at the same time; no client has two."""
+
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a client chooses a model from.
+
+    Attributes:
+        names: of the models that it was sent.
+        load: puts one of them into the learner.
+        learner: what is going to be trained; it holds the first model.
+        images: (n, C, H, W) uint8, all of the client's.
+        kept: what :meth:`Exchange.keep` returned after the client's last training, or nothing.
+    """
+
+    names: Sequence[str]
+    load: Callable[[str], None]
+    learner: Learner
+    images: Tensor
+    kept: Mapping[str, Tensor]
+
+
+class Exchange(Plugin, ABC):
+    """Who talks with whom. The server has one object, and so has every client in every round.
+
+    Class attributes:
+        Settings: own options under `exchange.` in the configuration.
+        remembers: whether clients keep something from round to round (:meth:`keep`).
+        deployable: whether real clients can take part, or only simulated ones.
+    """
+
+    remembers: ClassVar[bool] = False
+    deployable: ClassVar[bool] = True
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def models(self, clients: Sequence[str]) -> tuple[str, ...]:
+        """Names of the server's models; the first is the one that is judged and saved.
+
+        Args:
+            clients: of a simulation, in their order; () where clients come and go.
+        """
+        return ("model",)
+
+    def stages(self, round_: int, cohort: Sequence[str]) -> Iterator[Stage]:
+        """The stages of a round; the next one is asked for when the last one has ended.
+
+        Args:
+            round_: from 0; in round 0, which only some methods have, nothing is trained.
+            cohort: clients of the round, in their order.
+        """
+        yield Stage(tuple(Task(client, ("model",)) for client in cohort))
+
+    def enters(self, task: Task, trained: str) -> Mapping[str, float]:
+        """Which models a client's result enters, each with a positive share of its weight.
+
+        Args:
+            task: of the client.
+            trained: name of the model that it trained, one of the task's.
+        """
+        return {trained: 1.0}
+
+    def result(self, task: Task, trained: str, state: np.ndarray) -> None:
+        """Called on the server with every good result, in the order of the tasks.
+
+        Args:
+            task: of the client.
+            trained: name of the model that it trained.
+            state: (size,) float32 shared state after training; only to be read, not to be kept.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What the server has to remember of this exchange, as JSON can hold it."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Takes back what :meth:`state` returned, when a run is resumed."""
+
+    def choose(self, offer: Offer) -> str:
+        """Called on a client that was sent several models: the name of the one to train."""
+        return offer.names[0]
+
+    def keep(self, learner: Learner) -> Mapping[str, Tensor]:
+        """What a client keeps after its training for its next choice, where it `remembers`."""
+        return {}

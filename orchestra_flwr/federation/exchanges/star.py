@@ -1,0 +1,13 @@
+"""FedAvg's star: one server, one model, one stage a round.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017 (arXiv 1602.05629), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from orchestra_flwr.federation.exchanges.base import Exchange
+
+
+class Star(Exchange):
+    """Every client of the cohort trains the one model, which becomes their mean."""

@@ -1,0 +1,198 @@
+"""Checks of what clients send back: a reply is taken whole or dropped with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from orchestra_flwr.evaluation.similarity import TEMPERATURE, Similarities
+from orchestra_flwr.federation.messages.arrays import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    MODEL,
+    SMALLEST_GROUP,
+)
+from orchestra_flwr.federation.messages.codec import Form
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.methods import Release
+
+HEADER = 4096  # bytes that the serialisation of an array may add to its values
+ROUNDING = 1e-4  # by which float32 may exceed a limit
+
+
+class BadReplyError(ValueError):
+    """A reply that cannot be used; its text says why."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A checked reply.
+
+    Attributes:
+        shared: (size,) float32 shared state; None where nothing was trained.
+        contributions: name to (rows, width) float32.
+        examples: images that the client trained on, at least 1.
+        metrics: all numbers that the client reported.
+        model: which of the models that it was sent it trained.
+    """
+
+    shared: np.ndarray | None
+    contributions: dict[str, np.ndarray]
+    examples: int
+    metrics: dict[str, float]
+    model: str
+
+
+def check_reply(
+    message: Message,
+    schemas: Schemas,
+    release: Release | None,
+    *,
+    models: Sequence[str],
+    trained: bool,
+    received: Callable[[str], np.ndarray | None] = lambda model: None,
+) -> Reply:
+    """Turns a client's message into a :class:`Reply`.
+
+    Args:
+        message: as received.
+        schemas: what shared state must look like, and how it is encoded.
+        release: what clients contribute beside it. How many images a row stands for is what the
+            client says: nobody else can know, and one that lies exposes its own images.
+        models: names of the models that it was sent.
+        trained: whether shared state is expected.
+        received: (size,) state of a model as the client received it, if clients send updates.
+
+    Raises:
+        BadReplyError: an error reply, another schema, a model that was not sent, missing or unknown
+            arrays, wrong shapes or sizes, values that are not finite, no images, or rows of fewer
+            images than the release allows.
+    """
+    content, metrics = _content(message, schemas)
+    model = _model(content, models)
+    record = content.get(ARRAYS)
+    if not isinstance(record, ArrayRecord):
+        raise BadReplyError("the reply lacks its arrays")
+    form = schemas.codec.form(schemas.reply) if trained else {}
+    rows = release.rows if release else {}
+    if record.keys() != form.keys() | rows.keys():
+        wanted = sorted(form.keys() | rows.keys())
+        raise BadReplyError(f"arrays {sorted(record)} instead of {wanted}")
+    state = _shared(record, schemas, form, received(model)) if trained else None
+    contributions = _contributions(record, release) if release else {}
+    least = release.least_images if release else None
+    smallest = metrics.get(SMALLEST_GROUP)
+    sent = any(map(len, contributions.values()))
+    if least is not None and smallest is not None and smallest < least and sent:
+        raise BadReplyError(f"rows of {smallest:g} images, privacy.k_min={least}")
+    return Reply(state, contributions, int(metrics["examples"]), metrics, model)
+
+
+def _model(content: RecordDict, models: Sequence[str]) -> str:
+    """Which model was trained; only where several were sent the reply says so."""
+    about = content[CONFIG]
+    model = str(about.get(MODEL, models[0] if len(models) == 1 else ""))
+    if model not in models:
+        raise BadReplyError(f"it trained the model {model!r}, and was sent {', '.join(models)}")
+    return model
+
+
+def _contributions(record: ArrayRecord, release: Release) -> dict[str, np.ndarray]:
+    contributions = {}
+    least = 0 if release.may_be_empty else 1
+    for name, (rows, width) in release.rows.items():
+        array = _array(record, name, np.dtype(np.float32), rows * width)
+        if array.ndim != 2 or not least <= array.shape[0] <= rows or array.shape[1] != width:
+            raise BadReplyError(
+                f"{name} of shape {array.shape} instead of ({least} to {rows}, {width})"
+            )
+        contributions[name] = array.copy()  # a view may keep the whole reply in Ray's store
+    return contributions
+
+
+def check_similarities(message: Message, schemas: Schemas) -> tuple[int, Similarities]:
+    """Turns a client's answer to an evaluation into its number of images and its scores.
+
+    Raises:
+        BadReplyError: an error reply, another schema, no images, any array or other metric than
+            alignment and uniformity, or one that is out of its range or not finite.
+    """
+    content, metrics = _content(message, schemas)
+    if content.array_records:
+        raise BadReplyError(f"arrays {sorted(content.array_records)} in answer to an evaluation")
+    limits = {"alignment": 1.0, "uniformity": 1 / TEMPERATURE}
+    if metrics.keys() != {"examples", *limits}:
+        raise BadReplyError(f"metrics {sorted(metrics)} instead of {sorted({'examples', *limits})}")
+    for name, limit in limits.items():
+        if abs(metrics[name]) > limit * (1 + ROUNDING):
+            raise BadReplyError(f"{name} is {metrics[name]:g}, at most {limit:g} in size expected")
+    return int(metrics["examples"]), Similarities(metrics["alignment"], metrics["uniformity"])
+
+
+def _content(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, float]]:
+    """A reply's content and metrics, with a possible number of images."""
+    if message.has_error():
+        raise BadReplyError(message.error.reason or f"error code {message.error.code}")
+    content = message.content
+    # Not by `metric_records` and its like: those are cycles, which keep a reply's arrays for long.
+    record, about = content.get(METRICS), content.get(CONFIG)
+    if not isinstance(record, MetricRecord):
+        raise BadReplyError("the reply lacks its metrics")
+    schema = str(about.get("schema", "none")) if isinstance(about, ConfigRecord) else "none"
+    if schema != schemas.fingerprint:
+        raise BadReplyError(
+            f"schema {schema} instead of {schemas.fingerprint}: another model or version"
+        )
+    metrics = _metrics(record)
+    examples = metrics.get("examples", 0)
+    if examples < 1 or examples != int(examples):
+        raise BadReplyError(f"it reports {examples:g} images")
+    return content, metrics
+
+
+def _metrics(record: Mapping[str, object]) -> dict[str, float]:
+    metrics = {}
+    for name, value in record.items():
+        if not isinstance(value, int | float) or not np.isfinite(value):
+            raise BadReplyError(f"metric {name} is {value}")
+        metrics[name] = float(value)
+    return metrics
+
+
+def _shared(
+    record: ArrayRecord, schemas: Schemas, form: Form, received: np.ndarray | None
+) -> np.ndarray:
+    arrays = {}
+    for name, (dtype, size) in form.items():
+        arrays[name] = _array(record, name, dtype, size)
+        if arrays[name].shape != (size,):
+            raise BadReplyError(f"{name} of shape {arrays[name].shape} instead of ({size},)")
+    state = schemas.unpack_trained(arrays, received)
+    if schemas.sends_updates:  # codes and scales that are finite may come to values that are not
+        _demand_finite(schemas.reply, state)
+    return state
+
+
+def _array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.ndarray:
+    array = record[name]
+    # Measured before it is decoded: a reply of a hundred times the size costs nothing more.
+    most = dtype.itemsize * size + HEADER
+    if len(array.data) > most:
+        raise BadReplyError(f"{name} of {len(array.data)} bytes, at most {most} expected")
+    try:
+        values = array.numpy()
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        raise BadReplyError(f"{name} cannot be decoded: {error}") from None
+    if values.dtype != dtype:
+        raise BadReplyError(f"{name} is {values.dtype} instead of {dtype}")
+    _demand_finite(name, values)
+    return values
+
+
+def _demand_finite(name: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise BadReplyError(f"{name} holds values that are not finite")

@@ -1,0 +1,259 @@
+"""What travels: flat arrays a role, named, with a fingerprint of the tensors inside.
+
+A message down holds the shared state, and "server" where a method has server state. A message up
+holds what was trained (not after the first round) and the method's contributions; the answer to an
+evaluation holds no arrays at all. Nothing else can be packed: the tensors are chosen by role, and
+private ones have no schema.
+
+With `federation.wire=float32` the shared state is one array, "shared", both ways. With fewer bits
+:mod:`orchestra_flwr.federation.messages.codec` makes several arrays of it, and clients send what training
+*changed* of the state that they received ("update"): changes are small, so fewer bits lose little
+of them. The server knows what clients made of its state, since encoding it has one outcome, and
+adds their updates to its own float32 state, so that no rounding is ever added up over the rounds.
+Server state and contributions are small, and clustering and its privacy depend on their values:
+they are always float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestra_flwr.config import Config, Wire
+from orchestra_flwr.federation.messages.arrays import as_tensor
+from orchestra_flwr.federation.messages.codec import BlockCodec, Codec, PlainCodec
+from orchestra_flwr.methods import Role
+from orchestra_flwr.plugins import fingerprint
+from orchestra_flwr.training import Learner
+
+FORMAT = 5  # raised whenever messages, or the codes in them, change their meaning
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Names and shapes of a role's tensors, in the order in which they are packed."""
+
+    entries: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, learner: Learner, role: Role) -> Schema:
+        """The schema of one role.
+
+        Raises:
+            ValueError: the role is the client's own.
+        """
+        if role in (Role.LOCAL, Role.TRANSIENT):
+            raise ValueError(f"{role.value} state never travels")
+        return cls(tuple((name, tuple(t.shape)) for name, t in learner.state(role).items()))
+
+    @cached_property
+    def size(self) -> int:
+        """Number of values."""
+        return sum(int(np.prod(shape)) for _, shape in self.entries)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Differs whenever a name, a shape, the order or the message format differs."""
+        return hashlib.sha256(repr((FORMAT, self.entries)).encode()).hexdigest()[:16]
+
+    def pack(self, state: Mapping[str, Tensor]) -> np.ndarray:
+        """(size,) float32 array of all tensors."""
+        parts = [state[name].detach().reshape(-1).float() for name, _ in self.entries]
+        return torch.cat(parts).cpu().numpy() if parts else np.zeros(0, np.float32)
+
+    def unpack(self, flat: np.ndarray, into: Mapping[str, Tensor]) -> None:
+        """Copies a packed array into tensors of the same names and shapes.
+
+        Raises:
+            ValueError: the array has another size.
+        """
+        with torch.no_grad():
+            for name, values in self.views(flat).items():
+                into[name].copy_(values)
+
+    def views(self, flat: np.ndarray) -> dict[str, Tensor]:
+        """The tensors in a packed array, on its memory and only to be read.
+
+        Raises:
+            ValueError: the array has another size.
+        """
+        if flat.shape != (self.size,):
+            raise ValueError(f"expected {self.size} values, got an array {flat.shape}")
+        source = as_tensor(flat)
+        return {
+            name: source[span].view(shape)
+            for (name, shape), span in zip(self.entries, self.spans, strict=True)
+        }
+
+    @cached_property
+    def spans(self) -> tuple[slice, ...]:
+        """Where each tensor's values lie in the packed array."""
+        ends = np.cumsum([0, *(int(np.prod(shape)) for _, shape in self.entries)]).tolist()
+        return tuple(slice(start, end) for start, end in pairwise(ends))
+
+
+@dataclass(frozen=True)
+class Schemas:
+    """The schemas of everything that travels, and how shared state is encoded.
+
+    Attributes:
+        shared: what is trained and averaged.
+        server: what the server makes.
+        wire: bits of the shared state's values.
+        plugins: the fingerprint of the users' packages that take part.
+    """
+
+    shared: Schema
+    server: Schema
+    wire: Wire = "float32"
+    plugins: str = ""
+
+    @classmethod
+    def of(cls, learner: Learner, config: Config) -> Schemas:
+        """The schemas of a run.
+
+        Raises:
+            PluginError: a package with plug-ins cannot be imported.
+        """
+        return cls(
+            Schema.of(learner, Role.SHARED),
+            Schema.of(learner, Role.SERVER),
+            config.federation.wire,
+            fingerprint(config.plugins),
+        )
+
+    @cached_property
+    def codec(self) -> Codec:
+        """How shared state, and what clients send of it, is encoded."""
+        if self.wire == "float32":
+            return PlainCodec(self.shared.size)
+        return BlockCodec(self.shared.entries, self.wire)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What server and client compare before they trust each other's arrays."""
+        parts = [self.shared.fingerprint, self.server.fingerprint, self.wire, self.plugins]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def sends_updates(self) -> bool:
+        """Whether clients send the change of the shared state instead of the state."""
+        return self.wire != "float32"
+
+    @property
+    def reply(self) -> str:
+        """The name of what clients send of the shared state."""
+        return "update" if self.sends_updates else Role.SHARED.value
+
+    @property
+    def down(self) -> list[str]:
+        """The names of the arrays of a message down, in order."""
+        shared = self.codec.form(Role.SHARED.value) if self.shared.size else ()
+        return [*shared, *([Role.SERVER.value] if self.server.size else [])]
+
+    def as_received(self, shared: np.ndarray) -> np.ndarray:
+        """(size,) shared state as clients decode it: the same on every machine, and every time."""
+        return self.codec.decode(Role.SHARED.value, self.codec.encode(Role.SHARED.value, shared))
+
+    def pack_trained(
+        self, trained: np.ndarray, received: np.ndarray | None, generator: torch.Generator
+    ) -> dict[str, np.ndarray]:
+        """What a client sends of its shared state.
+
+        Args:
+            trained: (size,) state after training; an update is made in its memory.
+            received: (size,) state before it; needed where `sends_updates`.
+            generator: of the unbiased rounding of updates.
+
+        Raises:
+            ValueError: an update that is not finite.
+        """
+        if self.sends_updates:
+            assert received is not None
+            trained -= received
+        return self.codec.encode(self.reply, trained, generator)
+
+    def unpack_trained(
+        self, arrays: Mapping[str, np.ndarray], received: np.ndarray | None
+    ) -> np.ndarray:
+        """(size,) state after training that a client's arrays tell.
+
+        Args:
+            arrays: as :meth:`pack_trained` makes them.
+            received: (size,) state before it; needed where `sends_updates`.
+
+        Raises:
+            ValueError: an array is missing, or has another type or size.
+        """
+        values = self.codec.decode(self.reply, arrays)
+        if self.sends_updates:
+            assert received is not None
+            values += received
+        return values
+
+
+def pack_state(learner: Learner, schemas: Schemas) -> dict[str, np.ndarray]:
+    """The arrays of a message down that carries the learner's state."""
+    arrays: dict[str, np.ndarray] = {}
+    if schemas.shared.size:
+        shared = schemas.shared.pack(learner.state(Role.SHARED))
+        arrays |= schemas.codec.encode(Role.SHARED.value, shared)
+    if schemas.server.size:
+        arrays[Role.SERVER.value] = schemas.server.pack(learner.state(Role.SERVER))
+    return arrays
+
+
+def unpack_state(arrays: Mapping[str, np.ndarray], learner: Learner, schemas: Schemas) -> None:
+    """Copies the arrays of a message down into a learner.
+
+    Raises:
+        ValueError: an array is missing or has another size.
+    """
+    if schemas.shared.size:
+        shared = schemas.codec.decode(Role.SHARED.value, arrays)
+        schemas.shared.unpack(shared, learner.state(Role.SHARED))
+    if schemas.server.size:
+        if Role.SERVER.value not in arrays:
+            raise ValueError(f"the message holds no {Role.SERVER.value} state")
+        schemas.server.unpack(arrays[Role.SERVER.value], learner.state(Role.SERVER))
+
+
+def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[str, Tensor]:
+    """The tensors of a message down by name, on its memory and only to be read.
+
+    Raises:
+        ValueError: an array is missing or has another size.
+    """
+    state: dict[str, Tensor] = {}
+    if schemas.shared.size:
+        state |= schemas.shared.views(schemas.codec.decode(Role.SHARED.value, arrays))
+    if schemas.server.size:
+        state |= schemas.server.views(arrays[Role.SERVER.value])
+    return state
+
+
+def for_models(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays of a message down with several models: `<model>/<array>`; with one, as they are.
+
+    Args:
+        arrays: of each model, by its name.
+    """
+    if len(arrays) == 1:
+        return dict(next(iter(arrays.values())))
+    return {
+        f"{model}/{name}": array for model, parts in arrays.items() for name, array in parts.items()
+    }
+
+
+def names_down(schemas: Schemas, models: Sequence[str]) -> list[list[str]]:
+    """For each model of a message down the names of its arrays, in the order of `schemas.down`."""
+    if len(models) == 1:
+        return [schemas.down]
+    return [[f"{model}/{name}" for name in schemas.down] for model in models]

@@ -1,0 +1,1 @@
+"""The server: its models, rounds and run folder."""

@@ -1,0 +1,124 @@
+"""The server's named models, and what each one's optimizer remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.federation.server_optimizers import ServerOptimizer
+from orchestra_flwr.methods import Role
+from orchestra_flwr.training import Learner
+
+TRAVELLING = (Role.SHARED, Role.SERVER)
+OPTIMIZER = "server_optimizer/"  # what the names of moments in a checkpoint begin with
+MODELS = "models/"  # and those of all models but the first
+
+
+class Models:
+    """Named models of one kind: one is loaded in the learner, the others wait as flat arrays.
+
+    Memory is that of the models and of their optimizers' moments; with one model nothing is copied.
+
+    Args:
+        config: the run's configuration.
+        learner: the server's; its state is that of the first model.
+        schemas: of the learner.
+        names: of the models, at least one; all begin with the same state.
+    """
+
+    def __init__(
+        self, config: Config, learner: Learner, schemas: Schemas, names: Sequence[str]
+    ) -> None:
+        self.learner = learner
+        self.schemas = schemas
+        self.names = tuple(names)
+        self._loaded = self.names[0]
+        self._waiting = {name: self._packed() for name in self.names[1:]}
+        build, size = config.server_optimizer.build, schemas.shared.size
+        self.optimizers: dict[str, ServerOptimizer] = {name: build(size) for name in self.names}
+        trained = learner.trained()
+        self.trained_spans = [
+            span
+            for (name, _), span in zip(schemas.shared.entries, schemas.shared.spans, strict=True)
+            if name in trained
+        ]
+
+    @property
+    def first(self) -> str:
+        """The model that is judged and saved."""
+        return self.names[0]
+
+    def load(self, name: str) -> Learner:
+        """The learner with the state of this model, which changes to it change."""
+        if name != self._loaded:
+            packed = self._waiting.pop(name)
+            self._waiting[self._loaded] = self._packed()
+            for role, schema in zip(TRAVELLING, (self.schemas.shared, self.schemas.server), strict=True):
+                schema.unpack(packed[role], self.learner.state(role))
+            self._loaded = name
+        return self.learner
+
+    def shared(self, name: str) -> np.ndarray:
+        """(size,) float32 shared state of a model."""
+        return self.schemas.shared.pack(self.load(name).state(Role.SHARED))
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """The arrays of a message down for a model."""
+        return pack_state(self.load(name), self.schemas)
+
+    def update(self, name: str, mean: np.ndarray) -> None:
+        """Makes the mean of the clients' states, or of their updates, a model's new state.
+
+        Args:
+            name: of the model.
+            mean: (size,) float32; its memory is used.
+        """
+        optimizer = self.optimizers[name]
+        before = self.shared(name) if optimizer.needs_before else mean
+        state = optimizer.step(before, mean, self.trained_spans)
+        self.schemas.shared.unpack(state, self.load(name).state(Role.SHARED))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds: the first model by its tensors' names, and the rest."""
+        self.load(self.first)
+        tensors = {n: t for role in TRAVELLING for n, t in self.learner.state(role).items()}
+        for name, packed in sorted(self._waiting.items()):
+            for role, values in packed.items():
+                tensors[f"{MODELS}{name}/{role.value}"] = torch.from_numpy(values)
+        for name, optimizer in self.optimizers.items():
+            for moment, values in optimizer.moments().items():
+                tensors[f"{OPTIMIZER}{name}/{moment}"] = torch.from_numpy(values)
+        return tensors
+
+    def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
+        """Takes back what :meth:`tensors` returned.
+
+        Raises:
+            ValueError: it is that of other models, or of another optimizer.
+        """
+        self.load(self.first)
+        state = {n: t for role in TRAVELLING for n, t in self.learner.state(role).items()}
+        own = {n: t for n, t in saved.items() if not n.startswith((MODELS, OPTIMIZER))}
+        if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in state.items()}:
+            raise ValueError("it holds another model")
+        for name, tensor in state.items():
+            tensor.copy_(own[name])
+        others = {f"{MODELS}{n}/{role.value}": (n, role) for n in self._waiting for role in TRAVELLING}
+        if others.keys() != {n for n in saved if n.startswith(MODELS)}:
+            raise ValueError("it holds other models")
+        for key, (name, role) in others.items():
+            self._waiting[name][role] = saved[key].numpy().copy()
+        for name, optimizer in self.optimizers.items():
+            prefix = f"{OPTIMIZER}{name}/"
+            optimizer.load_moments(
+                {n.removeprefix(prefix): t.numpy() for n, t in saved.items() if n.startswith(prefix)}
+            )
+
+    def _packed(self) -> dict[Role, np.ndarray]:
+        schemas = {Role.SHARED: self.schemas.shared, Role.SERVER: self.schemas.server}
+        return {r: schema.pack(self.learner.state(r)).copy() for r, schema in schemas.items()}

@@ -1,0 +1,73 @@
+"""One round as a value: who can be asked, who is, and what a message must know beside the state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.seeding import numpy_generator
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of a run.
+
+    Attributes:
+        number: from 0. In round 0, which only some methods have, nothing is trained.
+        nodes: node id of each client that could be asked.
+        cohort: names of the clients that are asked, in the order of :func:`client_order`.
+        indices: each client's number in the run, which never changes.
+        exhausted: clients of the cohort that may not contribute, only train.
+        place: for tasks: which run this is, and where clients on this machine keep their state.
+    """
+
+    number: int
+    nodes: Mapping[str, int]
+    cohort: tuple[str, ...] = ()
+    indices: Mapping[str, int] = field(default_factory=dict)
+    exhausted: frozenset[str] = frozenset()
+    place: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def trains(self) -> bool:
+        """Whether clients train in it."""
+        return self.number > 0
+
+
+def client_order(name: str) -> tuple[int, str]:
+    """Sorting key of clients: "2" comes before "10", and any names have one order."""
+    return len(name), name
+
+
+def cohort_seed(config: Config, key: bytes | None) -> int:
+    """The seed of cohorts: the run's, which every client knows, or the run's secret.
+
+    Where epsilon relies on nobody knowing who takes part, it comes from the secret.
+    """
+    return config.seed if key is None else int.from_bytes(key)
+
+
+def draw_cohort(
+    clients: Collection[str], participation: float, seed: int, round_: int
+) -> tuple[str, ...]:
+    """The round's clients in the order of :func:`client_order`.
+
+    They are round(participation * clients), at least one.
+
+    Depends on the seed and the round alone, so that a resumed run asks the same clients.
+    """
+    size = max(1, round(participation * len(clients)))
+    chosen = numpy_generator(seed, "cohort", round_).choice(len(clients), size, replace=False)
+    ordered = sorted(clients, key=client_order)
+    return tuple(ordered[i] for i in sorted(chosen))
+
+
+def numbered(clients: Sequence[str], present: Collection[str]) -> list[str]:
+    """The clients of a run in the order of their numbers: those that are new come last.
+
+    Args:
+        clients: those that have numbers already.
+        present: that can be asked now.
+    """
+    return [*clients, *sorted(set(present) - set(clients), key=client_order)]

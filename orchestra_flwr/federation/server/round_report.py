@@ -1,0 +1,75 @@
+"""What happened in a round, and the error that ends a federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestra_flwr.evaluation import Similarities
+from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
+
+
+class FederationError(RuntimeError):
+    """A federation that cannot go on; its text says why."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A client whose reply was not used, and why."""
+
+    client: str
+    reason: str
+    silent: bool = False  # it did not answer itself: too late, or its node is gone
+
+
+@dataclass
+class RoundReport:
+    """What happened in a round, for the metrics.
+
+    Attributes:
+        cohort: names of the clients that were asked, in the order of `client_order`.
+        population: number of clients that could have been asked.
+        dropped: those whose replies were not used.
+        examples: images of the others.
+        results: weight and metrics of each good reply.
+        metrics: means of the clients' metrics, weighted as the average is.
+        smallest_groups: images behind the row with the fewest of them, of each client that
+            reported it; 0 for one that sent no rows. The server sees no images to check it by.
+        server_state_kept: no client contributed anything, so the server's state is the old one.
+        similarities: means of the clients' alignment and uniformity on the average, weighted by
+            images; None where they were not asked or none answered.
+        unscored: clients whose answer to that was not used.
+        bytes_down: of arrays sent to clients.
+        bytes_up: of arrays received.
+        server_seconds: spent on the server's state.
+        client_seconds: of all clients together, as they report them.
+    """
+
+    cohort: tuple[str, ...]
+    population: int = 0
+    dropped: list[Dropped] = field(default_factory=list)
+    examples: int = 0
+    results: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    smallest_groups: dict[str, int] = field(default_factory=dict)
+    server_state_kept: bool = False
+    similarities: Similarities | None = None
+    unscored: list[Dropped] = field(default_factory=list)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    server_seconds: float = 0.0
+    client_seconds: float = 0.0
+
+    @property
+    def smallest_group(self) -> int | None:
+        """Images behind the row with the fewest of them that any client sent; None without any."""
+        return min((size for size in self.smallest_groups.values() if size), default=None)
+
+    def summarise(self) -> None:
+        """Sets `examples` and `metrics` from the results so far."""
+        total = sum(weight for weight, _ in self.results)
+        names = set.intersection(*(set(metrics) for _, metrics in self.results))
+        self.examples = int(sum(metrics["examples"] for _, metrics in self.results))
+        self.metrics = {
+            name: sum(weight * metrics[name] for weight, metrics in self.results) / total
+            for name in sorted(names - {SMALLEST_GROUP})
+        }

@@ -1,0 +1,202 @@
+"""Server optimizers: what the server makes of the clients' mean, one class a file.
+
+To a server the change that a round of training made to the shared state is what a gradient is to an
+optimizer. Reddi et al., "Adaptive Federated Optimization", ICLR 2021, https://arxiv.org/abs/2003.00295,
+write Delta for that change, m and v for its first and second moment, tau for `epsilon`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from orchestra_flwr.config import Plugin, Section
+
+BLOCK = 1 << 16  # values that are turned into float64 at once: they stay in the processor's cache
+
+
+class ServerOptimizer(Plugin, ABC):
+    """Makes the next shared state of one model from the last one and the clients' mean.
+
+    Args:
+        settings: the plug-in's options.
+        size: number of values in the shared state.
+
+    Class attributes:
+        needs_before: whether :meth:`step` reads `before`. Where it does not, the caller may spare
+            the copy of the model and pass any array.
+    """
+
+    needs_before: ClassVar[bool] = True
+
+    def __init__(self, settings: Section, size: int) -> None:
+        self.settings = settings
+        self.size = size
+
+    @abstractmethod
+    def step(self, before: np.ndarray, mean: np.ndarray, trained: Sequence[slice]) -> np.ndarray:
+        """The shared state after a round.
+
+        Args:
+            before: (size,) float32 shared state that the round began with; it is not changed.
+            mean: (size,) float32 mean of the clients' states; the result may be made in its memory.
+            trained: where the values lie that gradients train, in slices that do not overlap. All
+                others (BatchNorm statistics, moving averages) just take the mean.
+
+        Returns:
+            (size,) float32.
+
+        Raises:
+            ValueError: an array has another shape or type, or the slices do not fit.
+        """
+
+    def moments(self) -> dict[str, np.ndarray]:
+        """All that a checkpoint must hold, by name; {} where nothing is remembered.
+
+        These are the optimizer's own arrays, which :meth:`step` changes in place.
+        """
+        return {}
+
+    def load_moments(self, moments: Mapping[str, np.ndarray]) -> None:
+        """Copies what :meth:`moments` returned into an optimizer of the same kind and size.
+
+        Raises:
+            ValueError: a name is missing or unknown, or an array has another shape or type; then
+                nothing has changed.
+        """
+        arrays = self.moments()
+        if moments.keys() != arrays.keys():
+            raise ValueError(f"expected the moments {sorted(arrays)}, got {sorted(moments)}")
+        for name, array in arrays.items():
+            loaded = moments[name]
+            if loaded.shape != array.shape or loaded.dtype != array.dtype:
+                raise ValueError(
+                    f"expected {array.dtype} {array.shape} as the moment {name}, "
+                    f"got {loaded.dtype} {loaded.shape}"
+                )
+        for name, array in arrays.items():
+            array[...] = moments[name]
+
+
+class ElementwiseOptimizer(ServerOptimizer):
+    """One that moves each value by that value's own history.
+
+    Works in blocks: beside the moments, which are float32, it needs memory for a few blocks of
+    float64. Moments are rounded to float32 after each round, whether a run is resumed or not, so a
+    resumed run ends in the same bits.
+    """
+
+    def __init__(self, settings: Section, size: int) -> None:
+        super().__init__(settings, size)
+        self._moments = {
+            name: np.full(size, start, np.float32) if start else np.zeros(size, np.float32)
+            for name, start in self.initial_moments().items()
+        }
+        self._steps = np.zeros(1, np.int64)
+
+    @property
+    def steps(self) -> int:
+        """Steps so far; the one that is being made counts."""
+        return int(self._steps[0])
+
+    @abstractmethod
+    def initial_moments(self) -> dict[str, float]:
+        """The names of the moments and what all their values are before the first step."""
+
+    @abstractmethod
+    def change(self, update: np.ndarray, moments: dict[str, np.ndarray]) -> np.ndarray:
+        """What is added to a block of the state.
+
+        Args:
+            update: (n,) float64 difference of mean and state before.
+            moments: (n,) float64 moments of these values by name, to be changed in place.
+
+        Returns:
+            (n,) float64.
+        """
+
+    def step(self, before: np.ndarray, mean: np.ndarray, trained: Sequence[slice]) -> np.ndarray:
+        """As :meth:`ServerOptimizer.step`; the result is `mean` itself."""
+        for array in (before, mean):
+            if array.shape != (self.size,) or array.dtype != np.float32:
+                raise ValueError(
+                    f"expected float32 ({self.size},), got {array.dtype} {array.shape}"
+                )
+        blocks = list(_blocks(trained, self.size))
+        self._steps += 1
+        for block in blocks:
+            update = np.subtract(mean[block], before[block], dtype=np.float64)
+            moments = {name: m[block].astype(np.float64) for name, m in self._moments.items()}
+            mean[block] = before[block] + self.change(update, moments)
+            for name, values in moments.items():
+                self._moments[name][block] = values
+        return mean
+
+    def moments(self) -> dict[str, np.ndarray]:
+        """(size,) float32 moments by name, and "steps": (1,) int64."""
+        return {**self._moments, "steps": self._steps}
+
+
+class AdaptiveOptimizer(ElementwiseOptimizer):
+    """Algorithm 2 of Reddi et al. (2021): x + lr * m / (sqrt(v) + epsilon).
+
+    m = beta1 * m + (1 - beta1) * Delta, from 0; v is up to the subclass, from epsilon squared, the
+    least that the algorithm allows. There is no bias correction.
+    """
+
+    class Settings(Section):
+        """Options that all adaptive optimizers have."""
+
+        lr: float = Field(0.01, gt=0)
+        beta1: float = Field(0.9, ge=0, lt=1)
+        epsilon: float = Field(1e-3, gt=0)  # the paper's tau: the larger, the less adaptive
+
+    settings: Settings
+
+    def initial_moments(self) -> dict[str, float]:
+        """The paper's m and v."""
+        return {"first": 0.0, "second": self.settings.epsilon**2}
+
+    @abstractmethod
+    def accumulate(self, second: np.ndarray, square: np.ndarray) -> None:
+        """Takes the squared update into the second moment, in place.
+
+        Args:
+            second: (n,) float64 second moment.
+            square: (n,) float64 squared update.
+        """
+
+    def corrections(self) -> tuple[float, float]:
+        """What first and second moment are divided by."""
+        return 1.0, 1.0
+
+    def change(self, update: np.ndarray, moments: dict[str, np.ndarray]) -> np.ndarray:
+        """As :meth:`ElementwiseOptimizer.change`."""
+        first, second = moments["first"], moments["second"]
+        first *= self.settings.beta1
+        first += (1 - self.settings.beta1) * update
+        self.accumulate(second, np.square(update))
+        first_correction, second_correction = self.corrections()
+        scale = np.sqrt(second / second_correction)
+        scale += self.settings.epsilon
+        change: np.ndarray = self.settings.lr * (first / first_correction) / scale
+        return change
+
+
+def _blocks(spans: Sequence[slice], size: int) -> Iterator[slice]:
+    """The spans in order, cut into slices of at most `BLOCK` values.
+
+    Raises:
+        ValueError: spans overlap, go backwards or leave the array.
+    """
+    end = 0
+    for span in sorted(spans, key=lambda span: (span.start, span.stop)):
+        if span.step not in (None, 1) or not end <= span.start <= span.stop <= size:
+            raise ValueError(f"{span} overlaps another slice or leaves an array of {size} values")
+        end = span.stop
+        for start in range(span.start, span.stop, BLOCK):
+            yield slice(start, min(start + BLOCK, span.stop))

@@ -1,0 +1,63 @@
+"""The results of the evaluation of a saved encoder, as a file and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from orchestra_flwr.files import write_atomically
+from orchestra_flwr.reporting.environment import environment
+from orchestra_flwr.reporting.run_folder import finite
+from orchestra_flwr.reporting.text import percent
+
+NAMES = {
+    "knn": "kNN",
+    "linear": "linear probe",
+    "linear_published": "linear probe, published schedule",
+}
+
+
+def write_evaluation(folder: Path, results: Mapping[str, Any]) -> Path:
+    """Writes or replaces `<folder>/evaluation/<dataset>.json`, with the versions; returns its path.
+
+    Raises:
+        OSError: names the file, which is unchanged.
+    """
+    path = folder / "evaluation" / f"{results['dataset']}.json"
+    path.parent.mkdir(exist_ok=True)
+    stored = finite({**results, "versions": environment()})
+    write_atomically(path, (json.dumps(stored, indent=2, allow_nan=False) + "\n").encode())
+    return path
+
+
+def print_evaluation(
+    results: Mapping[str, Any], file: Path, console: Console | None = None
+) -> None:
+    """Prints the accuracies as a Markdown table, and on the last line the file that holds them."""
+    table = Table(box=box.MARKDOWN)
+    table.add_column(f"{results['dataset']}, {results['backbone'] or 'encoder'}")
+    table.add_column("accuracy", justify="right")
+    for row in _rows(results):
+        table.add_row(*row)
+    console = console or Console()
+    console.print(table)
+    for line in (f"spread of the features: {results['feature_std']:.2f}", str(file)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, name in NAMES.items():
+        if key in results:
+            yield name, percent(results[key])
+    for fraction, runs in results.get("finetune", {}).items():
+        spread = "" if runs["std"] is None else f" ± {100 * runs['std']:.1f}"
+        yield (
+            f"fine-tuned with {100 * float(fraction):g} % of the labels",
+            (percent(runs["mean"]).replace(" %", f"{spread} %")),
+        )

@@ -1,0 +1,114 @@
+"""The table that is printed at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestra_flwr.reporting.text import duration, lookup, percent, size
+
+SCORES = (("kNN", "knn"), ("linear probe", "linear"))
+
+
+def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Table:
+    """Accuracies before and after training, in percent; missing ones are shown as "-".
+
+    The table is ASCII and valid Markdown, to be pasted into an issue or a README.
+
+    Args:
+        untrained: scores before training, in the shape of `summary.json`: `knn` and `linear` of
+            the saved backbone, and those of any other one under its name, as fractions.
+        trained: scores after training, in the same shape; its `backbone` names the saved one.
+    """
+    table = Table(box=box.MARKDOWN)
+    table.add_column("accuracy")
+    for column in ("untrained", "trained", "gain"):
+        table.add_column(column, justify="right")
+    saved = trained.get("backbone", "target")
+    others = [n for n, value in trained.items() if n != "untrained" and _is_scores(value)]
+    for score, key in SCORES:
+        for name, keys in ((saved, (key,)), *((other, (other, key)) for other in others)):
+            before, after = lookup(untrained, *keys), lookup(trained, *keys)
+            table.add_row(f"{score}, {name}", _cell(before), _cell(after), _gain(before, after))
+    return table
+
+
+def print_summary(
+    summary: Mapping[str, Any], folder: str | Path, console: Console | None = None
+) -> None:
+    """Prints the table, the cost of the run, and on the last line its folder.
+
+    Args:
+        summary: the contents of `summary.json`; anything may be missing.
+        folder: the run folder.
+        console: where to print; stdout if None.
+    """
+    console = console or Console()
+    console.print(scores_table(summary.get("untrained") or {}, summary))
+    if summary.get("not_private"):
+        console.print(Text(f"NOT PRIVATE: {summary['not_private']}", style="bold red"))
+    lines = (_cost(summary), _privacy(summary), _centroids(summary), _updates(summary))
+    for line in (*lines, f"run folder: {folder}"):
+        if line:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _is_scores(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(key in value for _, key in SCORES)
+
+
+def _cost(summary: Mapping[str, Any]) -> str:
+    facts = []
+    if summary.get("rounds") is not None:
+        facts.append(f"{summary['rounds']} round" + "s" * (summary["rounds"] != 1))
+    if summary.get("seconds") is not None:
+        facts.append(duration(summary["seconds"]))
+    for direction in ("up", "down"):
+        if summary.get(f"bytes_{direction}") is not None:
+            facts.append(f"{size(summary[f'bytes_{direction}'])} {direction}")
+    return ", ".join(facts)
+
+
+def _privacy(summary: Mapping[str, Any]) -> str:
+    k = summary.get("k_anonymity")
+    return (
+        ""
+        if k is None or summary.get("not_private")
+        else f"every centroid that left a client stands for {k} images or more"
+    )
+
+
+def _centroids(summary: Mapping[str, Any]) -> str:
+    centroids = (summary.get("privacy") or {}).get("centroids")
+    if not centroids:
+        return ""
+    most = max(centroids["releases"].values(), default=0)
+    spent = f"epsilon {centroids['epsilon']:.3g} at delta {centroids['delta']:g}"
+    repeated = f"{most} times {centroids['epsilon_each']:g}"
+    return f"centroids: {spent} for an image of the client that released most ({repeated})"
+
+
+def _updates(summary: Mapping[str, Any]) -> str:
+    updates = (summary.get("privacy") or {}).get("updates")
+    if not isinstance(updates, Mapping):
+        return f"averaged encoders: {updates}" if updates else ""
+    epsilon = updates["epsilon"]
+    spent = "infinite" if epsilon is None else f"{epsilon:.3g}"
+    return f"averaged encoders: epsilon {spent} at delta {updates['delta']:g} for a whole client"
+
+
+def _cell(score: float | None) -> str:
+    return "-" if score is None else percent(score)
+
+
+def _gain(before: float | None, after: float | None) -> Text:
+    if before is None or after is None:
+        return Text("-")
+    gain = 100 * (after - before)
+    return Text(f"{gain:+.1f}", style="green" if gain > 0 else "red" if gain < 0 else "")

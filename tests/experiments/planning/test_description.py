@@ -1,0 +1,83 @@
+import pytest
+
+from orchestra_flwr.config import ConfigError, parse
+from orchestra_flwr.experiments import Experiment, experiment_names, load_experiment, load_scale
+from orchestra_flwr.experiments.planning.description import _check_axes, covers
+
+VALID = {
+    "title": "t",
+    "reference": "r",
+    "about": "a",
+    "axes": {"lr": {"0.1": ["training.lr=0.1"]}},
+    "measures": ["knn"],
+    "show": {"kind": "table", "rows": ["lr"]},
+}
+
+
+def test_every_table_and_figure_of_the_paper_is_there_in_reading_order():
+    assert experiment_names() == [
+        *("table1", "table2", "table4", "table6", "table7"),
+        *("figure5", "figure6", "figure7", "figure8", "figure9", "figure10", "figure12"),
+        *("privacy", "tuning"),
+    ]
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_every_experiment_is_valid(name):
+    experiment = load_experiment(name)
+    assert experiment.title and experiment.about and experiment.seeds
+    if experiment.show.kind in ("lines", "rounds", "embedding", "tuning"):
+        assert experiment.show.series
+    assert (experiment.show.kind == "lines") == (experiment.show.x is not None)
+
+
+def test_scales_name_the_same_axes():
+    paper, small = load_scale("paper"), load_scale("small")
+    assert paper.axes.keys() == small.axes.keys()
+    for name in ("settings", "self_supervised", "unsupervised", "methods"):
+        assert paper.axes[name].keys() == small.axes[name].keys()
+    assert paper.comparable and not small.comparable
+
+
+def test_unknown_names_are_refused_with_a_list_of_all():
+    with pytest.raises(ConfigError, match=r"experiment=table3: must be one of table1, table2,"):
+        load_experiment("table3")
+    with pytest.raises(ConfigError, match=r"scale=huge: must be one of paper, small"):
+        load_scale("huge")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"measures": ["acuracy"]}, "x.measures.0=acuracy"),
+        ({"measures": []}, "x.measures"),
+        ({"titel": "t"}, "x.titel: unknown key (did you mean x.title?)"),
+        ({"show": {"kind": "pie"}}, "x.show.kind=pie"),
+        ({"scaling": {"axis": "lr", "rule": "cubic"}}, "x.scaling.rule=cubic"),
+    ],
+)
+def test_wrong_files_are_refused_in_one_line(change, says):
+    with pytest.raises(ConfigError) as error:
+        parse(Experiment, {**VALID, **change}, "x")
+    assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"show": {"kind": "table", "rows": ["ema"]}}, "x.show: ema is no axis"),
+        ({"leave_out": [{"ema": ["1"]}]}, "x.leave_out: ema"),
+        ({"small": {"axes": {"ema": {}}}}, "x.small.axes: ema"),
+    ],
+)
+def test_an_unknown_axis_is_refused(change, says):
+    with pytest.raises(ConfigError, match=says):
+        _check_axes("x", parse(Experiment, {**VALID, **change}, "x"))
+
+
+def test_cells_cover_rows_whose_values_are_all_among_theirs():
+    cells = {"a": ("1", "2"), "b": ("x",)}
+    assert covers(cells, {"a": "2", "b": "x", "c": "?"})
+    assert not covers(cells, {"a": "3", "b": "x"})
+    assert not covers(cells, {"a": "1"})
+    assert covers({}, {"a": "1"})

@@ -1,0 +1,140 @@
+from collections import Counter
+from itertools import product
+
+import pytest
+
+from orchestra_flwr.config import ConfigError, load_config, parse
+from orchestra_flwr.experiments import (
+    SCALES,
+    experiment_names,
+    make_plan,
+    read_plans,
+    run_name,
+)
+from orchestra_flwr.methods import METHODS
+
+SELDOM = {(name, "paper") for name in experiment_names()} - {("table1", "paper")}
+
+
+# A row takes .15 s: the paper's many are composed where minutes do not matter, but for one table.
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        pytest.param(name, scale, marks=[pytest.mark.slow] if (name, scale) in SELDOM else [])
+        for name, scale in product(experiment_names(), SCALES)
+    ],
+)
+def test_every_row_composes_and_its_method_takes_its_options(name, scale):
+    plan, configs = make_plan(name, scale, seeds=[0])
+    assert plan.rows and {row.run for row in plan.rows} == configs.keys()
+    assert len(configs) == len(plan.rows)  # no two rows are the same run
+    scored = "unsupervised" in plan.experiment.measures
+    for config in configs.values():
+        assert config.evaluation.unsupervised == scored  # or nothing would be there to choose by
+        parse(METHODS[config.method.name].Settings, config.method.options, "method")
+    for row in (plan.rows[0], plan.rows[-1]):  # each takes a second
+        again = load_config([*row.overrides, "seed=0"])
+        assert again == configs[row.run]
+
+
+def cell(plan, configs, **values):
+    (row,) = [r for r in plan.rows if values.items() <= r.values.items() and r.seed == 0]
+    return configs[row.run]
+
+
+def test_the_papers_base_is_one_run_for_all_experiments():
+    shared = Counter()
+    for name, only in (
+        *(("table2", ["CIFAR-10", "base"]), ("table6", ["CIFAR-10", "base"])),
+        *(("table7", ["K-anonymity"]), ("figure5", ["CIFAR-10", "Orchestra", "0.1"])),
+        *(("figure7", ["CIFAR-10", "Orchestra", "0.5"]), ("figure9", ["CIFAR-10", "Orchestra"])),
+        *(("figure6", ["CIFAR-10", "Orchestra", "100"]), ("figure10", ["CIFAR-10", "0.1"])),
+        *(("figure8", ["CIFAR-10", "Orchestra", "10"]), ("figure12", ["Orchestra"])),
+    ):
+        plan, _ = make_plan(name, "paper", seeds=[0], only=only)
+        (row,) = plan.rows
+        shared[row.run] += 1
+    assert list(shared.values()) == [10]
+
+
+def test_settings_of_the_paper():
+    plan, configs = make_plan("table6", "paper")
+    base = cell(plan, configs, dataset="CIFAR-100", variant="no target")
+    assert (base.clustering.global_clusters, base.clustering.local_clusters) == (256, 16)
+    assert base.federation.clients == 100 and base.federation.participation == 0.5
+    assert base.training.lr == 0.003 and base.training.local_epochs == 10
+    assert base.model.name == "resnet18" and base.engine == "ray"
+    assert base.method.options["target"] is False and base.method.options["rotation"] is True
+    assert Counter(row.seed for row in plan.rows) == {0: 6, 1: 6, 2: 6}
+
+
+def test_rules_follow_their_axis():
+    plan, configs = make_plan("figure6", "paper", only=["CIFAR-10", "Orchestra"])
+    epochs = {k: cell(plan, configs, clients=k).training.local_epochs for k in ("10", "100", "400")}
+    assert epochs == {"10": 1, "100": 10, "400": 40}
+    plan, configs = make_plan("figure7", "paper", only=["CIFAR-10", "Orchestra"])
+    rate = {r: cell(plan, configs, participation=r).training.lr for r in ("0.1", "0.5", "1.0")}
+    assert rate["0.5"] == 0.003
+    assert rate["0.1"] == pytest.approx(0.003 * (0.1 / 0.5) ** 0.5, rel=1e-5)
+    assert rate["1.0"] == pytest.approx(0.003 * 2**0.5, rel=1e-5)
+
+
+def test_rows_are_left_out_where_the_paper_has_none():
+    plan, _ = make_plan("table2", "paper", seeds=[0])
+    variants = {"CIFAR-10": set(), "CIFAR-100": set()}
+    for row in plan.rows:
+        variants[row.values["dataset"]].add(row.values["variant"])
+    assert variants["CIFAR-10"] == {
+        *("base", "G=8", "G=16", "G=64", "G=128", "L=2", "L=4", "L=16", "Reps"),
+    }
+    assert variants["CIFAR-100"] == {
+        *("base", "G=64", "G=128", "G=512", "L=8", "L=64", "Reps"),
+    }
+
+
+def test_small_scale_takes_photographs_where_data_root_is_set():
+    plan, configs = make_plan("table6", "small", seeds=[0])
+    assert {c.data.name for c in configs.values()} == {"digits"}
+    photos = ["data.root=photos.zip", "training.lr=0.01"]
+    plan, configs = make_plan("table6", "small", seeds=[0], extra=photos)
+    assert {(c.data.name, c.training.lr) for c in configs.values()} == {("image_folder", 0.01)}
+    assert plan.command.endswith("experiment=table6 scale=small seeds=0 " + " ".join(photos))
+
+
+def test_only_keeps_rows_with_all_of_the_values():
+    plan, _ = make_plan("figure10", "paper", seeds=[0], only=["CIFAR-10", "1e5", "1e-3"])
+    assert [(r.values["dataset"], r.values["alpha"]) for r in plan.rows] == [
+        ("CIFAR-10", "1e5"),
+        ("CIFAR-10", "1e-3"),
+    ]
+    with pytest.raises(ConfigError, match=r"only=MNIST: must be among CIFAR-10, CIFAR-100, "):
+        make_plan("figure10", "paper", only=["MNIST"])
+    with pytest.raises(ConfigError, match="no row has all of these values"):
+        make_plan("table2", "paper", only=["CIFAR-10", "G=512"])
+
+
+def test_a_runs_name_says_what_is_computed_and_nothing_else():
+    base = run_name(load_config())
+    assert base.startswith("orchestra-digits-k10-a0.1-s0-")
+    same = ["engine=inline", "device=cpu", "name=x", "run_dir=y", "ray.workers=1"]
+    assert run_name(load_config(same)) == base
+    for other in ("seed=1", "training.lr=0.02", "method.ema=0.9", "evaluation.every=1"):
+        assert run_name(load_config([other])) != base
+    roots = ["a/one.zip", "b/one.zip", "a/two.zip"]
+    one, moved, two = (run_name(load_config([f"data.root={root}"])) for root in roots)
+    assert one == moved != two
+    assert run_name(load_config(), "split").startswith("split-digits-")
+
+
+def test_plans_are_stored_and_read_back_in_reading_order(tmp_path):
+    written = [make_plan(name, "small", only=o)[0] for name, o in (
+        ("figure10", ()), ("figure9", ["Orchestra"]), ("table6", ()))]  # fmt: skip
+    for plan in written:
+        plan.write(tmp_path)
+    assert read_plans(tmp_path) == [written[2], written[1], written[0]]
+    assert read_plans(tmp_path / "nowhere") == []
+
+
+def test_wrong_overrides_are_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match="traning.lr: unknown key"):
+        make_plan("table6", "small", extra=["traning.lr=1"])

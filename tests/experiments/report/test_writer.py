@@ -1,0 +1,228 @@
+"""Reports of made-up runs whose results are known."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.experiments.__main__ import main
+from orchestra_flwr.experiments.report.presentations import rounds_to_accuracy
+from orchestra_flwr.experiments.report.tables import NOTHING
+from orchestra_flwr.experiments.report.writer import write_report
+from orchestra_flwr.experiments.results.comparison import read_results
+from orchestra_flwr.experiments.results.runs import read_run
+
+BASE = {0: 0.70, 1: 0.72}  # mean 71, deviation sqrt(2), difference to 71.58: -.58
+
+
+def ablations(values, seed):
+    if values["variant"] == "no target":
+        return None
+    if values["variant"] == "no rotation":
+        return {"summary": {"linear": 0.5, "not_private": "features"}} if seed == 0 else None
+    return {"summary": {"linear": BASE[seed]}}
+
+
+def cells(markdown):
+    lines = [line for line in markdown.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_means_deviations_and_differences_by_hand(make_experiment, tmp_path):
+    make_experiment("table6", "paper", ablations)
+    write_report(tmp_path)
+    rows = cells((tmp_path / "report.md").read_text())
+    assert ["variant", "linear probe, %", "paper", "difference", "seeds"] in rows
+    assert ["base", "**71.00 ± 1.41**", "71.58", "-0.58", "2"] in rows
+    assert ["no rotation (**NOT PRIVATE**)", "50.00", "56.62", "-6.62", "1"] in rows
+    assert ["no target", NOTHING, "68.63", NOTHING, "0"] in rows
+    assert ["base", "**71.00 ± 1.41**", "40.37", "+30.63", "2"] in rows
+
+
+def test_what_is_missing_failed_or_unfinished_is_listed_with_its_reason(
+    make_experiment, make_run, tmp_path
+):
+    plan = make_experiment("table6", "small", ablations)
+    runs = {(row.values["variant"], row.seed): row.run for row in plan.rows}
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / f"{runs['no target', 0]}.log"
+    log.write_text("error: the disk is full\n")
+    make_run(runs["no target", 1], None, metrics=[{}, {}, {}])
+    reasons = {run.name: run.reason for run in read_results(plan, tmp_path).incomplete}
+    assert reasons == {
+        runs["no rotation", 1]: "not run",
+        runs["no target", 0]: "failed: the disk is full",
+        runs["no target", 1]: "unfinished, 2 of 100 rounds",
+    }
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "3 of 6 runs are not complete" in text and "failed: the disk is full" in text
+
+
+def test_small_scale_is_shown_beside_the_paper_with_a_warning(make_experiment, tmp_path):
+    make_experiment("table6", "small", ablations)
+    page = write_report(tmp_path).read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert "must NOT be compared" in text and "must NOT be compared" in page
+    assert ["base", "**71.00 ± 1.41**", "71.58", "2"] in cells(text)
+    assert "difference" not in text
+
+
+def test_the_papers_scale_has_no_warning(make_experiment, tmp_path):
+    make_experiment("table6", "paper", ablations)
+    assert "NOT be compared" not in write_report(tmp_path).read_text()
+
+
+class Page(HTMLParser):
+    """What a page loads, shows and links to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.sources, self.ids, self.links, self.tags = [], [], set(), [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.tags.add(tag)
+        self.sources += [attributes[k] for k in ("src", "srcset", "data") if k in attributes]
+        self.links += [attributes["href"]] if "href" in attributes else []
+        self.ids |= {attributes["id"]} if "id" in attributes else set()
+        if tag not in ("meta", "img", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_else(make_experiment, make_run, tmp_path):
+    make_experiment("figure5", "small", lambda v, s: {"summary": {"linear": 0.5}}, seeds=(0,))
+    make_run("<b>mine</b>", {"knn": 0.4}, metrics=[{"loss": {"total": 1.0}}])
+    text = write_report(tmp_path).read_text()
+    page = Page(text)
+    assert page.open == [] and not page.tags & {"script", "link", "iframe", "object"}
+    assert len(page.sources) == 2
+    assert all(source.startswith("data:image/") for source in page.sources)
+    assert page.links and {link.removeprefix("#") for link in page.links} <= page.ids
+    assert not re.search(r"url\(|@import|https?://", text.split("</style>")[0])
+    assert "prefers-color-scheme: dark" in text and "width=device-width" in text
+    assert "&lt;b&gt;mine&lt;/b&gt;" in text and "<b>mine" not in text
+
+
+def test_shared_features_are_red(make_experiment, tmp_path):
+    make_experiment("table6", "paper", ablations)
+    page = write_report(tmp_path).read_text()
+    red = re.findall(r'<tr class="red"><td>(.*?)</td>', page)
+    assert red == ["no rotation", "no rotation"]
+
+
+def test_lines_have_figures_and_a_table_by_series_and_axis(make_experiment, tmp_path):
+    def results(values, seed):
+        linear = {"1e5": 0.5, "0.1": 0.6, "1e-3": 0.7}[values["alpha"]]
+        return {"summary": {"linear": linear - 0.1 * (values["method"] != "Orchestra")}}
+
+    make_experiment("figure5", "small", results, seeds=(0,))
+    write_report(tmp_path)
+    for kind in ("png", "svg"):
+        assert (tmp_path / "figures" / f"figure5-small.{kind}").stat().st_size > 5000
+    rows = cells((tmp_path / "report.md").read_text())
+    assert ["linear probe, % by alpha (1 seeds)", "1e5", "0.1", "1e-3"] in rows
+    assert ["Orchestra", "**50.00**", "**60.00**", "**70.00**"] in rows
+    assert ["f-BYOL", "40.00", "50.00", "60.00"] in rows
+
+
+def curve(*knn):
+    return [{"scores": {"target": {"knn": value}} if value else None} for value in knn]
+
+
+def test_rounds_to_accuracy_by_hand(make_run):
+    """Means: .22, -, .31, .36 and .22, .26, .27, .28."""
+    fast = [read_run(make_run(f"fast{i}", {}, metrics=curve(0.22, None, knn, 0.36)))
+            for i, knn in enumerate((0.29, 0.33))]  # fmt: skip
+    slow = [read_run(make_run("slow", {}, metrics=curve(0.22, 0.26, 0.27, 0.28)))]
+    table = rounds_to_accuracy({"fast": fast, "slow": slow, "none": []})
+    assert table.columns == ("", "25 %", "30 %", "35 %")
+    assert table.rows == (("fast", "2", "2", "3"), ("slow", "1", NOTHING, NOTHING))
+
+
+def test_tuning_selects_and_shows_the_correlation(make_experiment, tmp_path):
+    """Score against kNN: one method's rows on a line, another's in no order."""
+
+    def results(values, seed):
+        if values["method"] not in ("f-SimCLR", "f-BYOL"):
+            return "leave out"
+        knn = {"0.1": 0.3, "0.03": 0.5, "0.01": 0.4, "0.003": 0.2}[values["lr"]]
+        score = knn if values["method"] == "f-SimCLR" else 1 - knn
+        return {"summary": {"knn": knn, "unsupervised": {"score": score}}}
+
+    make_experiment("tuning", "small", results, seeds=(0,))
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "f-SimCLR, 0.03, -: its score, 0.500, is the highest of 4" in text
+    assert "f-BYOL, 0.003, -: its score, 0.800, is the highest of 4" in text
+    assert "labels would have chosen f-BYOL, 0.03, - with 50.00 %" in text
+    rows = cells(text)
+    assert ["cross-device, f-SimCLR", "1.00", NOTHING] in rows
+    assert ["cross-device, f-BYOL", "-1.00", NOTHING] in rows
+    assert ["mean", "0.00", "0.87"] in rows
+    assert (tmp_path / "figures" / "tuning-small.svg").is_file()
+
+
+def test_embeddings_are_drawn_where_they_can_be(make_experiment, tmp_path):
+    plan = make_experiment(
+        "figure12", "small", lambda values, seed: {"summary": {"knn": 0.5}}, seeds=(0,)
+    )
+    points = np.random.default_rng(0).normal(size=(40, 2)).tolist()
+    embedding = {"points": points, "labels": [0, 1] * 20, "classes": ["cat", "dog"]}
+    (tmp_path / plan.rows[0].run / "embedding.json").write_text(json.dumps(embedding))
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert (tmp_path / "figures" / "figure12-small.png").is_file()
+    assert "- f-SimSiam: encoder.safetensors is missing" in text
+    assert "- f-SimCLR:" not in text
+
+
+def test_provenance_and_commands_are_shown(make_experiment, tmp_path):
+    make_experiment("table6", "paper", ablations)
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    for fact in (
+        "run_experiment.py experiment=table6 scale=paper",
+        "run_sim.py data=cifar10 seed=1",
+        "Seeds: 0, 1",
+        "cpu Abacus 9",
+        "python 3.11",
+        "commit abc123",
+        "6 min in 6 runs, 60 s each",
+    ):
+        assert fact in text, fact
+
+
+def test_a_plain_folder_of_runs(make_run, tmp_path):
+    make_run("one", {"knn": 0.5, "linear": 0.25}, metrics=[{}, {}], overrides=["seed=3"])
+    make_run("two", None, metrics=[{}])
+    (make_run("old", {"knn": 0.5}) / "config.yaml").write_text("method: {name: orchestra}\n")
+    assert main([str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert ["one", "orchestra", "cifar10", "100", "3", "1", "50.0 %", "25.0 %", "60 s", "30 B"] in (
+        cells(text)
+    )
+    assert "0 of 100, unfinished" in text
+    assert "old is left out" in text
+
+
+def test_a_folder_without_runs_is_refused(tmp_path, capsys):
+    with pytest.raises(ConfigError, match="holds no runs"):
+        write_report(tmp_path)
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+
+
+def test_the_same_runs_give_the_same_report(make_experiment, tmp_path):
+    make_experiment("figure5", "small", lambda v, s: {"summary": {"linear": 0.5}}, seeds=(0,))
+    first = write_report(tmp_path).read_bytes()
+    assert write_report(tmp_path).read_bytes() == first

@@ -1,0 +1,49 @@
+import json
+
+import numpy as np
+import pytest
+
+from orchestra_flwr.config import ConfigError, config_to_yaml
+from orchestra_flwr.experiments.results.embedding import embed, project
+from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
+
+
+def test_neighbours_stay_neighbours_and_the_result_is_always_the_same():
+    rng = np.random.default_rng(0)
+    features = np.concatenate([rng.normal(size=(15, 8)) + 20 * side for side in (0, 1)])
+    points = project(features.astype(np.float32))
+    assert points.shape == (30, 2)
+    distance = np.linalg.norm(points[:, None] - points[None], axis=2)
+    np.fill_diagonal(distance, np.inf)
+    nearest = distance.argmin(axis=1)
+    assert ((nearest < 15) == (np.arange(30) < 15)).all()
+    assert np.array_equal(points, project(features.astype(np.float32)))
+
+
+@pytest.fixture
+def run(tmp_path, tiny):
+    def make(*overrides):
+        config = tiny("data.test_limit=40", *overrides)
+        (tmp_path / "config.yaml").write_text(config_to_yaml(config))
+        spec = EncoderSpec(model=config.model, channels=1, image_size=8)
+        save_encoder(tmp_path / "encoder.safetensors", Encoder(spec), backbone="target")
+        return read_run(tmp_path)
+
+    return make
+
+
+def test_a_saved_encoder_sees_its_test_images_once(run):
+    embedding = embed(run())
+    assert embedding.points.shape == (40, 2)
+    assert np.bincount(embedding.labels).tolist() == [4] * 10
+    assert embedding.classes == tuple("0123456789")
+    stored = json.loads((run().folder / "embedding.json").read_text())
+    stored["points"][0] = [7, 7]
+    (run().folder / "embedding.json").write_text(json.dumps(stored))
+    assert embed(run()).points[0].tolist() == [7, 7]
+
+
+def test_missing_images_are_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match="nowhere"):
+        embed(run("data=image_folder", f"data.root={tmp_path}/nowhere"))

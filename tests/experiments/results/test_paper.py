@@ -1,0 +1,45 @@
+import pytest
+
+from orchestra_flwr.experiments import load_experiment, load_scale
+from orchestra_flwr.experiments.results.paper import _values, paper_source, paper_value
+from orchestra_flwr.experiments.results.statistics import Sample
+
+
+@pytest.mark.parametrize(
+    ("experiment", "values", "measure", "printed"),
+    [
+        ("table1", ("CIFAR-10", "cross-device", "Orchestra"), "linear", Sample(71.58, 0.53, 3)),
+        ("table1", ("CIFAR-100", "cross-silo", "f-BYOL"), "finetune_10", Sample(66.13, 0.63, 3)),
+        ("table1", ("CIFAR-10", "cross-silo", "RotPred"), "finetune_1", Sample(45.84, 0.53, 3)),
+        ("table6", ("CIFAR-100", "no target"), "linear", Sample(36.8, None, 3)),
+    ],
+)
+def test_values_as_printed(experiment, values, measure, printed):
+    axes = load_experiment(experiment).axes
+    assert paper_value(experiment, dict(zip(axes, values, strict=True)), measure) == printed
+
+
+def test_what_is_not_printed():
+    values = {"dataset": "CIFAR-10", "clients": "10", "alpha": "1e-3"}
+    assert paper_value("table4", values, "classes") is None
+    assert paper_value("figure5", {}, "linear") is None
+    assert paper_value("tuning", {}, "correlation").mean == 0.87
+    assert "ICML 2022" in paper_source()
+
+
+def test_every_entry_belongs_to_one_row_of_its_experiment():
+    """A misspelt value would never be found."""
+    settings, seen = load_scale("paper"), 0
+    for name, entries in _values().items():
+        if name in ("source", "tuning"):
+            continue
+        experiment = load_experiment(name)
+        keys = [tuple(entry[axis] for axis in experiment.axes) for entry in entries]
+        assert len(set(keys)) == len(keys)
+        for entry in entries:
+            seen += 1
+            assert entry.keys() <= {*experiment.axes, *experiment.measures}
+            for axis, choices in experiment.axes.items():
+                known = settings.axes[choices] if isinstance(choices, str) else choices
+                assert entry[axis] in known, (name, entry)
+    assert seen == 28 + 16 + 10 + 6 + 5

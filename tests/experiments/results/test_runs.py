@@ -1,0 +1,50 @@
+import pytest
+
+from orchestra_flwr.experiments.results.runs import find_runs, last_error, read_run
+
+
+def test_measures_are_found_where_runs_leave_them(make_run):
+    summary = {
+        "knn": 0.5,
+        "linear": 0.6,
+        "unsupervised": {"alignment": 0.9, "uniformity": -1.0, "score": 0.7},
+        "classes": {"any": 4.69, "one_percent": 3.13},
+    }
+    run = read_run(make_run("r", summary, finetune={"0.01": 0.31, "0.1": 0.41}))
+    names = ("knn", "linear", "unsupervised", "classes", "classes_1", "finetune_1", "finetune_10")
+    assert [run.measure(name) for name in names] == [0.5, 0.6, 0.7, 4.69, 3.13, 0.31, 0.41]
+    bare = read_run(make_run("bare", {}))
+    assert all(bare.measure(name) is None for name in names)
+
+
+def test_the_kept_backbone(make_run):
+    scores = {"online": {"knn": 0.1}, "predictor": {"knn": 0.2}}
+    path = make_run("r", {}, metrics=[{"scores": None}, {"scores": scores}])
+    assert read_run(path).saved_backbone == "online"
+    (path / "encoder.json").write_text('{"about": {"backbone": "predictor"}}')
+    assert read_run(path).saved_backbone == "predictor"
+
+
+def test_runs_are_found_in_both_layouts(make_run, tmp_path):
+    make_run("flat", {})
+    make_run("2026-01-01", {}, folder=tmp_path / "orchestra-digits")
+    (tmp_path / "logs").mkdir()
+    assert [run.name for run in find_runs(tmp_path)] == ["flat", "2026-01-01"]
+    assert [run.name for run in find_runs(tmp_path / "flat")] == ["flat"]
+    assert read_run(tmp_path / "logs") is None
+
+
+def test_a_broken_file_is_named(make_run):
+    path = make_run("r", {})
+    (path / "summary.json").write_text("{")
+    with pytest.raises(ValueError, match=r"summary.json: no JSON"):
+        read_run(path)
+
+
+def test_the_last_error_of_a_log(tmp_path):
+    log = tmp_path / "log"
+    assert last_error(log) is None
+    log.write_text("round 1\nerror: first\nround 1\nerror: the disk is full\ncontinue with: x\n")
+    assert last_error(log) == "the disk is full"
+    log.write_text("Traceback:\n  line\nValueError: odd\n")
+    assert last_error(log) == "ValueError: odd"

@@ -1,0 +1,16 @@
+"""The report has a command under its name, and under the name that it had."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("package", ["experiments", "reporting"])
+def test_the_report_is_a_command(package, make_run, tmp_path):
+    make_run("one", {"knn": 0.5})
+    command = [sys.executable, "-m", f"orchestra_flwr.{package}", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == f"report: {tmp_path / 'report.html'}\n"
+    assert (tmp_path / "report.md").is_file()

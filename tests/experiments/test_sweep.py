@@ -1,0 +1,184 @@
+"""The runner: real processes, which are tiny federations or a line of Python."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from orchestra_flwr.cli import experiment_main
+from orchestra_flwr.experiments import make_plan
+from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.experiments.sweep import Job, _Sweep, jobs_of, run_plan
+
+
+@pytest.fixture
+def command(tmp_path, tiny_overrides):
+    only = "only=base,no rotation"
+    return ["experiment=table6", only, "seeds=0", f"folder={tmp_path}", *tiny_overrides,
+            "federation.rounds=1"]  # fmt: skip
+
+
+@pytest.mark.timeout(900)  # four processes that start torch: half a minute where nothing else runs
+def test_a_failed_run_holds_up_no_other_and_nothing_is_done_twice(
+    command, tmp_path, tiny_overrides, capsys
+):
+    plan, _ = make_plan(
+        "table6", "small", seeds=[0], only=["base", "no rotation"],
+        extra=[*tiny_overrides, "federation.rounds=1"],
+    )  # fmt: skip
+    base, other = (tmp_path / row.run for row in plan.rows)
+    base.mkdir()
+    (base / "somebody's file").touch()  # in which no run can be made
+
+    assert experiment_main(command) == 1
+    said = capsys.readouterr().out
+    assert "2 runs, 0 complete already" in said
+    assert "FAILED (exit code 2): run_dir=" in said and "done in" in said
+    assert read_run(other).summary["rounds"] == 1 and read_run(base) is None
+    assert "1 of 2 runs are not complete" in (tmp_path / "report.md").read_text()
+    written = (other / "summary.json").stat().st_mtime_ns
+
+    (base / "somebody's file").unlink()
+    assert experiment_main(command) == 0
+    assert "2 runs, 1 complete already" in capsys.readouterr().out
+    assert (other / "summary.json").stat().st_mtime_ns == written
+    finished = read_run(base)
+
+    (base / "summary.json").unlink()  # as if it had been killed just before the end
+    assert experiment_main([*command, "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "begun", "complete",
+    ]  # fmt: skip
+    assert experiment_main(command) == 0
+    assert "1 complete already, 1 to be resumed" in capsys.readouterr().out
+    assert "resumed after round 1" in (tmp_path / "logs" / f"{base.name}.log").read_text()
+    assert read_run(base).summary["knn"] == finished.summary["knn"]
+    assert read_run(base).metrics == finished.metrics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["scale=small"], "experiment: must be given, one of table1, "),
+        (["experiment=table3"], "experiment=table3: must be one of table1, "),
+        (["experiment=table6", "scale=big"], "scale=big: must be one of paper, small"),
+        (["experiment=table6", "seeds=a"], "seeds=a: must be a whole number"),
+        (["experiment=table6", "jobs=0"], "jobs=0: must be a whole number, at least 1"),
+        (["experiment=table6", "traning.lr=1"], "traning.lr: unknown key"),
+        (["experiment=table6", "only=x"], "only=x: must be among"),
+    ],
+)
+def test_wrong_commands_are_refused_before_anything_is_written(
+    arguments, says, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert experiment_main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {says}") and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_names_the_experiments(capsys):
+    assert experiment_main(["--help"]) == 0
+    assert "table1, table2, table4" in capsys.readouterr().out
+
+
+def test_splits_need_no_process(tmp_path):
+    plan, configs = make_plan("table4", "small", only=["10"])
+    said = []
+    assert run_plan(plan, configs, tmp_path, 1, said.append) == []
+    assert len(said) == 3
+    even = [row.run for row in plan.rows if row.values["alpha"] == "1e5"]
+    assert read_run(tmp_path / even[0]).measure("classes") == 10
+    said.clear()
+    assert run_plan(plan, configs, tmp_path, 1, said.append) == [] and not said
+
+
+def test_a_run_that_was_begun_is_resumed_where_it_may_run_elsewhere(tmp_path):
+    plan, configs = make_plan("table6", "small", seeds=[0], only=["base"])
+    (row,) = plan.rows
+    (new,) = jobs_of(plan, tmp_path)
+    assert new.steps[0][1:3] == ["-m", "orchestra_flwr.cli"] and not new.was_begun
+    assert f"run_dir={tmp_path / row.run}" in new.steps[0] and "seed=0" in new.steps[0]
+    (tmp_path / row.run).mkdir()
+    (tmp_path / row.run / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
+    (begun,) = jobs_of(plan, tmp_path)
+    arguments = begun.steps[0][3:]
+    assert begun.was_begun and f"resume={tmp_path / row.run}" in arguments
+    assert "engine=inline" in arguments and not any("federation" in word for word in arguments)
+
+
+def test_what_is_fine_tuned_is_evaluated_after_its_training(tmp_path):
+    plan, configs = make_plan("table6", "small", seeds=[0], only=["base"])
+    (row,) = plan.rows
+    measures = {"measures": ("linear", "finetune_1")}
+    plan = plan.model_copy(update={"experiment": plan.experiment.model_copy(update=measures)})
+    (job,) = jobs_of(plan, tmp_path)
+    evaluate = [sys.executable, "-m", "orchestra_flwr.evaluation", f"run={tmp_path / row.run}"]
+    assert len(job.steps) == 2 and job.steps[1] == evaluate
+    folder = tmp_path / row.run
+    (folder / "evaluation").mkdir(parents=True)
+    (folder / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
+    (folder / "summary.json").write_text('{"linear": 0.5}')
+    (job,) = jobs_of(plan, tmp_path)
+    assert job.steps == [evaluate]
+    (folder / "evaluation" / "digits.json").write_text('{"finetune": {}}')
+    assert jobs_of(plan, tmp_path) == []
+
+
+def python(code):
+    return [sys.executable, "-S", "-c", code]
+
+
+def sweep(tmp_path, *jobs, announce=lambda line: None, at_once=2):
+    (tmp_path / "logs").mkdir()
+    return _Sweep(list(jobs), tmp_path, at_once, announce)
+
+
+def test_steps_follow_each_other_and_stop_at_the_first_that_fails(tmp_path):
+    said = []
+    good = Job("good", [python("print('one')"), python("print('two')")])
+    bad = Job("bad", [python("print('error: no'); raise SystemExit(3)"), python("print('two')")])
+    assert sweep(tmp_path, good, bad, announce=said.append).run() == ["bad"]
+    assert (tmp_path / "logs" / "good.log").read_text() == "one\ntwo\n"
+    assert (tmp_path / "logs" / "bad.log").read_text() == "error: no\n"
+    assert any("FAILED (exit code 3): no: bad" in line for line in said)
+
+
+def test_no_more_run_side_by_side_than_were_allowed(tmp_path):
+    """Each writes down who else is there."""
+    code = (
+        "import os, time, pathlib; here = pathlib.Path({!r}); me = here / str(os.getpid());"
+        "me.touch(); time.sleep(.3); print(len(list(here.iterdir()))); me.unlink()"
+    )
+    there = tmp_path / "there"
+    there.mkdir()
+    jobs = [Job(str(n), [python(code.format(str(there)))]) for n in range(4)]
+    assert sweep(tmp_path, *jobs).run() == []
+    seen = [int((tmp_path / "logs" / f"{n}.log").read_text()) for n in range(4)]
+    assert max(seen) <= 2
+
+
+def test_ctrl_c_ends_all_processes_in_order(tmp_path):
+    """A run gets the time to end by itself; nothing that waits is started."""
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('ended in order')))\n"
+        "print('ready', flush=True)\ntime.sleep(60)\n"
+    )
+
+    def interrupt(line):
+        if "started: second" in line:
+            deadline = time.monotonic() + 30
+            while not (tmp_path / "logs" / "first.log").read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+
+    first, second, third = (Job(name, [python(code)]) for name in ("first", "second", "third"))
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, first, second, third, announce=interrupt).run()
+    assert first.process.poll() == 0
+    assert (tmp_path / "logs" / "first.log").read_text() == "ready\nended in order\n"
+    assert third.state == "waiting" and third.process is None

@@ -1,0 +1,47 @@
+import json
+import os
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from orchestra_flwr.reporting import print_evaluation, write_evaluation
+
+RESULTS = {
+    "dataset": "cifar10",
+    "backbone": "target",
+    "knn": 0.5,
+    "linear": 0.625,
+    "feature_std": float("nan"),
+    "finetune": {"0.01": {"mean": 0.3, "std": 0.012}, "0.1": {"mean": 0.4, "std": None}},
+}
+
+
+def test_one_file_for_every_data_set_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    file = write_evaluation(tmp_path, RESULTS)
+    assert file == tmp_path / "evaluation" / "cifar10.json"
+    stored = json.loads(file.read_text())
+    assert stored["knn"] == 0.5 and stored["feature_std"] is None and stored["versions"]["torch"]
+    write_evaluation(tmp_path, {**RESULTS, "dataset": "digits"})
+    before = file.read_bytes()
+
+    def disk_is_full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", disk_is_full)
+    with pytest.raises(OSError, match="No space left"):
+        write_evaluation(tmp_path, {**RESULTS, "knn": 0.9})
+    assert file.read_bytes() == before
+    assert {path.name for path in file.parent.iterdir()} == {"cifar10.json", "digits.json"}
+
+
+def test_accuracies_are_a_table_and_the_file_is_the_last_line(tmp_path):
+    output = StringIO()
+    print_evaluation(RESULTS, tmp_path / "[x].json", Console(file=output, width=80))
+    lines = output.getvalue().splitlines()
+    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
+    assert ["cifar10, target", "accuracy"] in cells
+    assert ["kNN", "50.0 %"] in cells and ["linear probe", "62.5 %"] in cells
+    assert ["fine-tuned with 1 % of the labels", "30.0 ± 1.2 %"] in cells
+    assert ["fine-tuned with 10 % of the labels", "40.0 %"] in cells
+    assert lines[-1] == str(tmp_path / "[x].json")

@@ -1,0 +1,95 @@
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from orchestra_flwr.reporting import print_summary, scores_table
+
+SUMMARY = {
+    "knn": 0.75,
+    "linear": 0.8,
+    "online": {"knn": 0.7, "linear": 0.4},
+    "untrained": {"knn": 0.5, "linear": 0.8, "online": {"knn": 0.5, "linear": 0.45}},
+    "rounds": 100,
+    "seconds": 7500.0,
+    "bytes_up": 4_500_000_000,
+    "bytes_down": 12_000,
+    "k_anonymity": 16,
+}
+
+
+def printed(terminal: bool, *what) -> str:
+    file = StringIO()
+    colours = "standard" if terminal else "auto"
+    console = Console(file=file, force_terminal=terminal, width=80, color_system=colours)
+    if isinstance(what[0], dict):
+        print_summary(*what, console=console)
+    else:
+        console.print(*what)
+    return file.getvalue()
+
+
+def test_plain_summary():
+    folder = Path("outputs") / ("very-long-name" * 10) / "[red]2026-01-01"
+    text = printed(False, SUMMARY, folder)
+    assert text.isascii()
+    assert "\x1b" not in text
+    cells = [[c.strip() for c in li.strip().strip("|").split("|")] for li in text.splitlines()]
+    assert ["accuracy", "untrained", "trained", "gain"] in cells
+    assert ["kNN, target", "50.0 %", "75.0 %", "+25.0"] in cells
+    assert ["kNN, online", "50.0 %", "70.0 %", "+20.0"] in cells
+    assert ["linear probe, target", "80.0 %", "80.0 %", "+0.0"] in cells
+    assert ["linear probe, online", "45.0 %", "40.0 %", "-5.0"] in cells
+    assert "100 rounds, 2 h 05 min, 4.5 GB up, 12.0 kB down" in text
+    assert "16 images or more" in text
+    assert text.splitlines()[-1] == f"run folder: {folder}"
+
+
+def test_one_backbone_has_two_rows_under_its_own_name():
+    scores = {"knn": 0.5, "linear": 0.75, "feature_std": 0.9, "backbone": "online"}
+    text = printed(False, {**scores, "untrained": {"knn": 0.25, "linear": 0.5}}, "here")
+    rows = [li.split("|")[1].strip() for li in text.splitlines() if "%" in li]
+    assert rows == ["kNN, online", "linear probe, online"]
+    assert not any(li.split("|")[2].strip() == "-" for li in text.splitlines() if "%" in li)
+
+
+def test_the_kept_backbone_stands_first():
+    scores = {"knn": 0.5, "linear": 0.75, "backbone": "online", "target": {"knn": 0.4}}
+    text = printed(False, scores_table({}, scores))
+    rows = [li.split("|")[1].strip() for li in text.splitlines() if "%" in li]
+    assert rows == ["kNN, online", "kNN, target", "linear probe, online"]
+
+
+def test_gains_are_green_and_losses_red_on_a_terminal():
+    text = printed(True, scores_table(SUMMARY["untrained"], SUMMARY))
+    assert "\x1b[32m+25.0" in text
+    assert "\x1b[31m -5.0" in text
+    assert "+0.0" in text
+    assert text.count("\x1b[32m") == 2
+
+
+def test_missing_numbers():
+    text = printed(False, {"knn": 0.5, "rounds": 1}, "here")
+    assert text.count("50.0 %") == 1
+    assert "1 rounds" not in text
+    assert "1 round" in text
+    assert text.splitlines()[-1] == "run folder: here"
+
+
+def test_what_differential_privacy_the_encoders_have():
+    def lines(entry):
+        return printed(False, {"privacy": {"updates": entry}}, "here")
+
+    updates = {"epsilon": 3.14159, "delta": 1e-3, "clip": 1.0, "noise_multiplier": 2.0}
+    assert "averaged encoders: epsilon 3.14 at delta 0.001 for a whole client" in lines(updates)
+    assert "epsilon infinite at delta" in lines({**updates, "epsilon": None})
+    assert "averaged encoders: not covered by differential privacy" in lines(
+        "not covered by differential privacy"
+    )
+
+
+def test_shared_features_are_shown_in_red():
+    shared = {**SUMMARY, "k_anonymity": 1, "not_private": "features left"}
+    assert "NOT PRIVATE: features left" in printed(False, shared, "x")
+    assert "centroid" not in printed(False, shared, "x")
+    assert "\x1b[1;31mNOT PRIVATE" in printed(True, shared, "x")
