@@ -1,8 +1,11 @@
 """Fixtures shared by all tests: tiny configurations and folders that nothing outside sees."""
 
+import importlib
 import os
 import random
+import sys
 import tempfile
+import textwrap
 
 import numpy as np
 import pytest
@@ -68,3 +71,24 @@ def tiny():
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def user_package(tmp_path, monkeypatch):
+    """Writes files of a user's own package, `my_package`, by their paths; returns its folder."""
+    folder = tmp_path / "installed" / "my_package"
+    monkeypatch.syspath_prepend(folder.parent)
+
+    def write(files):
+        for name, text in files.items():
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            for package in {folder, file.parent}:
+                (package / "__init__.py").touch()
+            file.write_text(textwrap.dedent(text))
+        importlib.invalidate_caches()
+        return folder
+
+    yield write
+    for module in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+        del sys.modules[module]

@@ -1,8 +1,6 @@
-"""Noise for differential privacy, reproducible from a key.
+"""Noise for private clustering, reproducible from a key: as secret as the key, and no more.
 
-torch's own generator, a Mersenne Twister, can be read back from its output and keeps 32 bits of
-its seed, so noise comes from a ChaCha20 stream. It is as secret as its key and no more: **who
-knows or can guess the key can subtract the noise.**
+The bits come from :mod:`orchestra_flwr.privacy.key_stream`, which says why not from torch.
 
 Floating point: uniform numbers have 52 bits, so each draw is within about 2^-52 in total variation
 of the distribution that the accounting assumes, and no draw lies in tails rarer than that. Gaussian
@@ -14,28 +12,25 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from orchestra_flwr.privacy.key_stream import KeyStream
+
 
 class NoiseStream:
-    """Draws noise from a ChaCha20 stream.
+    """Draws noise as tensors from a key stream.
 
     Args:
         key: 32 bytes; no two streams of different data may share one.
     """
 
     def __init__(self, key: bytes) -> None:
-        # A client that shares no private centroids does without.
-        from cryptography.hazmat.primitives.ciphers import Cipher
-        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-
-        self._stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+        self._stream = KeyStream(key)
 
     def uniform(self, *shape: int) -> Tensor:
         """Float64 in (0, 1): odd multiples of 2^-53, so never 0 or 1."""
-        words = np.frombuffer(self._stream.update(bytes(8 * math.prod(shape))), dtype="<u8")
+        words = self._stream.words(math.prod(shape))
         return torch.from_numpy(((words >> 12) + 0.5) * 2.0**-52).reshape(shape)
 
     def gaussian(self, *shape: int) -> Tensor:

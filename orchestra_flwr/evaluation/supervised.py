@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.data import Recipe, augment, epoch_batches
 from orchestra_flwr.evaluation.features import extract_features
-from orchestra_flwr.optimizer import SGD
 from orchestra_flwr.seeding import torch_generator
+from orchestra_flwr.training.optimizers.sgd import SGD, SGDSettings
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ def train_supervised(
     recipe = CROP_AND_FLIP.limited(augmentation)
     shuffle = torch_generator(seed, purpose, "shuffle")
     draw = torch_generator(seed, purpose, "augment", device=images.device)
-    optimizer = SGD(parameters, schedule.lr, MOMENTUM, 0.0)
+    settings = SGDSettings(momentum=MOMENTUM, weight_decay=0)
+    optimizer = SGD(settings, parameters, schedule.lr)
     steps = schedule.epochs * len(epoch_batches(len(images), schedule.batch_size, shuffle))
     step, reported, loss = 0, time.monotonic(), torch.zeros(())
     for epoch in range(schedule.epochs):

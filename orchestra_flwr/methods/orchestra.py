@@ -28,8 +28,12 @@ from orchestra_flwr.methods.base import Batch, Method, Received, Step
 from orchestra_flwr.methods.release import Contribution, Release
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone, ema_update, mlp, normalise
+from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed
+
+cross_entropy = in_float32(F.cross_entropy)
+normalize = in_float32(F.normalize)
 
 FEATURE_BATCH = 64  # images of which private clustering takes the features at a time, always
 # The published recipe: SimCLR's augmentations, with less blur and some solarisation for the view
@@ -47,6 +51,7 @@ ROLES = {
 }
 
 
+@in_float32
 def cluster_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature: float) -> Tensor:
     """Cross-entropy between the assignments of target and online features (equation 4).
 
@@ -139,7 +144,7 @@ class Orchestra(Method):
         for_target, for_online = batch.views[:2]
         feature = self.backbone(for_online)
         projection = self.projector(feature)
-        online = F.normalize(projection, dim=1)
+        online = normalize(projection, dim=1)
         rotation = self._rotation_loss(batch)
         self._update_target()
         target = self._target_features(for_target)
@@ -153,7 +158,7 @@ class Orchestra(Method):
     def observe(self, batch: Batch) -> None:
         """Fills the memory from the untrained target; its BatchNorm statistics stay untouched."""
         with torch.no_grad():
-            features = F.normalize(copy.deepcopy(self._target())(batch.views[0]), dim=1)
+            features = normalize(copy.deepcopy(self._target())(batch.views[0]), dim=1)
         self.memory.push(batch.images, features)
 
     def end_round(self, images: Tensor, seed: ClientSeed) -> Contribution:
@@ -168,7 +173,7 @@ class Orchestra(Method):
             return self._private_centroids(images, seed)
         if self.clustering.name == "features":
             return Contribution({"local_centroids": self.memory.latest()}, smallest_group=1)
-        clusters = local_clustering(
+        clusters = in_float32(local_clustering)(
             self.memory.latest(),
             self.clustering.local_clusters,
             seed.generator("cluster"),
@@ -200,9 +205,9 @@ class Orchestra(Method):
         mechanism = calibrate(self.privacy.epsilon, self.privacy.delta)
         training = self.training
         self.eval()
-        features = self._features_alone(images).float()
+        features = self._features_alone(images)
         self.train(training)
-        centroids = private_clustering(
+        centroids = in_float32(private_clustering)(
             features, self.clustering.local_clusters, mechanism, seed.noise_key(),
             k_min=self.privacy.k_min, dimensions=self.privacy.dimensions,
         )  # fmt: skip
@@ -229,7 +234,7 @@ class Orchestra(Method):
         turns = self.rotation_head(self.projector(self.backbone(batch.views[2])))
         rotation = batch.rotations[2]
         assert rotation is not None
-        return {"rotation": F.cross_entropy(turns, rotation)}
+        return {"rotation": cross_entropy(turns, rotation)}
 
     def _target(self) -> nn.Module:
         """What assigns: images to (B, D) features, not normalised."""
@@ -239,7 +244,7 @@ class Orchestra(Method):
 
     @torch.no_grad()
     def _target_features(self, images: Tensor) -> Tensor:
-        return F.normalize(self._target()(images), dim=1)
+        return normalize(self._target()(images), dim=1)
 
     def _update_target(self) -> None:
         if self.settings.target:

@@ -15,6 +15,9 @@ from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone, mlp
+from orchestra_flwr.models.precision import in_float32
+
+cross_entropy = in_float32(F.cross_entropy)
 
 TURNED = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0, rotate=True)
 
@@ -49,7 +52,7 @@ class RotPred(Method):
         assert turns is not None
         feature = self.backbone(batch.views[0])
         projection = self.projector(feature)
-        rotation = F.cross_entropy(self.rotation_head(projection), turns)
+        rotation = cross_entropy(self.rotation_head(projection), turns)
         return Step({"rotation": rotation}, {"backbone": (feature,), "projector": (projection,)})
 
     def backbones(self) -> dict[str, Backbone]:

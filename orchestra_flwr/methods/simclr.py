@@ -17,10 +17,12 @@ from orchestra_flwr.data import SIMCLR, Recipe
 from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone, mlp
+from orchestra_flwr.models.precision import in_float32
 
 ROLES = {"backbone": Role.SHARED, "projector": Role.SHARED}
 
 
+@in_float32
 def nt_xent_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     """Normalised temperature-scaled cross-entropy (SimCLR, equation 1), averaged over 2 B views.
 

@@ -15,6 +15,7 @@ from orchestra_flwr.data import SIMCLR, Recipe
 from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone, mlp
+from orchestra_flwr.models.precision import in_float32
 
 ROLES = {
     "backbone": Role.SHARED,
@@ -23,6 +24,7 @@ ROLES = {
 }
 
 
+@in_float32
 def symmetric_negative_cosine(predictions: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
     """D(p1, z2) / 2 + D(p2, z1) / 2 with the negative cosine D (SimSiam, equations 1 and 4).
 

@@ -18,6 +18,7 @@ from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone, mlp
+from orchestra_flwr.models.precision import in_float32
 
 # As published, but for the first view's bilinear crops: all crops here are bicubic.
 RECIPES = (
@@ -32,6 +33,7 @@ ROLES = {
 }
 
 
+@in_float32
 def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
     """-2 E[cos(x, x+)] + E[cos(x, y)^2] over pairs of views of one and of different images.
 

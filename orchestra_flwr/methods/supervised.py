@@ -17,6 +17,9 @@ from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Classes, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone
+from orchestra_flwr.models.precision import in_float32
+
+cross_entropy = in_float32(F.cross_entropy)
 
 CROPPED = Recipe(jitter_p=0, gray_p=0, blur_p=0)
 
@@ -71,7 +74,7 @@ class Supervised(Method):
         """Cross-entropy of the classes."""
         assert batch.labels is not None
         feature = self.backbone(batch.views[0])
-        classification = F.cross_entropy(self.classifier(feature), batch.labels)
+        classification = cross_entropy(self.classifier(feature), batch.labels)
         return Step({"classification": classification}, {"backbone": (feature,)})
 
     def backbones(self) -> dict[str, Backbone]:

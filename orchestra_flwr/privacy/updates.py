@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestra_flwr.privacy.key_stream import KeyStream
+
 CHUNK = 1 << 16  # pairs of normals that are made at a time
 
 
@@ -68,24 +70,20 @@ def clipped_update(before: np.ndarray, after: np.ndarray, clip: float) -> np.nda
 def standard_normals(key: bytes, round_: int, count: int) -> np.ndarray:
     """(count,) independent standard normals in float64, the same for the same key and round.
 
-    ChaCha20's key stream, by the Box-Muller transform: torch's and numpy's generators can be
-    searched or continued by whoever sees enough of their output, and here everybody sees a sum of
-    it.
+    A ChaCha20 key stream, by the transform of Box and Muller (1958). Everybody sees a sum of these
+    numbers, which must not allow anybody to work out others.
 
     Args:
         key: 16 to 64 secret bytes.
         round_: the round; rounds never share a stream.
         count: how many.
     """
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-    stream = hashlib.blake2b(f"noise/{round_}".encode(), key=key, digest_size=32).digest()
-    cipher = Cipher(algorithms.ChaCha20(stream, bytes(16)), mode=None).encryptor()
+    digest = hashlib.blake2b(f"noise/{round_}".encode(), key=key, digest_size=32).digest()
+    stream = KeyStream(digest)
     normals = np.empty(count + count % 2)
     for start in range(0, len(normals), 2 * CHUNK):
         part = normals[start : start + 2 * CHUNK]
-        drawn = np.frombuffer(cipher.update(bytes(8 * len(part))), "<u8")
-        uniform = ((drawn >> np.uint64(11)) + 1.0) * 2.0**-53  # in (0, 1]
+        uniform = ((stream.words(len(part)) >> np.uint64(11)) + 1.0) * 2.0**-53  # in (0, 1]
         radius, turn = np.sqrt(-2 * np.log(uniform[0::2])), 2 * np.pi * uniform[1::2]
         part[0::2], part[1::2] = radius * np.cos(turn), radius * np.sin(turn)
     return normals[:count]

@@ -6,35 +6,49 @@ equation 2: mu / 2 times the squared distance of the parameters to those receive
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.methods import Batch, Method, Received, Role, Step
+from orchestra_flwr.methods import Batch, Method, Received, Step
+from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.terms.base import Term
 
 
+@in_float32
+def squared_distance(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Sum of the squared differences of all elements of two lists of tensors, a scalar."""
+    distances = [(a - b).square().sum() for a, b in zip(ones, others, strict=True)]
+    return torch.stack(distances).sum()
+
+
 class Proximal(Term):
-    """Half the squared distance to the received parameters that are trained and shared."""
+    """Half the squared distance of the method's trained parameters to those received.
+
+    The received ones are those of this round as the server sent them, before merging. Parameters
+    that stay with the client are not pulled anywhere.
+    """
 
     needs_received: ClassVar[bool] = True
 
     def __init__(self, settings: object, config: Config, method: Method) -> None:
         super().__init__(settings, config, method)
-        self._pairs: list[tuple[Tensor, Tensor]] = []
+        self._trained: list[Tensor] = []
+        self._received: list[Tensor] = []
 
     def start_round(self, method: Method, received: Received) -> None:
-        """Keeps the received parameters of this round: before merging, as the server sent them."""
+        """Takes this round's received parameters."""
         assert received.state is not None
-        self._pairs = [
+        pairs = [
             (parameter, received.state[name].to(parameter.device))
             for name, parameter in method.named_parameters()
-            if parameter.requires_grad and method.role(name) is Role.SHARED
+            if parameter.requires_grad and name in received.state
         ]
+        self._trained, self._received = [w for w, _ in pairs], [w for _, w in pairs]
 
     def loss(self, method: Method, batch: Batch, step: Step) -> Tensor:
         """||w - w_received||^2 / 2, a scalar."""
-        distances = [(w - received).square().sum() for w, received in self._pairs]
-        return torch.stack(distances).sum() / 2
+        return squared_distance(self._trained, self._received) / 2

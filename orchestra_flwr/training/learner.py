@@ -25,21 +25,23 @@ class Learner(nn.Module):
     Args:
         method: what is learned.
         terms: by name, each with its weight.
-        reassign: changes the role of tensors by their full names, as policies do whose clients
-            keep some of what others share; None: none is changed.
     """
 
     def __init__(
-        self,
-        method: Method,
-        terms: Mapping[str, tuple[Term, float]] | None = None,
-        reassign: Reassign | None = None,
+        self, method: Method, terms: Mapping[str, tuple[Term, float]] | None = None
     ) -> None:
         super().__init__()
         terms = terms or {}
         self.method = method
         self.terms = nn.ModuleDict({name: term for name, (term, _) in terms.items()})
         self._weights = {name: weight for name, (_, weight) in terms.items()}
+        self._reassign: Reassign | None = None
+
+    def reassign(self, reassign: Reassign | None) -> None:
+        """Changes the roles of tensors by their full names; None: none is changed.
+
+        Merging policies do so whose clients keep some of what others share.
+        """
         self._reassign = reassign
 
     def role(self, name: str) -> Role:
@@ -69,7 +71,7 @@ class Learner(nn.Module):
     def trained(self) -> dict[str, Tensor]:
         """What gradients train, by full name, sharing memory."""
         return {
-            _full_name(name): p.detach() for name, p in self.named_parameters() if p.requires_grad
+            full_name(name): p.detach() for name, p in self.named_parameters() if p.requires_grad
         }
 
     @property
@@ -86,20 +88,27 @@ class Learner(nn.Module):
             term.start_round(self.method, received)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Named scalar parts, terms' weighted and named like them; their sum is minimised."""
+        """Named scalar parts, terms' weighted and named like them; their sum is minimised.
+
+        Raises:
+            ValueError: a term is called like a part of the method's loss.
+        """
         step = self.method.loss(batch)
         losses = dict(step.losses)
         for name, term in self.terms.items():
             assert isinstance(term, Term)
+            if name in losses:
+                raise ValueError(f"terms.{name}: a part of the method's loss has this name")
             losses[name] = self._weights[name] * term.loss(self.method, batch, step)
         return losses
 
     def _tensors(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state_dict(keep_vars=True)
-        return {_full_name(name): tensor for name, tensor in state.items()}
+        return {full_name(name): tensor for name, tensor in state.items()}
 
 
-def _full_name(name: str) -> str:
+def full_name(name: str) -> str:
+    """What a tensor of :meth:`Learner.named_parameters` and its kin is called everywhere else."""
     return name.removeprefix("method.")
 
 
@@ -121,4 +130,6 @@ def build_learner(config: Config, channels: int) -> Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(config.seed, "init", "terms", chosen.name))
             terms[chosen.name] = (chosen.build(config, method), chosen.weight)
-    return Learner(method, terms, merging.reassign(method))
+    learner = Learner(method, terms)
+    learner.reassign(merging.reassign(learner))
+    return learner

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+import torch
 
-from orchestra_flwr.data.subset import balanced_subset
+from orchestra_flwr.data import ImageSet, balanced_subset, limited
 
 
 def _labels(*sizes: int) -> np.ndarray:
@@ -44,3 +45,14 @@ def test_without_labels_it_is_a_plain_random_subset():
 @pytest.mark.parametrize("limit", [None, 80, 1000])
 def test_no_limit_takes_all(limit: int | None):
     assert np.array_equal(balanced_subset(_labels(40, 40), 80, limit), np.arange(80))
+
+
+def test_a_limited_set_keeps_images_and_labels_together():
+    labels = torch.arange(12) % 3
+    images = torch.arange(12, dtype=torch.uint8).view(12, 1, 1, 1).expand(12, 1, 4, 4)
+    chosen = limited(ImageSet(images, labels, ("a", "b", "c")), 6)
+
+    assert chosen.labels.bincount().tolist() == [2, 2, 2]
+    assert (chosen.images[:, 0, 0, 0] % 3).tolist() == chosen.labels.tolist()
+    assert len(limited(ImageSet(images), 5)) == 5
+    assert len(limited(ImageSet(images), None)) == 12

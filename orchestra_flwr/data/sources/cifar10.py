@@ -9,7 +9,7 @@ from orchestra_flwr.data.sources import Source
 
 
 class Cifar10(Source):
-    """50,000 training and 10,000 test images of 32 x 32 pixels in 10 classes (Krizhevsky, 2009)."""
+    """50,000 training and 10,000 test images of 32 x 32 pixels, 10 classes (Krizhevsky, 2009)."""
 
     classes = 10
     Settings = FileOptions

@@ -9,7 +9,7 @@ from orchestra_flwr.data.sources import Source
 
 
 class Cifar100(Source):
-    """50,000 training and 10,000 test images of 32 x 32 pixels in 100 classes (Krizhevsky, 2009)."""
+    """50,000 training and 10,000 test images of 32 x 32 pixels, 100 classes (Krizhevsky, 2009)."""
 
     classes = 100
     Settings = FileOptions

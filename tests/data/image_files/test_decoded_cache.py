@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestra_flwr.data.cache import cache_dir, cached, fingerprint
+from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
 from orchestra_flwr.data.images import Dataset, ImageSet
 
 
@@ -110,7 +110,7 @@ def test_a_full_disk_costs_a_warning_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(
-        "orchestra_flwr.data.cache.save_file",
+        "orchestra_flwr.data.image_files.decoded_cache.save_file",
         lambda *_: Path("/dev/full").write_bytes(b"x" * 100_000),
     )
     with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
@@ -138,10 +138,10 @@ def test_many_may_store_at_once(tmp_path: Path):
 
 
 def test_the_key_depends_on_every_fact():
-    base = fingerprint("a", [("b", 1)], None)
+    base = cache_key("a", [("b", 1)], None)
 
-    assert base == fingerprint("a", [("b", 1)], None)
-    assert len({base, fingerprint("a", [("b", 2)], None), fingerprint("a", [("b", 1)], 3)}) == 3
+    assert base == cache_key("a", [("b", 1)], None)
+    assert len({base, cache_key("a", [("b", 2)], None), cache_key("a", [("b", 1)], 3)}) == 3
 
 
 def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from orchestra_flwr.data.fit import MAX_BYTES, check_size, fit_files, fit_image, resize
+from orchestra_flwr.data.image_files.decoding import MAX_BYTES, check_size, fit_files, fit_image
 
 
 def _gradient(width: int, height: int) -> np.ndarray:
@@ -156,13 +156,3 @@ def test_sizes_that_no_image_has_are_refused():
     for count in (0, MAX_BYTES + 1):
         with pytest.raises(ValueError, match=r"empty|too large"):
             check_size(count)
-
-
-def test_resize_keeps_the_picture():
-    images = torch.from_numpy(_gradient(8, 8).transpose(2, 0, 1) * 255).round().byte()[None]
-    larger = resize(images, 32)
-
-    assert larger.shape == (1, 3, 32, 32)
-    assert larger.dtype == torch.uint8
-    assert (resize(larger, 8).int() - images.int()).abs().max() <= 4
-    assert resize(images, 8) is images

@@ -1,114 +1,28 @@
+"""What holds for every partition, and a partition of a user's own."""
+
+import hashlib
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestra_flwr.config import ConfigError, PartitionConfig
-from orchestra_flwr.data import class_counts, partition
-from orchestra_flwr.data.partition import _balanced_shares, _rounded_down
-
-
-def _dirichlet(alpha: float) -> PartitionConfig:
-    return PartitionConfig(name="dirichlet", alpha=alpha)
-
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.data import ImageSet, class_counts, partition, partition_by_name
 
 IID = PartitionConfig(name="iid")
+DIRICHLET = PartitionConfig(name="dirichlet", alpha=0.1)
 
 
-def _balanced_labels(classes: int, count: int = 50_000) -> torch.Tensor:
-    order = np.random.default_rng(3).permutation(count)
-    return torch.from_numpy(order % classes)
-
-
-def _held(counts: np.ndarray, least: float) -> float:
-    """Mean number of classes of which a client holds at least one image and a share `least`."""
-    enough = (counts >= 1) & (counts >= least * counts.sum(axis=1, keepdims=True))
-    return float(enough.sum(axis=1).mean())
-
-
-# Orchestra paper, Table 4 (100 clients), and what its published sampler gives.
-@pytest.mark.parametrize(
-    ("classes", "alpha", "any_share", "one_percent"),
-    [(10, 0.1, 4.69, 3.75), (10, 1e-3, 1.08, 1.06), (100, 0.1, 29.30, 17.92)],
-)
-def test_seed_0_gives_the_published_split(
-    classes: int, alpha: float, any_share: float, one_percent: float
-):
-    sizes = np.full(classes, 50_000 // classes)
-    published = _rounded_down(
-        _balanced_shares(classes, 100, alpha, 0, sizes / sizes.sum()), sizes
-    ).T
-    assert _held(published, 0) == pytest.approx(any_share, abs=1e-9)
-    assert _held(published, 0.01) == pytest.approx(one_percent, abs=1e-9)
-
-    labels = _balanced_labels(classes)
-    counts = class_counts(partition(_dirichlet(alpha), labels, 50_000, 100, 0), labels, classes)
-    assert _held(counts, 0) == pytest.approx(any_share, abs=1e-9)
-    assert _held(counts, 0.01) == pytest.approx(one_percent, abs=0.04)
-
-
-def test_published_client_sizes():
-    sizes = np.full(10, 5000)
-    for alpha, smallest, largest in ((0.1, 494, 499), (1e-3, 433, 732)):
-        shares = _balanced_shares(10, 100, alpha, 0, sizes / sizes.sum())
-        clients = _rounded_down(shares, sizes).sum(axis=0)
-        assert (clients.min(), clients.max()) == (smallest, largest)
-
-
-def test_clients_of_the_published_split_are_equal_in_size():
-    labels = _balanced_labels(10)
-    sizes = [len(part) for part in partition(_dirichlet(0.1), labels, 50_000, 100, 0)]
-
-    assert min(sizes) >= 499
-    assert max(sizes) <= 501
-
-
-def test_a_client_gets_a_run_of_each_class_in_file_order():
-    labels = _balanced_labels(10, 5000)
-    starts = {}
-    for part in partition(_dirichlet(0.5), labels, 5000, 10, 0):
-        for label in range(10):
-            members = np.flatnonzero(labels.numpy() == label)
-            own = np.flatnonzero(np.isin(members, part))
-            if len(own):
-                assert np.array_equal(own, np.arange(own[0], own[0] + len(own)))
-                starts.setdefault(label, []).append(own[0])
-    assert all(values == sorted(values) for values in starts.values())
-
-
-@pytest.mark.parametrize("config", [IID, _dirichlet(0.1)], ids=["iid", "dirichlet"])
+@pytest.mark.parametrize("config", [IID, DIRICHLET], ids=["iid", "dirichlet"])
 def test_the_seed_decides_the_split(config: PartitionConfig):
-    labels = _balanced_labels(10, 2000)
+    labels = torch.arange(2000) % 10
     first, again, other = (partition(config, labels, 2000, 20, seed) for seed in (4, 4, 5))
 
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-def test_a_smaller_alpha_is_more_skewed():
-    labels = _balanced_labels(10, 5000)
-    held = [
-        _held(class_counts(partition(_dirichlet(alpha), labels, 5000, 20, 1), labels, 10), 0.01)
-        for alpha in (1e-3, 0.1, 1.0, 1e4)
-    ]
-
-    assert held == sorted(held)
-    assert held[0] < 2
-    assert held[-1] == 10
-
-
-def test_iid_deals_evenly_and_at_random():
-    labels = _balanced_labels(10, 5003)
-    parts = partition(IID, labels, 5003, 10, 0)
-
-    assert {len(part) for part in parts} == {500, 501}
-    assert class_counts(parts, labels, 10).min() > 20  # 50 expected, sd 6.4
-    assert not np.array_equal(parts[0], np.arange(501))
-
-
-def test_iid_needs_no_labels():
-    assert sum(len(part) for part in partition(IID, None, 30, 7, 0)) == 30
 
 
 @settings(max_examples=150, deadline=None)
@@ -121,7 +35,8 @@ def test_iid_needs_no_labels():
 )
 def test_every_image_has_one_client_and_every_client_an_image(labels, share, alpha, seed, name):
     clients = 1 + int(share * (len(labels) - 1))
-    config = PartitionConfig(name=name, alpha=alpha)
+    options = {"alpha": alpha} if name == "dirichlet" else {}
+    config = PartitionConfig(name=name, **options)
     parts = partition(config, torch.tensor(labels), len(labels), clients, seed)
 
     assert len(parts) == clients
@@ -144,4 +59,131 @@ def test_more_clients_than_images_is_refused():
 
 def test_dirichlet_without_labels_is_refused():
     with pytest.raises(ConfigError, match=r"^partition=dirichlet: needs labels.*partition=iid$"):
-        partition(_dirichlet(0.1), None, 30, 5, 0)
+        partition(DIRICHLET, None, 30, 5, 0)
+
+
+# Those of version 0.1: 97 images of 6 classes, seed 3.
+@pytest.mark.parametrize(
+    ("config", "clients", "digest"),
+    [
+        (IID, 5, "7a172a9b3830"),
+        (DIRICHLET, 5, "3e5197c19548"),
+        (PartitionConfig(name="by_class"), 6, "031539f58da9"),
+    ],
+    ids=["iid", "dirichlet", "by_class"],
+)
+def test_splits_stay_as_they_are(config, clients, digest):
+    parts = partition(config, torch.arange(97) ** 2 % 13 % 7, 97, clients, 3)
+
+    text = ";".join(",".join(map(str, part)) for part in parts)
+    assert hashlib.sha256(text.encode()).hexdigest()[:12] == digest
+
+
+def _images(labels: list[int] | None, *classes: str) -> ImageSet:
+    count = 6 if labels is None else len(labels)
+    images = torch.zeros(count, 1, 8, 8, dtype=torch.uint8)
+    return ImageSet(images, None if labels is None else torch.tensor(labels), classes)
+
+
+@pytest.mark.parametrize("config", [IID, DIRICHLET], ids=["iid", "dirichlet"])
+def test_clients_are_numbered(config):
+    assert list(partition_by_name(config, _images([0, 1] * 3, "a", "b"), 3, 0)) == ["0", "1", "2"]
+
+
+MINE = """
+    import numpy as np
+    from pydantic import Field
+
+    from orchestra_flwr.config import Section
+    from orchestra_flwr.data import Partition
+
+
+    class Halves(Partition):
+        needs_labels = False
+
+        class Settings(Section):
+            first: int = Field(1, ge=1)
+
+        def split(self, labels, count, clients, seed):
+            return [np.arange(self.settings.first), np.arange(self.settings.first, count)]
+
+        def names(self, classes, labels, clients):
+            return ["small", "large"]
+"""
+
+
+def _mine(**options) -> PartitionConfig:
+    config = PartitionConfig.model_validate({"name": "halves", **options})
+    config.look_in(("my_package",))
+    return config
+
+
+def test_a_partition_of_a_users_own(user_package):
+    user_package({"partitions/halves.py": MINE})
+
+    parts = partition_by_name(_mine(first=2), _images(None), 2, 0)
+    assert {name: part.tolist() for name, part in parts.items()} == {
+        "small": [0, 1],
+        "large": [2, 3, 4, 5],
+    }
+
+
+def test_its_options_are_checked(user_package):
+    user_package({"partitions/halves.py": MINE})
+
+    with pytest.raises(ConfigError, match=r"^partition\.first=0: input should be greater than"):
+        partition(_mine(first=0), None, 6, 2, 0)
+    with pytest.raises(ConfigError) as error:
+        partition(_mine(alpha=3), None, 6, 2, 0)
+    assert str(error.value) == (
+        "partition.alpha: unknown option of partition=halves, which has first "
+        "(partition=dirichlet has it)"
+    )
+
+
+def test_names_and_options_that_do_not_exist_are_refused(user_package):
+    user_package({"partitions/halves.py": MINE})
+
+    with pytest.raises(ConfigError) as error:
+        partition(PartitionConfig(name="halfs"), None, 6, 2, 0)
+    assert str(error.value) == "partition=halfs: must be one of by_class, dirichlet, iid"
+    with pytest.raises(ConfigError, match="must be one of by_class, dirichlet, iid, halves$"):
+        config = PartitionConfig(name="halfs")
+        config.look_in(("my_package",))
+        partition(config, None, 6, 2, 0)
+    with pytest.raises(ConfigError, match=r"alpha: unknown option of partition=iid, which has no "):
+        partition(PartitionConfig(name="iid", alpha=1), None, 6, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ("[np.arange(count)]", "must give the images of 2 clients, not of 1"),
+        ("[np.arange(count), np.arange(0)]", "must give every client an image"),
+        ("[np.arange(3), np.arange(2, 5)]", "must not give an image twice"),
+        ("[np.arange(3), np.arange(3, 7)]", "must give indices from 0 to 5, int64"),
+        ("[np.array([0.0]), np.array([1.0])]", "must give indices from 0 to 5, int64"),
+    ],
+)
+def test_a_split_that_breaks_the_contract_is_refused(user_package, result, problem):
+    text = MINE.replace("[np.arange(self.settings.first), ", "")
+    text = text.replace("np.arange(self.settings.first, count)]", result)
+    user_package({"partitions/halves.py": text})
+
+    with pytest.raises(ConfigError) as error:
+        partition(_mine(), None, 6, 2, 0)
+    assert str(error.value) == f"partition=halves: Halves.split {problem}"
+
+
+def test_images_may_be_left_out(user_package):
+    text = MINE.replace("self.settings.first, count", "self.settings.first, count - 1")
+    user_package({"partitions/halves.py": text})
+
+    assert [len(part) for part in partition(_mine(), None, 6, 2, 0)] == [1, 4]
+
+
+def test_two_clients_of_one_name_are_refused(user_package):
+    user_package({"partitions/halves.py": MINE.replace("large", "small")})
+
+    with pytest.raises(ConfigError, match="Halves.names must give 2 different names"):
+        partition_by_name(_mine(), _images(None), 2, 0)

@@ -4,7 +4,6 @@ from sklearn.datasets import load_digits
 
 from orchestra_flwr.config import DataConfig
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.data.images import ImageSet
 
 
 def _digits(**changes) -> DataConfig:
@@ -47,31 +46,3 @@ def test_digits_can_be_limited_and_resized():
     assert dataset.train.images.shape == (100, 1, 16, 16)
     assert dataset.train.labels.bincount().tolist() == [10] * 10
     assert dataset.test.labels.bincount().tolist() == [2] * 10
-
-
-def test_image_sets_select_and_move():
-    images = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1).expand(5, 1, 4, 4)
-    chosen = ImageSet(images, torch.tensor([0, 1, 0, 1, 0]), ("a", "b")).select(
-        torch.tensor([3, 0])
-    )
-
-    assert chosen.images[:, 0, 0, 0].tolist() == [3, 0]
-    assert chosen.labels.tolist() == [1, 0]
-    assert len(chosen) == 2
-    assert chosen.to("meta").images.device.type == "meta"
-    assert chosen.to("meta").labels.device.type == "meta"
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "labels"),
-    [
-        ((2, 3, 4, 5), torch.uint8, None),
-        ((2, 3, 4), torch.uint8, None),
-        ((2, 3, 4, 4), torch.float32, None),
-        ((2, 3, 4, 4), torch.uint8, torch.tensor([1])),
-        ((2, 3, 4, 4), torch.uint8, torch.tensor([1.0, 2.0])),
-    ],
-)
-def test_misshapen_image_sets_are_refused(shape, dtype, labels):
-    with pytest.raises(ValueError, match="must be"):
-        ImageSet(torch.zeros(shape, dtype=dtype), labels)

@@ -11,7 +11,7 @@ from PIL import Image
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data import Dataset, load_dataset
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "cifar10-jpeg.zip"
+REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "cifar10-jpeg.zip"
 CLASS_FOLDERS = [
     f"{split}/{name}/{index}.png"
     for split, count in (("train", 4), ("test", 2))
@@ -228,3 +228,20 @@ def test_the_real_zip(tmp_path: Path):
     assert dataset.train.classes[0] == "airplane"
     means = dataset.train.images.double().mean(dim=(0, 2, 3))
     assert np.allclose(means, [125.3, 123.0, 113.9], atol=8)  # CIFAR-10's
+
+
+@pytest.mark.parametrize(
+    ("root", "label"),
+    [("/photos/birds.zip", "image_folder-birds"), ("birds", "image_folder-birds")],
+)
+def test_a_folder_is_known_by_its_name(root: str, label: str):
+    assert DataConfig(name="image_folder", root=root).label == label
+    assert DataConfig(name="image_folder").label == "image_folder"
+
+
+def test_the_root_must_be_given():
+    with pytest.raises(ConfigError) as error:
+        load_dataset(DataConfig(name="image_folder"))
+    assert str(error.value) == (
+        "data.root must name a folder or a zip of images for data=image_folder"
+    )

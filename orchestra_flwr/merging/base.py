@@ -1,0 +1,98 @@
+"""What a merging policy is: what a client keeps between rounds, and how it comes back in.
+
+The server's state has been received when :meth:`Merging.merge` is called, and local state (roles)
+is back in its place. Policies that mix weights leave BatchNorm's buffers alone; neither these nor
+its batch counters say anything about how far two encoders are apart.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.methods import Role
+from orchestra_flwr.training import Learner
+from orchestra_flwr.training.learner import Reassign
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """What a client keeps between rounds; it never travels.
+
+    Attributes:
+        tensors: by their full names.
+        values: numbers of the merging policy.
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+class Merging(Plugin, ABC):
+    """How a client merges; one object for one round of one client.
+
+    Class attributes:
+        Settings: the policy's own options under `merging.`.
+        remembers: whether clients keep what :meth:`keep` returns. Methods may then have local state
+            of their own as well (:meth:`Method.remember`).
+        local_norms: whether BatchNorm stays with the clients, so that the server's model has none
+            that was ever trained.
+    """
+
+    remembers: ClassVar[bool] = True
+    local_norms: ClassVar[bool] = False
+
+    def __init__(self, settings: object) -> None:
+        self.settings = settings
+
+    @classmethod
+    def reassign(cls, learner: Learner) -> Reassign | None:
+        """What the policy makes of the role of a tensor, by its full name; None: roles stay.
+
+        Raises:
+            ConfigError: the policy makes no sense for what is learned.
+        """
+        return None
+
+    @abstractmethod
+    def merge(self, learner: Learner, kept: ClientState | None) -> None:
+        """Changes the received state by what the client kept; None: it has kept nothing yet."""
+
+    @abstractmethod
+    def keep(self, learner: Learner) -> ClientState:
+        """What the client keeps, beside local state, once it has trained after merging."""
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of this round's merging, for the metrics."""
+        return {}
+
+
+def keeps_state(config: Config, learner: Learner) -> bool:
+    """Whether clients keep anything between the rounds of a run."""
+    return config.merging.plugin.remembers or bool(learner.state(Role.LOCAL))
+
+
+def divergence(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Mean over the encoder's convolutions of the L2 distance of their weights.
+
+    Args:
+        one: the convolutions' weights by name.
+        other: holds at least the same names.
+    """
+    distances = [(t - other[name].to(t.device)).double().norm() for name, t in one.items()]
+    return float(torch.stack(distances).mean()) if distances else 0.0
+
+
+def convolutions(learner: Learner) -> dict[str, Tensor]:
+    """Weights of the backbone's convolutions; those of one pixel, on shortcuts, are not counted."""
+    return {
+        name: tensor
+        for name, tensor in learner.trained().items()
+        if name.startswith("backbone.") and tensor.ndim == 4 and tensor.shape[-1] > 1
+    }

@@ -1,0 +1,60 @@
+"""FedEMA's divergence-aware moving average.
+
+Zhuang et al., "Divergence-aware Federated Self-Supervised Learning", ICLR 2022 (arXiv 2204.04385),
+equations 2 to 4.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from orchestra_flwr.config import Section
+from orchestra_flwr.merging.base import ClientState, Merging, convolutions, divergence
+from orchestra_flwr.training import Learner
+
+
+class FedEMASettings(Section):
+    """Options under `merging.` for merging=fedema."""
+
+    # lambda; None: the one that makes mu equal to `first_mu` when the client merges for the first
+    # time, and stays (the paper's autoscaler).
+    scale: float | None = Field(None, ge=0)
+    first_mu: float = Field(0.7, gt=0, le=1)  # the paper's tau
+
+
+class FedEMA(Merging):
+    """W = mu W_client + (1 - mu) W_server for everything that is trained, predictor included.
+
+    mu = min(1, lambda * divergence between the two encoders).
+    """
+
+    Settings = FedEMASettings
+
+    settings: FedEMASettings
+
+    def __init__(self, settings: FedEMASettings) -> None:
+        super().__init__(settings)
+        self._scale = settings.scale
+        self._mu = 0.0
+
+    def merge(self, learner: Learner, kept: ClientState | None) -> None:
+        """As :meth:`Merging.merge`."""
+        if kept is None:
+            return
+        apart = divergence(convolutions(learner), kept.tensors)
+        if self._scale is None:
+            self._scale = kept.values.get("lambda")
+        if self._scale is None and apart > 0:
+            self._scale = self.settings.first_mu / apart
+        self._mu = min(1.0, (self._scale or 0.0) * apart)
+        for name, tensor in learner.trained().items():
+            tensor.lerp_(kept.tensors[name].to(tensor.device), self._mu)
+
+    def keep(self, learner: Learner) -> ClientState:
+        """All that was trained, and lambda once it is known."""
+        values = {} if self._scale is None else {"lambda": self._scale}
+        return ClientState(learner.trained(), values)
+
+    def metrics(self) -> dict[str, float]:
+        """The share of the client's own weights."""
+        return {"mu": self._mu}

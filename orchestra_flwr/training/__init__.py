@@ -1,0 +1,21 @@
+"""Local training: what is trained, the one loop that trains it, its optimizers."""
+
+from orchestra_flwr.training.devices import resolve_device, torch_threads, usable_cpus
+from orchestra_flwr.training.learner import Learner, build_learner
+from orchestra_flwr.training.loop import LocalResult, observe_round, train_round
+from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
+from orchestra_flwr.training.step import TrainingError
+
+__all__ = [
+    "Learner",
+    "LocalResult",
+    "TrainingError",
+    "build_learner",
+    "keep_freed_memory",
+    "observe_round",
+    "resolve_device",
+    "return_freed_memory",
+    "torch_threads",
+    "train_round",
+    "usable_cpus",
+]

@@ -1,0 +1,48 @@
+"""Where a process computes: its CPU threads and its device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from orchestra_flwr.config import ConfigError
+
+
+@contextmanager
+def torch_threads(count: int | None = None) -> Iterator[None]:
+    """Runs a block with so many CPU threads (None: all that this process may use).
+
+    The number of threads decides the order in which floats are added: a client always computes
+    with `training.threads`, so that its bits do not depend on the engine that runs it.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or usable_cpus())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def usable_cpus() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `device=` names; auto takes a GPU where one is visible.
+
+    Raises:
+        ConfigError: the GPU of that name does not exist.
+    """
+    visible = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda" if visible else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= visible:
+        raise ConfigError(f"device={name}: {visible} GPUs are visible here (device=auto or cpu)")
+    return device

@@ -1,0 +1,63 @@
+"""The clients' optimizers: one file an optimizer, found by its name.
+
+None of them imports torch.optim: making its first optimizer in a process imports torch's whole
+compiler, 4 seconds that every worker, and in a deployment every client in every round, would spend.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from orchestra_flwr.config import Plugin
+
+
+class Optimizer(Plugin, ABC):
+    """Updates parameters from their gradients, all tensors at once.
+
+    A client's optimizer is new in every round: what it remembers of gradients is not averaged and
+    does not outlive the round.
+
+    A step may be captured as a CUDA graph, so :meth:`update` decides nothing by values, changes
+    its state in place, and counts steps, if it must, in a tensor.
+
+    Args:
+        settings: the optimizer's own options.
+        parameters: what is trained; each must get a gradient in every step.
+        lr: learning rate.
+
+    Attributes:
+        settings: as given.
+        parameters: as a list.
+        lr: the learning rate of the next step.
+    """
+
+    def __init__(self, settings: object, parameters: Iterable[Tensor], lr: float) -> None:
+        self.settings = settings
+        self.parameters = list(parameters)
+        self.lr = lr
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update from the parameters' gradients, which are dropped.
+
+        Raises:
+            ValueError: a parameter has no gradient.
+        """
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if len(gradients) != len(self.parameters):
+            raise ValueError("every parameter that is trained needs a gradient")
+        self.update(gradients)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @abstractmethod
+    def update(self, gradients: list[Tensor]) -> None:
+        """Changes the parameters in place.
+
+        Args:
+            gradients: one for each parameter, which this may change and keep.
+        """

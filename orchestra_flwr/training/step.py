@@ -1,0 +1,100 @@
+"""One step of local training: views of some images, their loss, an update."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from orchestra_flwr.config import AugmentationConfig, Config
+from orchestra_flwr.data import augment
+from orchestra_flwr.methods import Batch, Method
+from orchestra_flwr.models import normalise
+from orchestra_flwr.models.precision import passes_in
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training.learner import Learner
+
+
+class TrainingError(RuntimeError):
+    """Local training that failed on its own, for example with a loss that is not finite."""
+
+
+class BatchMaker:
+    """Makes a method's views of some of a client's images.
+
+    Augmentations and the loss draw from streams of their own: a method whose loss draws gets the
+    same views as one whose loss does not.
+
+    Attributes:
+        generators: of the augmentations and of the loss, on the images' device.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        images: Tensor,
+        labels: Tensor | None,
+        augmentation: AugmentationConfig,
+        seed: ClientSeed,
+    ) -> None:
+        self._images = images
+        self._labels = labels if method.learns_labels else None
+        self._recipes = [recipe.limited(augmentation) for recipe in method.recipes()]
+        self._augment, self._loss = (
+            seed.generator(purpose, images.device) for purpose in ("augment", "loss")
+        )
+        self.generators = (self._augment, self._loss)
+
+    def __call__(self, rows: Tensor) -> Batch:
+        """The batch of the (B,) chosen images."""
+        views = augment(self._images[rows], self._recipes, self._augment)
+        normalised = tuple(normalise(view) for view in views.images)
+        labels = None if self._labels is None else self._labels[rows]
+        return Batch(rows, normalised, views.rotations, self._loss, labels)
+
+
+class LocalStep:
+    """A step of local training: views, passes, loss, update (Algorithm 1, lines 5 to 16).
+
+    It decides nothing by values and changes what it keeps in place, so that it can be captured as
+    a CUDA graph.
+
+    Args:
+        learner: changed in place.
+        batch_of: makes its batches.
+        config: `optimizer`, whose state is new in every round, and `training` (`lr`, `precision`).
+    """
+
+    def __init__(self, learner: Learner, batch_of: BatchMaker, config: Config) -> None:
+        self._learner = learner
+        self._batch_of = batch_of
+        self._precision = config.training.precision
+        parameters = [p for p in learner.parameters() if p.requires_grad]
+        self._optimizer = config.optimizer.build(parameters, config.training.lr)
+        self._totals: dict[str, Tensor] = {}
+
+    def __call__(self, rows: Tensor) -> None:
+        """Trains on the (B,) chosen images."""
+        batch = self._batch_of(rows)
+        with passes_in(self._precision, rows.device.type):
+            losses = self._learner.loss(batch)
+        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        for name, loss in losses.items():
+            if name in self._totals:
+                self._totals[name].add_(loss.detach())
+            else:
+                self._totals[name] = loss.detach().clone()
+
+    def losses(self, steps: int) -> dict[str, float]:
+        """Mean of each part of the loss over the steps so far.
+
+        Raises:
+            TrainingError: one is not finite.
+        """
+        losses = {name: float(total) / steps for name, total in self._totals.items()}
+        for name, value in losses.items():
+            if not math.isfinite(value):
+                raise TrainingError(f"the {name} loss is {value}; a lower training.lr may help")
+        return losses

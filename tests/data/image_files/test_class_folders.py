@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data import survey
+
+
+def _write(root: Path, *names: str) -> str:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(root / name)
+    return str(root)
+
+
+def test_a_survey_counts_training_images(tmp_path: Path):
+    names = ["train/a/1.png", "train/b/1.png", "train/b/2.png", "test/a/1.png"]
+
+    assert survey(_write(tmp_path / "1", *names)) == (3, True)
+    assert survey(_write(tmp_path / "2", "1.png", "2.png")) == (2, False)
+
+
+def test_a_survey_refuses_what_cannot_be_loaded(tmp_path: Path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        survey(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="mixes class folders and loose images"):
+        survey(_write(tmp_path / "mixed", "a/1.png", "1.png"))

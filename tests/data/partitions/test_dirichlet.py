@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+
+from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.data import class_counts, partition
+from orchestra_flwr.data.partitions.dirichlet import _balanced_shares, _rounded_down
+
+
+def _dirichlet(alpha: float) -> PartitionConfig:
+    return PartitionConfig(name="dirichlet", alpha=alpha)
+
+
+def _balanced_labels(classes: int, count: int = 50_000) -> torch.Tensor:
+    order = np.random.default_rng(3).permutation(count)
+    return torch.from_numpy(order % classes)
+
+
+def _held(counts: np.ndarray, least: float) -> float:
+    """Mean number of classes of which a client holds at least one image and a share `least`."""
+    enough = (counts >= 1) & (counts >= least * counts.sum(axis=1, keepdims=True))
+    return float(enough.sum(axis=1).mean())
+
+
+# Orchestra paper, Table 4 (100 clients), and what its published sampler gives.
+@pytest.mark.parametrize(
+    ("classes", "alpha", "any_share", "one_percent"),
+    [(10, 0.1, 4.69, 3.75), (10, 1e-3, 1.08, 1.06), (100, 0.1, 29.30, 17.92)],
+)
+def test_seed_0_gives_the_published_split(
+    classes: int, alpha: float, any_share: float, one_percent: float
+):
+    sizes = np.full(classes, 50_000 // classes)
+    published = _rounded_down(
+        _balanced_shares(classes, 100, alpha, 0, sizes / sizes.sum()), sizes
+    ).T
+    assert _held(published, 0) == pytest.approx(any_share, abs=1e-9)
+    assert _held(published, 0.01) == pytest.approx(one_percent, abs=1e-9)
+
+    labels = _balanced_labels(classes)
+    counts = class_counts(partition(_dirichlet(alpha), labels, 50_000, 100, 0), labels, classes)
+    assert _held(counts, 0) == pytest.approx(any_share, abs=1e-9)
+    assert _held(counts, 0.01) == pytest.approx(one_percent, abs=0.04)
+
+
+def test_published_client_sizes():
+    sizes = np.full(10, 5000)
+    for alpha, smallest, largest in ((0.1, 494, 499), (1e-3, 433, 732)):
+        shares = _balanced_shares(10, 100, alpha, 0, sizes / sizes.sum())
+        clients = _rounded_down(shares, sizes).sum(axis=0)
+        assert (clients.min(), clients.max()) == (smallest, largest)
+
+
+def test_clients_of_the_published_split_are_equal_in_size():
+    labels = _balanced_labels(10)
+    sizes = [len(part) for part in partition(_dirichlet(0.1), labels, 50_000, 100, 0)]
+
+    assert min(sizes) >= 499
+    assert max(sizes) <= 501
+
+
+def test_a_client_gets_a_run_of_each_class_in_file_order():
+    labels = _balanced_labels(10, 5000)
+    starts = {}
+    for part in partition(_dirichlet(0.5), labels, 5000, 10, 0):
+        for label in range(10):
+            members = np.flatnonzero(labels.numpy() == label)
+            own = np.flatnonzero(np.isin(members, part))
+            if len(own):
+                assert np.array_equal(own, np.arange(own[0], own[0] + len(own)))
+                starts.setdefault(label, []).append(own[0])
+    assert all(values == sorted(values) for values in starts.values())
+
+
+def test_a_smaller_alpha_is_more_skewed():
+    labels = _balanced_labels(10, 5000)
+    held = [
+        _held(class_counts(partition(_dirichlet(alpha), labels, 5000, 20, 1), labels, 10), 0.01)
+        for alpha in (1e-3, 0.1, 1.0, 1e4)
+    ]
+
+    assert held == sorted(held)
+    assert held[0] < 2
+    assert held[-1] == 10

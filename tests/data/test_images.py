@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from orchestra_flwr.data import ImageSet, resize
+
+
+def test_image_sets_select_and_move():
+    images = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1).expand(5, 1, 4, 4)
+    chosen = ImageSet(images, torch.tensor([0, 1, 0, 1, 0]), ("a", "b")).select(
+        torch.tensor([3, 0])
+    )
+
+    assert chosen.images[:, 0, 0, 0].tolist() == [3, 0]
+    assert chosen.labels.tolist() == [1, 0]
+    assert len(chosen) == 2
+    assert chosen.to("meta").images.device.type == "meta"
+    assert chosen.to("meta").labels.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "labels"),
+    [
+        ((2, 3, 4, 5), torch.uint8, None),
+        ((2, 3, 4), torch.uint8, None),
+        ((2, 3, 4, 4), torch.float32, None),
+        ((2, 3, 4, 4), torch.uint8, torch.tensor([1])),
+        ((2, 3, 4, 4), torch.uint8, torch.tensor([1.0, 2.0])),
+    ],
+)
+def test_misshapen_image_sets_are_refused(shape, dtype, labels):
+    with pytest.raises(ValueError, match="must be"):
+        ImageSet(torch.zeros(shape, dtype=dtype), labels)
+
+
+def test_resize_keeps_the_picture():
+    """A gradient to the right and one downwards."""
+    ramp = torch.linspace(0, 255, 8).round().byte()
+    images = torch.stack([ramp.expand(8, 8), ramp[:, None].expand(8, 8)])[None]
+    larger = resize(images, 32)
+
+    assert larger.shape == (1, 2, 32, 32)
+    assert larger.dtype == torch.uint8
+    assert (resize(larger, 8).int() - images.int()).abs().max() <= 4
+    assert resize(images, 8) is images
