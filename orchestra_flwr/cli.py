@@ -20,7 +20,8 @@ from orchestra_flwr.config import (
     every_key,
     load,
 )
-from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.server_config import ServerConfig
 
 COMMON = """\
   --help    this text and every key with its value
@@ -236,7 +237,7 @@ def _simulate(config: Config) -> int:
 
 
 def _serve(config: ServerConfig) -> int:
-    from orchestra_flwr.deployment.server import check, serve
+    from orchestra_flwr.deployment.processes.server_process import check, serve
     from orchestra_flwr.reporting import Progress, RunFolder
 
     check(config)
@@ -289,7 +290,7 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
 
 
 def _take_part(config: ClientConfig) -> int:
-    from orchestra_flwr.deployment.client import run_client
+    from orchestra_flwr.deployment.processes.client_process import run_client
 
     _stop_on_sigterm()
     try:
