@@ -78,9 +78,16 @@ class _Exchange:
         _, _, send = self._asgi
         headers = passed(response.headers)
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        # The last byte ends the response: a client may send its next request as soon as it has it,
+        # which must not look like a second one beside the first.
+        missing = int(response.headers.get(b"content-length", -1))
+        if missing == 0:
+            await send({"type": "http.response.body"})
         async for chunk in response.body:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body"})
+            missing -= len(chunk)
+            await send({"type": "http.response.body", "body": chunk, "more_body": missing != 0})
+        if missing < 0:  # a length that was not announced
+            await send({"type": "http.response.body"})
 
 
 @dataclass

@@ -146,7 +146,7 @@ class Gate:
     ) -> None:
         async def serve() -> None:
             await server.serve([server_socket])
-            upstream.close()
+            await upstream.close()
             self._refusals.close()
 
         asyncio.run(serve())
