@@ -1,4 +1,9 @@
-"""One connection of a client to the gate: TLS, and the limits that uvicorn leaves open."""
+"""One connection of a client to the gate: TLS, and the limits that uvicorn leaves open.
+
+uvicorn makes a :class:`Connection` for each client (its option `http` takes any asyncio protocol).
+It passes every byte on to uvicorn's own HTTP protocol, whose methods it uses as asyncio does. Where
+a request begins and ends it learns from :func:`observed`, an ASGI middleware.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +12,37 @@ import ssl
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from orchestra_flwr.deployment.gate.refusals import Refusals
+from orchestra_flwr.deployment.gate.tls import HANDSHAKE_SECONDS, handshake_failure
 
-# No limit is stricter than Flower's own: a SuperNode gives up after 30 s without a byte, closes
-# what it does not use for 5 s, and signs a request for the next 305 s.
-HANDSHAKE_SECONDS = 30.0
+# No limit is stricter than Flower's own: a SuperNode closes what it does not use for 5 s, and
+# signs a request for the next 305 s.
 IDLE_SECONDS = 75.0  # between two requests, and for the head of one
 EXCHANGE_SECONDS = 900.0  # for a request and its response together
 MOST_HEAD_BYTES = 64 * 1024
 MOST_CONNECTIONS = 4096
 MOST_OF_A_PEER = 2048
 
-_UNTRUSTED = "does not trust our certificate: give that client our CA's file"
-TLS_REASONS = {
-    "HTTP_REQUEST": "spoke plain text to the TLS port: start that client without insecure=true",
-    "TLSV1_ALERT_UNKNOWN_CA": _UNTRUSTED,
-    "TLSV1_ALERT_DECRYPT_ERROR": _UNTRUSTED,  # its CA has the name of ours, and another key
-    "SSLV3_ALERT_BAD_CERTIFICATE": "refused our certificate: it does not hold the name or address "
-    "that the client connects to, or the client's clock is before its first day",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "refused our certificate: it has expired, or the client's "
-    "clock is ahead",
-    "UNSUPPORTED_PROTOCOL": "speaks only versions of TLS that are no longer safe",
-    "WRONG_VERSION_NUMBER": "sent something that is no TLS",
-    "UNEXPECTED_EOF_WHILE_READING": "closed the connection in the middle of the TLS handshake",
-}
+_STATE = "orchestra_flwr.connection"  # in the ASGI scope's state
+_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_NO_REQUEST = "sent something that is no HTTP request"
 
 
 @dataclass
-class Listener:
-    """What the connections of one gate share.
+class Admission:
+    """Counts the open connections of a gate, and refuses those above its limits.
 
     Args:
         tls: None: plain HTTP.
-        refusals: where they tell whom they turned away.
-        most: so many may be open.
+        refusals: for reports of clients that were turned away.
+        most: so many connections may be open.
     """
 
     tls: ssl.SSLContext | None
@@ -76,119 +72,150 @@ class Listener:
             del self.open[peer]
 
 
-class Connection(HttpToolsProtocol):
-    """Uvicorn's HTTP with TLS failures that are told, and with every wait and head bounded.
+class Connection(asyncio.Protocol):
+    """TLS, limits and reports around uvicorn's HTTP protocol.
 
-    Uvicorn would do TLS itself, but a failed handshake leaves no trace there.
+    uvicorn would do TLS itself, but reports no failed handshake, and it limits neither the time nor
+    the size of a request's head. Every wait of a client has an end here, and a request is refused
+    that another server might read in another way.
     """
 
     def __init__(
         self,
-        listener: Listener,
+        admission: Admission,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._listener = listener
+        self._loop = _loop or asyncio.get_running_loop()
+        self._http = HttpToolsProtocol(
+            config=config,
+            server_state=server_state,
+            app_state={**app_state, _STATE: self},
+            _loop=_loop,
+        )
+        self._admission = admission
+        self._transport: asyncio.Transport | None = None  # of HTTP; before it there may be TLS
         self._peer = ""
-        self._counted = False  # among the listener's connections
-        self._begun = False  # HTTP; before it there may be TLS
+        self._admitted = False
         self._lost = False
         self._handshake: asyncio.Task[None] | None = None
         self._early: list[bytes] = []
         self._first = b""
-        self._in_head = False
-        self._in_message = False
-        self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._in_exchange = False
+        self._request_ended = True
+        self._start = b""  # of the head that is awaited
+        self._received = 0  # bytes of the present request, its head included
+        self._allowed = MOST_HEAD_BYTES
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Starts with TLS where the gate has it."""
+        assert isinstance(transport, asyncio.Transport)
         self._peer = peer_name(transport.get_extra_info("peername"))
-        self._counted = self._listener.admit(self._peer)
-        if not self._counted:
+        self._admitted = self._admission.admit(self._peer)
+        if not self._admitted:
             transport.abort()
-        elif self._listener.tls is None:
+        elif self._admission.tls is None:
             self._begin(transport)
         else:
             transport.pause_reading()  # the client's first bytes are not for HTTP
-            self._handshake = self.loop.create_task(self._secure(transport, self._listener.tls))
+            self._handshake = self._loop.create_task(self._secure(transport, self._admission.tls))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leaves nothing behind."""
+        """Ends the timer and gives the place to another client."""
         self._lost = True
         self._release()
         if self._timer is not None:
             self._timer.cancel()
-        if self._begun:
-            super().connection_lost(exc)
+        if self._transport is not None:
+            self._http.connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The client sends no more: asyncio closes the connection."""
+
+    def pause_writing(self) -> None:
+        """The client takes a response slowly: the application waits."""
+        if self._transport is not None:
+            self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The application goes on."""
+        if self._transport is not None:
+            self._http.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Parses what came; refuses a head without end."""
-        if not self._begun:  # the client's first bytes may come with the end of the handshake
+        """Passes on what came, unless it is too much or no request."""
+        if self._transport is None:  # the first bytes may come with the end of the handshake
             self._early.append(data)
             return
-        if self.transport.is_closing():
+        if self._transport.is_closing():
             return
         self._first = self._first or data[:1]
-        in_head = self._in_head
-        super().data_received(data)
-        if in_head and self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD_BYTES:
-                self._abort(f"sent a head of more than {MOST_HEAD_BYTES} bytes")
+        if self._in_exchange and self._request_ended and data.strip(b"\r\n"):
+            self._abort(_NO_REQUEST)  # no client of Flower pipelines requests
+            return
+        if not self._in_exchange and not self._may_begin(data):
+            self._refuse()
+            self._transport.write(_BAD_REQUEST)
+            self._transport.close()
+            return
+        self._received += len(data)
+        self._http.data_received(data)
+        if self._transport.is_closing():  # uvicorn could not parse it, and has said so
+            self._refuse()
+        elif self._received > self._allowed:
+            # The request's head may have ended in these bytes: its application starts before this.
+            self._loop.call_soon(self._check_size)
 
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        if self._in_message or not (self.cycle is None or self.cycle.response_complete):
-            raise ValueError("no client of Flower pipelines requests")
-        super().on_message_begin()
-        self._in_head = self._in_message = True
-        self._head_bytes = 0
-        self._limit(IDLE_SECONDS, "did not end the head of a request")
+    def begin_exchange(self, length: int) -> bool:
+        """The head of a request is there; False where it came before its turn.
 
-    def on_headers_complete(self) -> None:
-        """The head is there: the application starts."""
-        self._in_head = False
-        if not self.url.startswith(b"/"):
-            raise ValueError("a request to a proxy")
-        super().on_headers_complete()
+        Args:
+            length: of the request's body, in bytes.
+        """
+        in_turn = self._received > 0
+        self._in_exchange, self._request_ended = True, False
+        self._start, self._allowed = b"", MOST_HEAD_BYTES + length
         self._limit(EXCHANGE_SECONDS, "did not end a request and take its response")
+        if not in_turn:
+            self._refuse()
+        return in_turn
 
-    def on_message_complete(self) -> None:
-        """The request is there as a whole."""
-        super().on_message_complete()
-        self._in_message = False
-        if self.cycle.response_complete:
-            self._limit(IDLE_SECONDS)
+    def end_request(self) -> None:
+        """All of the request is there."""
+        self._request_ended = True
 
-    def on_response_complete(self) -> None:
-        """The response is out; what is left of a refused request is still read and dropped."""
-        super().on_response_complete()
-        if not self._in_message:
-            self._limit(IDLE_SECONDS)
+    def end_exchange(self) -> None:
+        """All of the response is out."""
+        self._in_exchange = False
+        self._received, self._allowed = 0, MOST_HEAD_BYTES
+        self._limit(IDLE_SECONDS)
 
-    def send_400_response(self, msg: str) -> None:
-        """Tells the operator as well."""
-        if self._first == b"\x16" and self._listener.tls is None:
-            text = "spoke TLS, but this server runs with insecure=true: that client needs it too"
-        else:
-            text = "sent something that is no HTTP request"
-        self._listener.refusals.report(self._peer, "http", text)
-        if self.cycle is not None and self.cycle.response_started:
-            self.transport.abort()  # in the middle of a response is no place for another
-        else:
-            super().send_400_response(msg)
+    def _may_begin(self, data: bytes) -> bool:
+        """Takes the first bytes of a request; False where its target is no path of this server."""
+        start = (self._start + data[:MOST_HEAD_BYTES]).lstrip(b"\r\n")[:64]
+        if start and not self._start:
+            self._limit(IDLE_SECONDS, "did not end the head of a request")
+        self._start = start
+        target = start.partition(b" ")[2]
+        return not target or target.startswith(b"/")
+
+    def _check_size(self) -> None:
+        if self._received > self._allowed and not self._lost:
+            text = f"sent a head of more than {MOST_HEAD_BYTES} bytes"
+            if self._in_exchange:
+                text = "sent more than the length that it announced"
+            self._abort(text)
 
     async def _secure(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         try:
-            secured = await self.loop.start_tls(
+            secured = await self._loop.start_tls(
                 transport, self, tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
         except OSError as error:  # which ssl.SSLError is
-            self._listener.refusals.report(self._peer, "tls", _tls_reason(error))
+            self._admission.refusals.report(self._peer, "tls", handshake_failure(error))
             transport.abort()
             self._release()
             return
@@ -201,36 +228,76 @@ class Connection(HttpToolsProtocol):
         self._early.clear()
 
     def _begin(self, transport: asyncio.Transport) -> None:
-        self._begun = True
-        super().connection_made(transport)
+        self._transport = transport
+        self._http.connection_made(transport)
         self._limit(IDLE_SECONDS)
 
     def _release(self) -> None:
-        if self._counted:
-            self._counted = False
-            self._listener.release(self._peer)
+        if self._admitted:
+            self._admitted = False
+            self._admission.release(self._peer)
 
     def _limit(self, seconds: float, otherwise: str = "") -> None:
-        """From now on the client has so many seconds, otherwise that is told and it is over."""
+        """From now on the client has so many seconds, otherwise it is reported and cut off."""
+        if self._lost:
+            return
         if self._timer is not None:
             self._timer.cancel()
-        told = otherwise and f"{otherwise} within {seconds:g} s"
-        self._timer = self.loop.call_later(seconds, self._abort, told)
+        text = otherwise and f"{otherwise} within {seconds:g} s"
+        self._timer = self._loop.call_later(seconds, self._abort, text)
+
+    def _refuse(self) -> None:
+        text = _NO_REQUEST
+        if self._first == b"\x16" and self._admission.tls is None:
+            text = "spoke TLS, but this server runs with insecure=true: that client needs it too"
+        self._admission.refusals.report(self._peer, "http", text)
 
     def _abort(self, text: str) -> None:
         if text:
-            self._listener.refusals.report(self._peer, "http", text)
-        self.transport.abort()
+            self._admission.refusals.report(self._peer, "http", text)
+        assert self._transport is not None
+        self._transport.abort()
+
+
+def observed(application: ASGIApp) -> ASGIApp:
+    """An ASGI middleware: shows an application's :class:`Connection` where its requests end.
+
+    A response's last part waits for the rest of its request, which is read and dropped: a
+    connection that is closed in the middle would only make a SuperNode try again, for ever.
+    """
+
+    async def observe(scope: Scope, receive: Receive, send: Send) -> None:
+        connection = cast(Connection, scope["state"][_STATE])
+        headers = dict(scope["headers"])
+        length = int(headers.get(b"content-length", 0))
+        ended = False
+
+        async def receive_and_observe() -> Message:
+            nonlocal ended
+            event = await receive()
+            if not event.get("more_body"):  # a disconnection has none
+                ended = True
+                connection.end_request()
+            return event
+
+        async def send_and_observe(event: Message) -> None:
+            last = event["type"] == "http.response.body" and not event.get("more_body")
+            while last and length and not ended:
+                await receive_and_observe()
+            await send(event)
+            if last:
+                connection.end_exchange()
+
+        if connection.begin_exchange(length):
+            await application(scope, receive_and_observe, send_and_observe)
+        else:
+            close = [(b"content-length", b"0"), (b"connection", b"close")]
+            await send({"type": "http.response.start", "status": 400, "headers": close})
+            await send({"type": "http.response.body"})
+
+    return observe
 
 
 def peer_name(address: Sequence[object] | None) -> str:
     """The address of a peer without its port, an IPv4 one also where the socket is IPv6."""
     return str(address[0]).removeprefix("::ffff:") if address else "a peer already gone"
-
-
-def _tls_reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return TLS_REASONS.get(error.reason, f"failed in the TLS handshake ({error.reason})")
-    if isinstance(error, ConnectionAbortedError):
-        return f"did not end the TLS handshake within {HANDSHAKE_SECONDS:g} s"
-    return "closed the connection before a TLS handshake (a scan or a health check?)"

@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
@@ -25,23 +22,16 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.gate.connection import (
     IDLE_SECONDS,
     MOST_CONNECTIONS,
+    Admission,
     Connection,
-    Listener,
+    observed,
 )
 from orchestra_flwr.deployment.gate.forward import Forwarder
 from orchestra_flwr.deployment.gate.refusals import Refusals
+from orchestra_flwr.deployment.gate.tls import GateTls, client_context, server_context
 from orchestra_flwr.deployment.gate.upstream import Upstream
 
 STOP_SECONDS = 2
-
-
-@dataclass(frozen=True)
-class GateTls:
-    """The server's certificate, its key, and the CA that signed it (PEM files)."""
-
-    certificate: Path
-    key: Path
-    ca: Path
 
 
 class Gate:
@@ -87,8 +77,8 @@ class Gate:
         Raises:
             ConfigError: the address cannot be listened on, or a file of `tls` cannot be used.
         """
-        listener = Listener(_server_context(self._tls), self._refusals, _most_connections())
-        verify = _client_context(self._tls)
+        admission = Admission(server_context(self._tls), self._refusals, _most_connections())
+        verify = client_context(self._tls)
         server_socket = listen(self._host, self.port)
         self.port = server_socket.getsockname()[1]
         upstream = Upstream(self._upstream, verify)
@@ -99,9 +89,9 @@ class Gate:
             refusals=self._refusals,
         )
         # uvicorn only ever calls what it is given as the class of its protocol.
-        protocol = cast("type[asyncio.Protocol]", partial(Connection, listener))
+        protocol = cast("type[asyncio.Protocol]", partial(Connection, admission))
         config = uvicorn.Config(
-            forwarder,
+            observed(forwarder),
             http=protocol,
             loop="asyncio",
             timeout_keep_alive=int(IDLE_SECONDS),
@@ -183,26 +173,3 @@ def listen(host: str, port: int) -> socket.socket:
     # without it every response waits 40 ms for the client's acknowledgement of its head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
-
-
-def _server_context(tls: GateTls | None) -> ssl.SSLContext | None:
-    if tls is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(tls.certificate, tls.key)
-    except OSError as error:
-        raise ConfigError(
-            f"{tls.certificate} with {tls.key} is no usable certificate: {error}"
-        ) from None
-    return context
-
-
-def _client_context(tls: GateTls | None) -> ssl.SSLContext | None:
-    if tls is None:
-        return None
-    try:
-        return ssl.create_default_context(cafile=tls.ca)
-    except OSError as error:
-        raise ConfigError(f"{tls.ca} is no usable CA certificate: {error}") from None

@@ -1,8 +1,8 @@
 """The gate's connections to the SuperLink.
 
-Each is an httpx transport of its own: a single one looks at all its connections for every request,
-and with 32 clients at a time takes 2.8 ms of a core for a small one, where this takes 1.4. (A client
-written on h11 for this purpose took 0.5: `benchmarks/gate_client.py`.)
+Each is an httpx transport of its own: a single one looks at all its connections for every
+request, and with 32 clients at a time takes 2.8 ms of a core for a small one, where this takes 1.4.
+(A client written on h11 for this purpose took 0.5: `benchmarks/gate_client.py`.)
 """
 
 from __future__ import annotations
