@@ -139,12 +139,14 @@ def serving(*arguments: str) -> Iterator[tuple[int, int]]:
 def measure(rounds: int) -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
+        command = [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server"]
         subprocess.run(
-            [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server"]
-            + ["--folder", folder, "--host", "127.0.0.1"],
+            [*command, "--host", "127.0.0.1"],
+            cwd=folder,
             check=True,
             capture_output=True,
         )
+        folder += "/security"  # the command's default
         tls = ssl.create_default_context(cafile=f"{folder}/ca.crt")
         link, _ = stack.enter_context(serving("--serve", "superlink", "--folder", folder))
         common = ["--serve", "gate", "--folder", folder, "--upstream", f"127.0.0.1:{link}"]

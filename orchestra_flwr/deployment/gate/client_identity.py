@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from orchestra_flwr.deployment.keys import key_fingerprint
 
 PUBLIC_KEY = b"flwr-public-key"
 TIMESTAMP = b"flwr-timestamp"
 
 
 def public_key(headers: Mapping[bytes, bytes]) -> bytes:
-    """The client's public key, PEM as Flower keeps it; empty where there is none."""
+    """The client's public key, in PEM format as Flower stores it; empty where there is none."""
     try:
         return base64.b64decode(headers.get(PUBLIC_KEY, b""), validate=True)
     except binascii.Error:
@@ -32,13 +33,9 @@ def fingerprint(key: bytes) -> str:
         key: PEM; what is no key gives "(unreadable)".
     """
     try:
-        wire = serialization.load_pem_public_key(key).public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
+        return key_fingerprint(load_pem_public_key(key))
     except (ValueError, UnsupportedAlgorithm):
         return "(unreadable)"
-    digest = hashlib.sha256(base64.b64decode(wire.split()[1])).digest()
-    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def clock_error(headers: Mapping[bytes, bytes]) -> float:

@@ -10,6 +10,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
     client_files,
     fingerprint,
     host_name,
+    key_fingerprint,
     public_key_bytes,
 )
 from orchestra_flwr.deployment.keys.client_registry import registered
@@ -25,6 +26,7 @@ __all__ = [
     "client_files",
     "fingerprint",
     "host_name",
+    "key_fingerprint",
     "main",
     "public_key_bytes",
     "registered",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -88,13 +89,23 @@ class PublicKey:
     @property
     def fingerprint(self) -> str:
         """The fingerprint as ``ssh-keygen -l`` prints it."""
-        digest = hashlib.sha256(base64.b64decode(self.text.split()[1])).digest()
-        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+        return key_fingerprint(self.key)
 
     @property
     def line(self) -> bytes:
         """The line of a ``.pub`` file."""
         return f"{self.text} {self.comment}\n".encode()
+
+
+def key_fingerprint(key: PublicKeyTypes) -> str:
+    """The fingerprint of a public key as ``ssh-keygen -l`` prints it: ``SHA256:...``.
+
+    Raises:
+        UnsupportedAlgorithm: OpenSSH has no such kind of key.
+    """
+    line = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def fingerprint(public_key_line: str | bytes) -> str:

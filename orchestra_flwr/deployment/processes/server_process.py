@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.channel.progress_events import show
 from orchestra_flwr.deployment.channel.unix_socket import Channel, ChannelClosedError, Listener
 from orchestra_flwr.deployment.gate import Gate, GateTls, listen
-from orchestra_flwr.deployment.keys import ServerFiles, public_key_bytes, registered, server_files
-from orchestra_flwr.deployment.processes.child import Child, free_port, is_listening
+from orchestra_flwr.deployment.keys import server_files
+from orchestra_flwr.deployment.processes.child import Child, free_port
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
+from orchestra_flwr.deployment.processes.roster import Roster
+from orchestra_flwr.deployment.processes.superlink import (
+    check_alive,
+    superlink_command,
+    wait_until_up,
+)
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.report import FederationError
 from orchestra_flwr.federation.wire import Schemas
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.reporting import Progress, RunFolder
 
-START_SECONDS = 60.0  # for the SuperLink to listen, and for the server's app to report
+START_SECONDS = 60.0  # for the server's app to report
 ATTEMPTS = 3
 POLL_SECONDS = 1.0
 REPLY_SLACK = 1 << 20  # bytes of a reply beside its arrays
@@ -53,7 +55,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orch")))
         address = f"127.0.0.1:{free_port()}"
         link = Child(
-            _superlink(address, keys),
+            superlink_command(address, keys),
             {"FLWR_HOME": str(home / "flwr")},
             folder.path / "superlink.log",
         )
@@ -70,7 +72,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
             refused=lambda line: progress.message(f"refused: {line}"),
         )
         stack.enter_context(gate)
-        _wait_until_up(address, link)
+        wait_until_up(address, link)
         stack.enter_context(roster.watching())
         progress.message(_invitation(config, gate.port))
         listener = Listener(home)
@@ -96,110 +98,11 @@ def check(config: ServerConfig) -> None:
         load_dataset(config.data)
 
 
-class Roster:
-    """Keeps the SuperLink's registered clients equal to the folder of public keys.
-
-    Args:
-        flower: the command line of the SuperLink.
-        folder: the folder of keys; None: plain text, where anybody may connect.
-        tell: told, in a line, who was registered or revoked.
-    """
-
-    def __init__(self, flower: Flower, folder: Path | None, tell: Callable[[str], None]) -> None:
-        self._flower = flower
-        self._folder = folder
-        self._tell = tell
-        self._known: dict[str, tuple[bytes, int]] = {}  # name -> key and node id
-        self._seen: object = None
-
-    def names(self) -> Mapping[bytes, str]:
-        """The name of every registered key."""
-        return {key: name for name, (key, _) in self._known.items()}
-
-    def update(self) -> None:
-        """Registers keys that have come and unregisters those that have gone.
-
-        Raises:
-            ConfigError: the folder cannot be read.
-            FlowerError: Flower's command failed.
-        """
-        if self._folder is None or (seen := _stamp(self._folder / "clients")) == self._seen:
-            return
-        self._seen = seen
-        files = registered(self._folder)
-        keys = {name: public_key_bytes(file) for name, file in files.items()}
-        gone = [n for n, (key, _) in self._known.items() if keys.get(n) != key]
-        if gone:
-            self._flower.unregister([self._known.pop(name)[1] for name in gone])
-            self._tell(f"revoked: {', '.join(gone)}")
-        new = [name for name in keys if name not in self._known]
-        if new:
-            nodes = self._flower.register([(name, files[name]) for name in new])
-            self._known |= {name: (keys[name], node) for name, node in nodes.items()}
-            self._tell(f"registered: {', '.join(nodes) or 'none'}")
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Updates now, and whenever the folder changes, until the block ends."""
-        self.update()
-        stop = threading.Event()
-
-        def watch() -> None:
-            while not stop.wait(POLL_SECONDS):
-                try:
-                    self.update()
-                except (ConfigError, FlowerError) as error:
-                    self._tell(f"the list of clients is as it was: {error}")
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-
-
-def _stamp(folder: Path) -> list[tuple[str, int]]:
-    """Changes whenever a file of the folder does."""
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        return sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
-
-
 def reply_limit(config: ServerConfig) -> int:
     """Bytes that an honest reply cannot exceed: all arrays in float32, and what surrounds them."""
     method = build_method(config, config.data.channels)
     rows = sum(most * width for most, width in method.contribution_limits().values())
     return 4 * (Schemas.of(method).shared.size + rows) * 2 + REPLY_SLACK
-
-
-def _superlink(address: str, keys: ServerFiles | None) -> list[str]:
-    host, _, port = address.rpartition(":")
-    command = ["flower-superlink", "--host", host, "--port", port]
-    command += ["--disable-runtime-dependency-installation"]
-    if keys is None:
-        return [*command, "--insecure"]
-    return [
-        *command,
-        "--enable-supernode-auth",
-        "--ssl-ca-certfile",
-        str(keys.ca),
-        "--ssl-certfile",
-        str(keys.certificate),
-        "--ssl-keyfile",
-        str(keys.key),
-    ]
-
-
-def _wait_until_up(address: str, link: Child) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not is_listening(address):
-        if link.returncode is not None or time.monotonic() > deadline:
-            last = next((line for line in reversed(link.tail()) if line.strip()), "no output")
-            raise FederationError(f"Flower's SuperLink did not start: {last} (see {link.log})")
-        time.sleep(0.1)
 
 
 def _invitation(config: ServerConfig, port: int) -> str:
@@ -229,7 +132,7 @@ def _start(flower: Flower, listener: Listener, link: Child, progress: Progress) 
         while time.monotonic() < deadline:
             if (channel := listener.accept(POLL_SECONDS)) is not None:
                 return channel
-            _demand_alive(link)
+            check_alive(link)
     raise FederationError(f"the server's app did not start (see {link.log})")
 
 
@@ -245,16 +148,11 @@ def _follow(channel: Channel, link: Child, progress: Progress) -> dict[str, Any]
                 raise FederationError(event["error"])
             show(event, progress)
     except ChannelClosedError:
-        _demand_alive(link)
+        check_alive(link)
         raise FederationError(f"the server's app was ended (see {link.log})") from None
 
 
 def _next(channel: Channel, link: Child) -> dict[str, Any]:
     while not channel.ready(POLL_SECONDS):
-        _demand_alive(link)
+        check_alive(link)
     return channel.receive()[0]
-
-
-def _demand_alive(link: Child) -> None:
-    if link.returncode is not None:
-        raise FederationError(f"Flower's SuperLink ended (see {link.log})")

@@ -412,6 +412,35 @@ def test_pipelined_requests_are_refused(client, test, superlink):
     assert len(superlink.seen(test)) <= 1
 
 
+def test_a_request_beside_another_is_refused(client, superlink):
+    superlink.go_on.clear()
+    try:
+        with contextlib.closing(client.socket()) as made:
+            made.sendall(f"{POST}content-length: 0\r\nflwr-test: two parts\r\n\r\n".encode())
+            answer = b""
+            while b"first" not in answer:
+                answer += made.recv(1000)
+            made.sendall(POST.encode())
+            assert closed(made)
+    finally:
+        superlink.go_on.set()
+    assert "no HTTP request" in client.line()
+
+
+def test_a_client_may_go_on_as_soon_as_it_has_the_response(client, superlink, test):
+    request = f"{POST}content-length: 0\r\nflwr-test: {test}\r\n\r\n".encode()
+    with contextlib.closing(client.socket()) as made:
+        for _ in range(50):
+            made.sendall(request)
+            answer = b""
+            while not answer.endswith(b"\r\n\r\n0"):  # the body: so many bytes came
+                chunk = made.recv(1000)
+                assert chunk, answer
+                answer += chunk
+    assert len(superlink.seen(test)) == 50
+    assert not client.lines()
+
+
 def test_a_stranger_cannot_write_the_log(client):
     client.raw(b"GET /%0a\x1b[31m" + b"x" * 5000 + b" HTTP/1.1\r\n\r\n")
     line = client.line()
