@@ -8,8 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> None:
     """Replaces `path` in one step: it holds the old bytes or the new ones, never a part.
+
+    Args:
+        path: the file.
+        data: its new bytes.
+        mode: its permissions, 0o600 for a secret; None: those of any new file.
 
     Raises:
         OSError: names `path`; what was there before is still there.
@@ -17,7 +22,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with _naming(path):
         try:
-            with temporary.open("wb") as file:
+            descriptor = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode
+            )
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

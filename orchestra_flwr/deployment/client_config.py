@@ -39,7 +39,7 @@ class ClientPrivacyConfig(Section):
         """Refuses a bound that protects no image, with so many of them.
 
         Raises:
-            ConfigError: a delta at which a mechanism may publish a whole image and keep its word.
+            ConfigError: at this delta a mechanism may publish a whole image and meet its bound.
         """
         bounded = self.epsilon is not None or self.total_epsilon is not None
         if bounded and self.delta >= 1 / count:
@@ -67,7 +67,7 @@ class ClientConfig(Composed):
     _device_is_known = field_validator("device")(known_device)
 
     @model_validator(mode="after")
-    def _server_and_images_are_given(self) -> ClientConfig:
+    def _names_server_and_images(self) -> ClientConfig:
         host, _, port = (self.server or "").rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"server={self.server}: must be HOST:PORT, the server's address")

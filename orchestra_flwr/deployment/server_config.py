@@ -46,11 +46,11 @@ class ServerConfig(Config):
 
     @property
     def has_images(self) -> bool:
-        """Whether the server has images of its own, to judge encoders with."""
+        """Whether the server has images of its own, to evaluate encoders on."""
         return self.data.name != "image_folder" or self.data.root is not None
 
     def for_clients(self) -> Config:
-        """What clients are told: nothing of the server's own paths and addresses."""
+        """The configuration that is sent to clients: without the server's paths and addresses."""
         values = self.model_dump(include=set(Config.model_fields))
         values |= {"run_dir": None, "resume": None}
         values["data"] |= {"root": None, "cache": None}

@@ -32,20 +32,20 @@ def encode(content: RecordDict) -> Encoded:
 
 def decode(header: dict[str, Any], blobs: Sequence[bytes]) -> RecordDict:
     """The content that :func:`encode` took apart."""
-    waiting = iter(blobs)
+    remaining = iter(blobs)
     return RecordDict(
         {
-            **{key: _arrays(told, waiting) for key, told in header["arrays"].items()},
+            **{key: _arrays(metadata, remaining) for key, metadata in header["arrays"].items()},
             **{key: ConfigRecord(values) for key, values in header["config"].items()},
             **{key: MetricRecord(values) for key, values in header["metrics"].items()},
         }
     )
 
 
-def _arrays(told: dict[str, dict[str, Any]], blobs: Iterator[bytes]) -> ArrayRecord:
+def _arrays(metadata: dict[str, dict[str, Any]], blobs: Iterator[bytes]) -> ArrayRecord:
     return ArrayRecord(
         {
-            name: Array(one["dtype"], tuple(one["shape"]), one["stype"], next(blobs))
-            for name, one in told.items()
+            name: Array(array["dtype"], tuple(array["shape"]), array["stype"], next(blobs))
+            for name, array in metadata.items()
         }
     )

@@ -1,4 +1,4 @@
-"""A run's progress told through a channel, and shown at its other end."""
+"""A run's progress: sent through a channel, shown at its other end."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class RelayedProgress(Progress):
         dropped: Sequence[str],
     ) -> None:
         """As :meth:`Progress.round_finished`."""
-        told = None if scores is None else dict(scores)
-        self._send("round_finished", round, dict(losses), told, seconds, list(dropped))
+        copied = None if scores is None else dict(scores)
+        self._send("round_finished", round, dict(losses), copied, seconds, list(dropped))
 
     def message(self, text: str) -> None:
         """As :meth:`Progress.message`."""

@@ -1,7 +1,7 @@
 """A local channel between Flower's app processes and ours: JSON and raw bytes, never pickle.
 
 Flower starts a fresh process for every message to a client, and the server's app in a process of
-its own. Ours live on and keep what is slow to make: imports, decoded images, a display.
+its own. Ours live on, with what is slow to make: imports, decoded images, a display.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LARGEST = 1 << 40  # a length above it is no frame of ours
 
 
 class ChannelClosedError(ConnectionError):
-    """The other side has gone."""
+    """The other side has closed the connection."""
 
 
 class Channel:
@@ -31,7 +31,7 @@ class Channel:
 
     @classmethod
     def connect(cls, address: str) -> Self:
-        """Connects to a :class:`Listener`.
+        """Connects to a :class:`ChannelListener`.
 
         Raises:
             ChannelClosedError: nobody listens there.
@@ -48,7 +48,7 @@ class Channel:
         """Sends a JSON header and any number of byte strings.
 
         Raises:
-            ChannelClosedError: the other side has gone.
+            ChannelClosedError: the other side has closed the connection.
         """
         frames = [json.dumps({"header": header, "blobs": len(blobs)}).encode(), *blobs]
         try:
@@ -56,13 +56,13 @@ class Channel:
                 self._socket.sendall(FRAME.pack(len(frame)))
                 self._socket.sendall(frame)
         except OSError as error:
-            raise ChannelClosedError(f"the other side of a channel has gone: {error}") from None
+            raise ChannelClosedError(f"the other side of a channel has ended: {error}") from None
 
     def receive(self) -> tuple[dict[str, Any], list[bytes]]:
         """Waits for what the other side sends next.
 
         Raises:
-            ChannelClosedError: the other side has gone.
+            ChannelClosedError: the other side has closed the connection.
         """
         opening = json.loads(self._frame())
         return opening["header"], [self._frame() for _ in range(opening["blobs"])]
@@ -99,14 +99,16 @@ class Channel:
             try:
                 count = self._socket.recv_into(view[done:])
             except OSError as error:
-                raise ChannelClosedError(f"the other side has gone: {error}") from None
+                raise ChannelClosedError(
+                    f"the other side of a channel has ended: {error}"
+                ) from None
             if count == 0:
-                raise ChannelClosedError("the other side of a channel has gone")
+                raise ChannelClosedError("the other side of a channel has ended")
             done += count
         return buffer
 
 
-class Listener:
+class ChannelListener:
     """Accepts channels at a socket in `folder`, which only its owner may enter.
 
     Attributes:

@@ -92,7 +92,7 @@ class _Exchange:
 
 @dataclass
 class _Account:
-    """What a client has sent since it was last given a message."""
+    """What a client has sent since it last received a message."""
 
     spent: int = 0  # bytes in push-object
     reply: bytes = b""  # its last push-messages
@@ -101,14 +101,13 @@ class _Account:
 class Forwarder:
     """An ASGI application that passes the Fleet API on to the SuperLink, and nothing else.
 
-    Who is refused gets his answer, and the rest of his request is read and dropped: a connection
-    that is closed in the middle would only make a SuperNode try again, for ever.
+    A refused client gets an answer, and :func:`observed` reads and drops the rest of its request.
 
     Args:
         upstream: the SuperLink.
         reply_limit: as of the gate.
         names: as of the gate; None: anyone may come.
-        refusals: where it tells what it turned away.
+        refusals: for reports of what it turned away.
     """
 
     def __init__(
@@ -166,21 +165,21 @@ class Forwarder:
         await call.answer(200, {"version": version("orchestra-flwr"), "superlink": healthy})
 
     async def _pull_messages(self, call: _Exchange) -> None:
-        """Whoever is given a message has a budget for one reply: nothing else renews it."""
+        """A client that receives a message has a budget for one reply; nothing else renews it."""
         response = await self._forward(call, call.body())
         if _accepted(response) and response.headers.get(b"content-length") != b"0":
             self._accounts[call.key] = _Account()
 
     async def _push_messages(self, call: _Exchange) -> None:
-        """Keeps the request: it names the reply, should that have to be taken back."""
+        """Remembers the request: it names the reply, should that have to be withdrawn."""
         chunks: list[bytes] = []
 
-        async def kept() -> AsyncIterator[bytes]:
+        async def remembered() -> AsyncIterator[bytes]:
             async for chunk in call.body():
                 chunks.append(chunk)
                 yield chunk
 
-        response = await self._forward(call, kept())
+        response = await self._forward(call, remembered())
         account = self._accounts.get(call.key)
         if account is not None and _accepted(response):
             account.reply = b"".join(chunks)
@@ -249,7 +248,7 @@ class Forwarder:
         return f"key {fingerprint(call.key)}" if name is None else f"client {name}"
 
     def _why(self, call: _Exchange, status: int) -> str:
-        """What SuperLink has against a client, in words: its answers name no reason."""
+        """Why SuperLink refused a client, in words: its answers name no reason."""
         who = self._who(call)
         if self._names is not None and call.key not in self._names():
             if call.path.endswith("/register-node"):
@@ -269,7 +268,7 @@ class Forwarder:
 def passed(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     """The headers that Flower reads: none of those belong to a single connection."""
     return [
-        (name, value.strip())  # httptools leaves the blanks behind a value, h11 refuses them
+        (name, value.strip())  # httptools leaves the blanks behind a value, httpx refuses them
         for name, value in headers.items()
         if name in PASSED or name.startswith(b"flwr-")
     ]

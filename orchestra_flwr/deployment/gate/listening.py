@@ -35,14 +35,14 @@ STOP_SECONDS = 2
 
 
 class Gate:
-    """Lets clients, and clients only, through to the SuperLink; runs in a thread of its own.
+    """Lets clients, and clients only, through to the SuperLink; runs in its own thread.
 
     Args:
         host: the address to listen on.
         port: the port to listen on; 0 takes a free one.
         upstream: the SuperLink's `address:port` on this machine.
         tls: for both sides; None: plain HTTP on both.
-        reply_limit: the bytes that a client may push for one message that it was given; None:
+        reply_limit: the bytes that a client may push for one message that it received; None:
             no limit.
         names: gives the registered clients' names by public key (PEM, as Flower's header holds
             it). With TLS no other key may send more than a few kilobytes. Called for every
@@ -88,7 +88,7 @@ class Gate:
             names=self._names if self._tls else None,
             refusals=self._refusals,
         )
-        # uvicorn only ever calls what it is given as the class of its protocol.
+        # uvicorn only calls the class of its protocol: a function will do.
         protocol = cast("type[asyncio.Protocol]", partial(Connection, admission))
         config = uvicorn.Config(
             observed(forwarder),
@@ -144,13 +144,15 @@ class Gate:
 
 def _most_connections() -> int:
     """Makes room for the files of as many connections as a gate takes, or says how many fit."""
-    kept = 512  # for the rest of this process
+    reserved = 512  # for the rest of this process
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MOST_CONNECTIONS + kept  # a connection may need another to the SuperLink
+    wanted = 2 * MOST_CONNECTIONS + reserved  # a connection may need another to the SuperLink
     if 0 <= soft < wanted:  # below zero: no limit
         soft = wanted if hard < 0 else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return MOST_CONNECTIONS if soft < 0 else min(MOST_CONNECTIONS, max(soft - kept, soft // 2) // 2)
+    if soft < 0:
+        return MOST_CONNECTIONS
+    return min(MOST_CONNECTIONS, max(soft - reserved, soft // 2) // 2)
 
 
 def listen(host: str, port: int) -> socket.socket:

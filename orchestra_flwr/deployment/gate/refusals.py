@@ -1,4 +1,4 @@
-"""What was turned away, told to the operator: once a minute for the same peer and reason."""
+"""Reports to the operator of what was turned away: one a minute for the same peer and reason."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Refusals:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
-        self._held: dict[tuple[str, str], tuple[str, int]] = {}
+        self._recent: dict[tuple[str, str], tuple[str, int]] = {}
 
     def report(self, peer: str, reason: str, text: str) -> None:
-        """Tells what `peer` was turned away for.
+        """Reports what `peer` was turned away for.
 
         Args:
             peer: its address; "" where it has none.
@@ -33,30 +33,30 @@ class Refusals:
         # A stranger's bytes shall not forge lines of the log, nor fill it.
         line = "".join(c if c.isprintable() else "?" for c in line[:LONGEST_LINE])
         key = (peer, reason)
-        if key not in self._held and len(self._held) >= MOST_REASONS:
+        if key not in self._recent and len(self._recent) >= MOST_REASONS:
             key = ("", "")
             line = f"more than {MOST_REASONS} peers are turned away, the last is {line}"
-        if key in self._held:
-            self._held[key] = (line, self._held[key][1] + 1)
+        if key in self._recent:
+            self._recent[key] = (line, self._recent[key][1] + 1)
         else:
-            self._say(key, line)
+            self._write_line(key, line)
 
     def close(self) -> None:
         """Writes what is still only counted."""
-        for line, times in self._held.values():
+        for line, times in self._recent.values():
             if times:
                 self._write(_counted(line, times))
-        self._held.clear()
+        self._recent.clear()
 
-    def _say(self, key: tuple[str, str], line: str) -> None:
+    def _write_line(self, key: tuple[str, str], line: str) -> None:
         self._write(line)
-        self._held[key] = (line, 0)
-        asyncio.get_running_loop().call_later(QUIET_SECONDS, self._again, key)
+        self._recent[key] = (line, 0)
+        asyncio.get_running_loop().call_later(QUIET_SECONDS, self._repeat, key)
 
-    def _again(self, key: tuple[str, str]) -> None:
-        line, times = self._held.pop(key, ("", 0))
+    def _repeat(self, key: tuple[str, str]) -> None:
+        line, times = self._recent.pop(key, ("", 0))
         if times:
-            self._say(key, _counted(line, times))
+            self._write_line(key, _counted(line, times))
 
 
 def _counted(line: str, times: int) -> str:

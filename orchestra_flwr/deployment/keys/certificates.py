@@ -45,13 +45,13 @@ class Authority:
     key: PrivateKey
 
 
-def load_authority_certificate(path: Path, mend: str) -> x509.Certificate:
-    """The authority's certificate, within its dates; `mend` says how to get a missing one.
+def load_authority_certificate(path: Path, remedy: str) -> x509.Certificate:
+    """The authority's certificate, within its dates; `remedy` says how to get a missing one.
 
     Raises:
         ConfigError: missing, damaged, expired or not yet valid.
     """
-    certificate = load_certificate(path, mend)
+    certificate = load_certificate(path, remedy)
     anew = "set up the server in a new folder and give its ca.crt to all clients"
     check_dates(path, certificate, anew)
     return certificate
@@ -134,34 +134,34 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(Encoding.PEM)
 
 
-def load_certificate(path: Path, mend: str) -> x509.Certificate:
-    """A certificate in PEM format; `mend` says how to get a missing one.
+def load_certificate(path: Path, remedy: str) -> x509.Certificate:
+    """A certificate in PEM format; `remedy` says how to get a missing one.
 
     Raises:
         ConfigError: missing, unreadable or damaged.
     """
     try:
-        return x509.load_pem_x509_certificate(read(path, mend))
+        return x509.load_pem_x509_certificate(read(path, remedy))
     except ConfigError:
         raise
     except ValueError:
-        raise ConfigError(f"{path} is no certificate in PEM format, or damaged: {mend}") from None
+        raise ConfigError(f"{path} is no certificate in PEM format, or damaged: {remedy}") from None
 
 
-def load_private_key(path: Path, mend: str) -> PrivateKey:
-    """An unencrypted private key in PEM format; `mend` says how to get a missing one.
+def load_private_key(path: Path, remedy: str) -> PrivateKey:
+    """An unencrypted private key in PEM format; `remedy` says how to get a missing one.
 
     Raises:
         ConfigError: missing, unreadable, encrypted or damaged.
     """
-    data = read(path, mend)
+    data = read(path, remedy)
     try:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, PrivateKey):
         raise ConfigError(
-            f"{path} is no EC or RSA key in PEM format, or encrypted, or damaged: {mend}"
+            f"{path} is no EC or RSA key in PEM format, or encrypted, or damaged: {remedy}"
         )
     return key
 
@@ -180,7 +180,7 @@ def load_authority(certificate_path: Path, key_path: Path) -> Authority:
     return Authority(certificate, key)
 
 
-def check_dates(path: Path, certificate: x509.Certificate, mend: str) -> None:
+def check_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
     """Checks that a certificate is valid today; warns in the log when it ends soon.
 
     Raises:
@@ -194,9 +194,9 @@ def check_dates(path: Path, certificate: x509.Certificate, mend: str) -> None:
             f"{now:%Y-%m-%d}: set the clock"
         )
     if now > end:
-        raise ConfigError(f"{path} expired on {end:%Y-%m-%d}: {mend}")
+        raise ConfigError(f"{path} expired on {end:%Y-%m-%d}: {remedy}")
     if now > end - WARN_BEFORE:
-        logger.warning("%s expires on %s: %s", path, f"{end:%Y-%m-%d}", mend)
+        logger.warning("%s expires on %s: %s", path, f"{end:%Y-%m-%d}", remedy)
 
 
 def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
@@ -227,8 +227,8 @@ def _builder(
     start: datetime,
     end: datetime,
 ) -> x509.CertificateBuilder:
-    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    issuers = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    subject_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -237,8 +237,8 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
         .not_valid_after(end)
-        .add_extension(own, critical=False)
-        .add_extension(issuers, critical=False)
+        .add_extension(subject_id, critical=False)
+        .add_extension(issuer_id, critical=False)
     )
 
 

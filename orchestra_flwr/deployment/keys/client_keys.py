@@ -134,8 +134,8 @@ def load_public_key(path: Path) -> PublicKey:
     Raises:
         ConfigError: missing, unreadable or no ECDSA public key in OpenSSH's format.
     """
-    mend = f"a client makes its key with: {COMMAND} client --folder FOLDER"
-    return PublicKey.parse(read(path, mend), str(path))
+    remedy = f"a client makes its key with: {COMMAND} client --folder FOLDER"
+    return PublicKey.parse(read(path, remedy), str(path))
 
 
 def check_name(name: str) -> str:
@@ -154,7 +154,7 @@ def client_files(folder: Path) -> ClientFiles:
 
     Raises:
         ConfigError: a file is missing or damaged, the key pair does not match, it has no proper
-            name, or the server's authority has expired; says how to mend it.
+            name, or the server's authority has expired; says what to do.
     """
     ca, key, public = folder / "ca.crt", folder / "client.key", folder / "client.pub"
     make = f"make client.key and client.pub with: {COMMAND} client --folder {quoted(folder)}"
@@ -207,8 +207,8 @@ def host_name(suffix: str) -> str:
     return f"{host[:57] or 'client'}-{suffix}"
 
 
-def _load_private_key(path: Path, mend: str) -> ec.EllipticCurvePrivateKey:
-    data = read(path, mend)
+def _load_private_key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
+    data = read(path, remedy)
     try:
         key = load_ssh_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm, NotImplementedError, IndexError):
@@ -216,6 +216,6 @@ def _load_private_key(path: Path, mend: str) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(
             f"{path} is no ECDSA key in OpenSSH's format, or has a passphrase, or is damaged: "
-            + mend
+            + remedy
         )
     return key

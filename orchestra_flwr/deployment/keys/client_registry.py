@@ -63,16 +63,16 @@ def plan_registration(folder: Path, key: PublicKey, name: str) -> list[NewFile]:
         ConfigError: the name is none or another key's, or the key has another name.
     """
     check_name(name)
-    known = registered_keys(folder)
-    for other, (_, other_key) in known.items():
+    clients = registered_keys(folder)
+    for other, (_, other_key) in clients.items():
         if other_key.text == key.text:
             if other == name:
                 return []
             raise ConfigError(f"this key is registered already, under the name {other}")
     path = client_path(folder, name)
-    if name in known:
+    if name in clients:
         raise ConfigError(
-            f"the name {name} is taken by another key ({known[name][1].fingerprint}): "
+            f"the name {name} is taken by another key ({clients[name][1].fingerprint}): "
             "choose another name, or revoke that one first"
         )
     if path.exists():

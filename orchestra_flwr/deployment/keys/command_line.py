@@ -15,7 +15,7 @@ from orchestra_flwr.deployment.keys.key_files import COMMAND
 
 _Choices: TypeAlias = "argparse._SubParsersAction[_Parser]"
 DESCRIPTION = """\
-Makes and keeps the certificates and keys of a federation on separate machines.
+Makes and manages the certificates and keys of a federation on separate machines.
 
   at the server     server    --host fl.example.org
   at each client    client                       (its private key never leaves it)

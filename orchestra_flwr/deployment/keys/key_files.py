@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,8 @@ class NewFile:
     replace: bool = False  # only a file that loses nothing may be replaced
 
 
-def read(path: Path, mend: str) -> bytes:
-    """The bytes of a small file; `mend` says how one that is missing is made.
+def read(path: Path, remedy: str) -> bytes:
+    """The bytes of a small file; `remedy` says how one that is missing is made.
 
     Raises:
         ConfigError: missing, unreadable or far too large.
@@ -40,7 +41,7 @@ def read(path: Path, mend: str) -> bytes:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing: {mend}") from None
+        raise ConfigError(f"{path} is missing: {remedy}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > LARGEST:
@@ -76,7 +77,8 @@ def write_all(files: Iterable[NewFile]) -> None:
             temporary = file.path.with_name(f".{file.path.name}.{secrets.token_hex(4)}.tmp")
             made.append(temporary)
             with _naming(file.path):
-                _write(temporary, file)
+                mode = 0o600 if file.private else 0o644
+                write_atomically(temporary, file.data, mode=mode)
             staged.append((file, temporary))
         for file, temporary in staged:
             with _naming(file.path):
@@ -89,7 +91,7 @@ def write_all(files: Iterable[NewFile]) -> None:
             _sync_folder(file.path.parent)
     except BaseException:
         for path in reversed(made):
-            with suppress(OSError):  # what cannot be undone must not hide the reason
+            with suppress(OSError):  # what cannot be undone must not replace the reason
                 if path.is_dir():
                     path.rmdir()
                 else:
@@ -103,15 +105,6 @@ def _make_folder(folder: Path, made: list[Path]) -> None:
         with _naming(folder):
             folder.mkdir(mode=0o700)
         made.append(folder)
-
-
-def _write(path: Path, file: NewFile) -> None:
-    mode = 0o600 if file.private else 0o644
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(file.data)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _name_new(temporary: Path, path: Path) -> None:
@@ -132,7 +125,8 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(error.errno, reason, str(path)) from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -58,7 +58,7 @@ class ServerPlan:
 
     files: list[NewFile]
     authority: Authority
-    authority_is_kept: bool
+    authority_existed: bool
     certificate: x509.Certificate
 
 
@@ -67,18 +67,18 @@ def server_files(folder: Path) -> ServerFiles:
 
     Raises:
         ConfigError: a file is missing, unreadable, expired or not yet valid, or they do not
-            belong together; says how to mend it.
+            belong together; says what to do.
     """
     files = ServerFiles.of(folder)
-    mend = f"make it with: {COMMAND} server --folder {quoted(folder)} --host HOST"
-    ca = load_authority_certificate(files.ca, mend)
-    certificate = load_certificate(files.certificate, mend)
-    check_dates(files.certificate, certificate, mend)
-    key = load_private_key(files.key, mend)
+    remedy = f"make it with: {COMMAND} server --folder {quoted(folder)} --host HOST"
+    ca = load_authority_certificate(files.ca, remedy)
+    certificate = load_certificate(files.certificate, remedy)
+    check_dates(files.certificate, certificate, remedy)
+    key = load_private_key(files.key, remedy)
     if not is_signed_by(certificate, ca):
-        raise ConfigError(f"{files.certificate} is not signed by {files.ca}: {mend}")
+        raise ConfigError(f"{files.certificate} is not signed by {files.ca}: {remedy}")
     if not belong_together(key, certificate):
-        raise ConfigError(f"{files.key} is not the key of {files.certificate}: {mend}")
+        raise ConfigError(f"{files.key} is not the key of {files.certificate}: {remedy}")
     warn_if_open(files.key)
     return files
 
@@ -96,8 +96,8 @@ def plan_server(folder: Path, hosts: Sequence[str], days: int) -> ServerPlan:
         raise ConfigError(f"--days {days}: must be between 1 and {LONGEST_DAYS}")
     paths = ServerFiles.of(folder)
     ca_key_path = folder / "ca.key"
-    kept = paths.ca.exists() or ca_key_path.exists()
-    if not kept and (paths.certificate.exists() or paths.key.exists()):
+    existed = paths.ca.exists() or ca_key_path.exists()
+    if not existed and (paths.certificate.exists() or paths.key.exists()):
         raise ConfigError(
             f"{folder} holds a server's certificate or key but no ca.crt and ca.key: "
             "put them back, or choose another folder"
@@ -110,7 +110,7 @@ def plan_server(folder: Path, hosts: Sequence[str], days: int) -> ServerPlan:
     now = datetime.now(UTC)
     files: list[NewFile] = []
     key: PrivateKey
-    if kept:
+    if existed:
         authority = load_authority(paths.ca, ca_key_path)
     else:
         authority = new_authority(now)
@@ -126,4 +126,4 @@ def plan_server(folder: Path, hosts: Sequence[str], days: int) -> ServerPlan:
         files.append(NewFile(paths.key, private_pem(key), private=True))
     certificate = new_server_certificate(authority, key, names, now, days)
     files.append(NewFile(paths.certificate, certificate_pem(certificate), replace=True))
-    return ServerPlan(files, authority, kept, certificate)
+    return ServerPlan(files, authority, existed, certificate)

@@ -54,7 +54,7 @@ def make_server(options: argparse.Namespace) -> None:
     # last: the one step that cannot be taken back.
     *made, certificate = plan.files
     write_all([*made, *bundles, *registrations, certificate])
-    _tell_server(folder, plan, names)
+    _print_server(folder, plan, names)
 
 
 def make_client(options: argparse.Namespace) -> None:
@@ -113,12 +113,12 @@ def show(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: the list cannot be read.
     """
-    known = registered_keys(_existing(options.folder))
-    if not known:
+    clients = registered_keys(_existing(options.folder))
+    if not clients:
         print(f"no client is registered in {options.folder}")
         return
     rows = [("name", "fingerprint", "registered")]
-    for name, (path, key) in known.items():
+    for name, (path, key) in clients.items():
         when = datetime.fromtimestamp(path.stat().st_mtime)
         rows.append((name, key.fingerprint, f"{when:%Y-%m-%d %H:%M}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -127,10 +127,10 @@ def show(options: argparse.Namespace) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _tell_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:
+def _print_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:
     here = quoted(folder)
     authority, certificate = plan.authority.certificate, plan.certificate
-    if plan.authority_is_kept:
+    if plan.authority_existed:
         print(f"kept {folder}/ca.crt: clients trust it already (until {_end(authority)})")
     else:
         print(f"made {folder}/ca.crt and ca.key: what clients will trust (until {_end(authority)})")
@@ -139,7 +139,7 @@ def _tell_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:
     for name in names:
         print(f"made {folder}/bundles/{name}: the files of client {name}, which is registered")
     print("\nnext:")
-    if plan.authority_is_kept:
+    if plan.authority_existed:
         print("- restart the server, which reads its certificate when it starts")
     else:
         print(f"- keep {folder}/ca.key secret and safe: who has it can pose as the server")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 STOP_SECONDS = 10.0
 LOG_BYTES = 2_000_000
-# Linux ends the child when its parent has gone, however that went; elsewhere a killed parent
-# leaves it behind. The child's own code cannot be asked: it is Flower's.
+# Linux ends the child when its parent has ended, in whatever way; elsewhere a killed parent
+# leaves it running. The child's own code cannot be asked: it is Flower's.
 _BOUND = """
 import ctypes, os, signal, sys
 parent = int(sys.argv[1])
@@ -35,8 +35,8 @@ class Child:
         command: name or path of the program and its arguments; names are looked up beside this
             Python first, where Flower's programs are.
         environment: variables beside those of this process.
-        log: the file; it is kept to a few megabytes.
-        on_line: told every line of output.
+        log: the file; it grows to a few megabytes.
+        on_line: takes every line of output.
     """
 
     def __init__(

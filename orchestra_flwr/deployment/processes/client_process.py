@@ -1,4 +1,4 @@
-"""`run_client.py`: one client on its own images, for as long as it is wanted."""
+"""`run_client.py`: one client on its own images, until it is stopped."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import survey
-from orchestra_flwr.deployment.channel.unix_socket import Channel, ChannelClosedError, Listener
+from orchestra_flwr.deployment.channel.unix_socket import (
+    Channel,
+    ChannelClosedError,
+    ChannelListener,
+)
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.keys.client_keys import ClientFiles, client_files, host_name
 from orchestra_flwr.deployment.processes.supernode import Supernode
 from orchestra_flwr.deployment.processes.trainer import Trainer
+from orchestra_flwr.files import write_atomically
 
 POLL_SECONDS = 1.0
 
@@ -36,35 +41,35 @@ def run_client(config: ClientConfig) -> None:
     config.privacy.check_images(min(count, config.data.limit or count))
     name = _name(config, keys)
     with _own_folder(config, name) as folder, tempfile.TemporaryDirectory(prefix="orch") as short:
-        tell = _teller(name)
+        report = _reporter(name)
         kind = "in class folders" if labelled else "without labels"
-        tell(f"{count} images in {root} ({kind})")
-        tell(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
-        trainer = Trainer(config, name, folder, tell)
-        listener = Listener(Path(short))
-        supernode = Supernode(str(config.server), keys, listener.address, folder, tell)
+        report(f"{count} images in {root} ({kind})")
+        report(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
+        trainer = Trainer(config, name, folder, report)
+        listener = ChannelListener(Path(short))
+        supernode = Supernode(str(config.server), keys, listener.address, folder, report)
         supernode.start()
         try:
             while True:
                 channel = listener.accept(POLL_SECONDS)
                 if channel is not None:
-                    _answer(trainer, channel, tell)
+                    _answer(trainer, channel, report)
         finally:
-            tell("stopping")
+            report("stopping")
             supernode.stop()
             listener.close()
 
 
-def _answer(trainer: Trainer, channel: Channel, tell: Callable[[str], None]) -> None:
+def _answer(trainer: Trainer, channel: Channel, report: Callable[[str], None]) -> None:
     try:
         with channel:
             channel.send(*trainer.answer(*channel.receive()))
     except ChannelClosedError:
-        tell("the answer is not wanted any more")
+        report("the answer is not wanted any more")
 
 
 def _name(config: ClientConfig, keys: ClientFiles | None) -> str:
-    """The client's name: its key's, the given one, or one made once and kept."""
+    """The client's name: its key's, the configured one, or one made once and stored."""
     if keys is not None:
         if config.name not in (None, keys.name):
             raise ConfigError(f"name={config.name}: this client's key is named {keys.name}")
@@ -75,7 +80,7 @@ def _name(config: ClientConfig, keys: ClientFiles | None) -> str:
     try:
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(host_name(secrets.token_hex(3)) + "\n")
+            write_atomically(file, f"{host_name(secrets.token_hex(3))}\n".encode())
         return file.read_text().strip()
     except OSError as error:
         raise ConfigError(f"state={config.state}: {error}") from None
@@ -100,8 +105,8 @@ def _own_folder(config: ClientConfig, name: str) -> Iterator[Path]:
         yield folder
 
 
-def _teller(name: str) -> Callable[[str], None]:
-    def tell(line: str) -> None:
+def _reporter(name: str) -> Callable[[str], None]:
+    def report(line: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {name}: {line}", file=sys.stdout, flush=True)
 
-    return tell
+    return report

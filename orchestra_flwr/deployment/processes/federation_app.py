@@ -1,7 +1,7 @@
 """The ServerApp of a deployment: the same federation as the simulation's, on a SuperLink's clients.
 
-Flower starts it in a process of its own; what a person sees is shown by `run_server.py`, to which
-a channel leads.
+Flower starts it in a separate process; a channel leads to `run_server.py`, which shows what
+happens.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def main(grid: Grid, context: Context) -> None:
         try:
             _serve(grid, channel, str(task["config"]), Path(task["folder"]))
         except ChannelClosedError:
-            os._exit(1)  # nobody is there to be told
+            os._exit(1)  # nobody reads a message any more
         except Exception as error:
-            channel.send({"event": "failed", "error": _told(error)})
+            channel.send({"event": "failed", "error": _failure(error)})
             raise
         finally:
             finished.set()
 
 
 def _end_with(channel: Channel, finished: threading.Event) -> None:
-    """Ends this process at once when run_server.py has gone: Flower would try for minutes."""
+    """Ends this process at once when run_server.py has ended: Flower would try for minutes."""
     with contextlib.suppress(ChannelClosedError):
         channel.receive()  # nothing comes any more but the end
     if not finished.is_set():
@@ -46,7 +46,7 @@ def _end_with(channel: Channel, finished: threading.Event) -> None:
 
 
 def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
-    # Imported with the channel open, so that a failure is told.
+    # Imported with the channel open, so that a failure is reported.
     from flwr.app import ConfigRecord
 
     from orchestra_flwr import __version__
@@ -60,9 +60,9 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     from orchestra_flwr.methods import build_method
     from orchestra_flwr.reporting import RunFolder
 
-    own = ServerConfig.from_json(config_json)
-    config = own.for_clients()
-    dataset = load_dataset(own.data) if own.has_images else None
+    server_config = ServerConfig.from_json(config_json)
+    config = server_config.for_clients()
+    dataset = load_dataset(server_config.data) if server_config.has_images else None
     schemas = Schemas.of(build_method(config, config.data.channels), config.federation.wire)
     greeting = ConfigRecord(
         {
@@ -82,6 +82,6 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     channel.send({"event": "finished", "summary": summary})
 
 
-def _told(error: Exception) -> str:
+def _failure(error: Exception) -> str:
     expected = type(error).__name__ in {"FederationError", "ConfigError"}
     return str(error) if expected else f"{type(error).__name__}: {error}"

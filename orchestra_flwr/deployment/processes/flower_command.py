@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.deployment.processes.child import child_environment
+from orchestra_flwr.files import write_atomically
 
 CONNECTION = "orchestra"
 END = "\x00"  # between the outputs of two commands
@@ -64,10 +65,9 @@ class Flower:
         self.home = home
         home.mkdir(parents=True, exist_ok=True)
         security = "insecure = true" if ca is None else f'root-certificates = "{ca.resolve()}"'
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-            f'[superlink.{CONNECTION}]\naddress = "{address}"\n{security}\n'
-        )
+        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+        text += f'[superlink.{CONNECTION}]\naddress = "{address}"\n{security}\n'
+        write_atomically(home / "config.toml", text.encode())
 
     def start_run(self, channel: str) -> None:
         """Submits the deployment's app.
@@ -77,24 +77,26 @@ class Flower:
         """
         app = self.home / "app"
         app.mkdir(exist_ok=True)
-        (app / "pyproject.toml").write_text(_PROJECT)
+        write_atomically(app / "pyproject.toml", _PROJECT.encode())
         override = f"channel={json.dumps(channel)}"
-        (told,) = self._call([["run", str(app), CONNECTION, "--run-config", override]])
-        if not told.get("success"):
-            raise FlowerError(f"the run could not be started: {told.get('error-message', told)}")
+        (outcome,) = self._call([["run", str(app), CONNECTION, "--run-config", override]])
+        if not outcome.get("success"):
+            raise FlowerError(
+                f"the run could not be started: {outcome.get('error-message', outcome)}"
+            )
 
     def register(self, clients: Sequence[tuple[str, Path]]) -> dict[str, int]:
         """Registers (name, public key file) pairs; the node id of each that succeeded."""
-        told = self._call(
+        outcomes = self._call(
             [
                 ["supernode", "register", str(key), CONNECTION, "--name", name]
                 for name, key in clients
             ]
         )
         return {
-            name: int(one["node-id"])
-            for (name, _), one in zip(clients, told, strict=True)
-            if one.get("success")
+            name: int(outcome["node-id"])
+            for (name, _), outcome in zip(clients, outcomes, strict=True)
+            if outcome.get("success")
         }
 
     def unregister(self, nodes: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Whether and how a client can reach its server, in words that help."""
+"""Whether and how a client can reach its server, in words that say what to do."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def _get(server: str, ca: Path | None) -> httpx.Response:
 
 
 def _explain(error: httpx.HTTPError, server: str, ca: Path | None) -> str:
-    said = str(error)
-    if "CERTIFICATE_VERIFY_FAILED" in said:
+    text = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
         return (
             f"{server} shows a certificate that {ca} does not vouch for "
-            f"({_reason(said)}): if the server's keys were made anew, copy its ca.crt again; "
+            f"({_reason(text)}): if the server's keys were made anew, copy its ca.crt again; "
             "if not, somebody else is answering"
         )
-    if "WRONG_VERSION_NUMBER" in said or "record layer" in said.lower():
+    if "WRONG_VERSION_NUMBER" in text or "record layer" in text.lower():
         return f"{server} speaks plain text and this client TLS: one of both is set up otherwise"
     if ca is None and isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
         return (
@@ -69,8 +69,8 @@ def _explain(error: httpx.HTTPError, server: str, ca: Path | None) -> str:
         )
     if isinstance(error, httpx.TimeoutException):
         return f"{server} does not answer within {TIMEOUT:.0f} s"
-    return f"{server} cannot be reached ({said})"
+    return f"{server} cannot be reached ({text})"
 
 
-def _reason(said: str) -> str:
-    return said.partition("failed: ")[2].partition(" (_ssl")[0] or said
+def _reason(text: str) -> str:
+    return text.partition("failed: ")[2].partition(" (_ssl")[0] or text

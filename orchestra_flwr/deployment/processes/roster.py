@@ -16,46 +16,46 @@ POLL_SECONDS = 1.0
 
 
 class Roster:
-    """Keeps the SuperLink's registered clients equal to the folder of public keys.
+    """Makes the SuperLink's registered clients those of the folder of public keys.
 
     Args:
         flower: the command line of the SuperLink.
         folder: the folder of keys; None: plain text, where anybody may connect.
-        tell: told, in a line, who was registered or revoked.
+        report: takes a line about who was registered or revoked.
     """
 
-    def __init__(self, flower: Flower, folder: Path | None, tell: Callable[[str], None]) -> None:
+    def __init__(self, flower: Flower, folder: Path | None, report: Callable[[str], None]) -> None:
         self._flower = flower
         self._folder = folder
-        self._tell = tell
-        self._known: dict[str, tuple[bytes, int]] = {}  # name -> key and node id
-        self._seen: object = None
+        self._report = report
+        self._clients: dict[str, tuple[bytes, int]] = {}  # name -> key and node id
+        self._stamp: object = None
 
     def names(self) -> Mapping[bytes, str]:
         """The name of every registered key."""
-        return {key: name for name, (key, _) in self._known.items()}
+        return {key: name for name, (key, _) in self._clients.items()}
 
     def update(self) -> None:
-        """Registers keys that have come and unregisters those that have gone.
+        """Registers new keys and unregisters those that were removed.
 
         Raises:
             ConfigError: the folder cannot be read.
             FlowerError: Flower's command failed.
         """
-        if self._folder is None or (seen := _stamp(self._folder / "clients")) == self._seen:
+        if self._folder is None or (stamp := _stamp(self._folder / "clients")) == self._stamp:
             return
-        self._seen = seen
+        self._stamp = stamp
         files = registered(self._folder)
         keys = {name: public_key_bytes(file) for name, file in files.items()}
-        gone = [n for n, (key, _) in self._known.items() if keys.get(n) != key]
-        if gone:
-            self._flower.unregister([self._known.pop(name)[1] for name in gone])
-            self._tell(f"revoked: {', '.join(gone)}")
-        new = [name for name in keys if name not in self._known]
+        removed = [n for n, (key, _) in self._clients.items() if keys.get(n) != key]
+        if removed:
+            self._flower.unregister([self._clients.pop(name)[1] for name in removed])
+            self._report(f"revoked: {', '.join(removed)}")
+        new = [name for name in keys if name not in self._clients]
         if new:
             nodes = self._flower.register([(name, files[name]) for name in new])
-            self._known |= {name: (keys[name], node) for name, node in nodes.items()}
-            self._tell(f"registered: {', '.join(nodes) or 'none'}")
+            self._clients |= {name: (keys[name], node) for name, node in nodes.items()}
+            self._report(f"registered: {', '.join(nodes) or 'none'}")
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -68,7 +68,7 @@ class Roster:
                 try:
                     self.update()
                 except (ConfigError, FlowerError) as error:
-                    self._tell(f"the list of clients is as it was: {error}")
+                    self._report(f"the list of clients is as it was: {error}")
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()

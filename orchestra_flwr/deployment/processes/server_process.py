@@ -11,7 +11,11 @@ from typing import Any
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.channel.progress_events import show
-from orchestra_flwr.deployment.channel.unix_socket import Channel, ChannelClosedError, Listener
+from orchestra_flwr.deployment.channel.unix_socket import (
+    Channel,
+    ChannelClosedError,
+    ChannelListener,
+)
 from orchestra_flwr.deployment.gate import Gate, GateTls, listen
 from orchestra_flwr.deployment.keys import server_files
 from orchestra_flwr.deployment.processes.child import Child, free_port
@@ -75,7 +79,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
         wait_until_up(address, link)
         stack.enter_context(roster.watching())
         progress.message(_invitation(config, gate.port))
-        listener = Listener(home)
+        listener = ChannelListener(home)
         stack.callback(listener.close)
         channel = _start(flower, listener, link, progress)
         listener.close()  # an app that comes late finds nobody
@@ -85,7 +89,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
 
 
 def check(config: ServerConfig) -> None:
-    """Tells what would keep the run from starting, before anything is written.
+    """Checks what could prevent the run from starting, before anything is written.
 
     Raises:
         ConfigError: wrong options of the method, keys, address or the server's own images.
@@ -116,7 +120,7 @@ def _invitation(config: ServerConfig, port: int) -> str:
     return f"listening on {config.host}:{port} ({how}); clients: {command}"
 
 
-def _start(flower: Flower, listener: Listener, link: Child, progress: Progress) -> Channel:
+def _start(flower: Flower, listener: ChannelListener, link: Child, progress: Progress) -> Channel:
     """Submits the run until its app reports.
 
     Flower gives up an app that takes more than half a minute to start, as a busy machine may.
@@ -137,7 +141,7 @@ def _start(flower: Flower, listener: Listener, link: Child, progress: Progress) 
 
 
 def _follow(channel: Channel, link: Child, progress: Progress) -> dict[str, Any]:
-    """Shows what the server's app tells, until it has finished."""
+    """Shows what the server's app reports, until it has finished."""
     try:
         while True:
             event = _next(channel, link)

@@ -1,4 +1,4 @@
-"""Keeps a client's SuperNode running: started, watched, and started again whatever ends it."""
+"""A client's SuperNode: started, watched, and started again whenever it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that is not register
 
 
 class Supernode:
-    """Connects a client to its server, in a thread of its own.
+    """Connects a client to its server, in its own thread.
 
     A server that cannot be reached, a key that it does not know yet: nothing of that ends a client
     in the field. It says what is wrong, once, and tries again.
@@ -29,7 +29,7 @@ class Supernode:
         channel: address where this client's process answers.
         folder: for the SuperNode's log, its home and the file `alive`, which is touched while the
             client is connected.
-        tell: told, in a line, what happens.
+        report: takes a line about what happens.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class Supernode:
         keys: ClientFiles | None,
         channel: str,
         folder: Path,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._server = server
         self._keys = keys
         self._channel = channel
         self._folder = folder
-        self._tell = tell
-        self._told = ""
+        self._report = report
+        self._reported = ""
         self._connected = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -55,21 +55,21 @@ class Supernode:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the SuperNode and waits until it has told the server."""
+        """Ends the SuperNode and waits until it has signed off at the server."""
         self._stopping.set()
         self._thread.join()
 
     def _run(self) -> None:
         wait = FIRST_WAIT
         while not self._stopping.is_set():
-            trouble = self._connect()
+            problem = self._connect()
             if self._connected:
                 wait = FIRST_WAIT
             if self._stopping.is_set():
                 return
-            if trouble != self._told:
-                self._told = trouble
-                self._tell(f"{trouble}; trying again")
+            if problem != self._reported:
+                self._reported = problem
+                self._report(f"{problem}; trying again")
             self._stopping.wait(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
@@ -107,8 +107,8 @@ class Supernode:
     def _watch(self, line: str) -> None:
         if "SuperNode ID" in line and not self._connected:
             self._connected = True
-            self._told = ""
-            self._tell(f"connected to {self._server}; waiting for a run")
+            self._reported = ""
+            self._report(f"connected to {self._server}; waiting for a run")
 
     def _explain(self, tail: list[str]) -> str:
         if self._keys is not None and any(NOT_ACTIVATED in line for line in tail):
@@ -120,5 +120,5 @@ class Supernode:
         if self._connected:
             return f"the connection to {self._server} ended"
         start = next((i for i, line in enumerate(tail) if "Exit Code" in line), len(tail))
-        said = " ".join(line.strip() for line in tail[start + 1 : start + 3]) or "no reason given"
-        return f"the SuperNode ended: {said} (see {self._folder / 'supernode.log'})"
+        reason = " ".join(line.strip() for line in tail[start + 1 : start + 3]) or "no reason given"
+        return f"the SuperNode ended: {reason} (see {self._folder / 'supernode.log'})"

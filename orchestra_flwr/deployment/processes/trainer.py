@@ -1,4 +1,4 @@
-"""A client's own process: holds its images and trains on them when the server asks."""
+"""A client's own process: has its images in memory and trains on them when the server asks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from orchestra_flwr.training import resolve_device, usable_cpus
 
 
 class RefusalError(ValueError):
-    """What keeps this client out of a run, and how to mend it."""
+    """This client cannot take part in a run; the text says what to do."""
 
 
 class Trainer:
@@ -39,19 +39,19 @@ class Trainer:
     Args:
         config: the client's configuration.
         name: the client's name.
-        folder: where the client keeps what it has released, and its own state in runs.
-        tell: told, in a line, what happens.
+        folder: for the record of releases, and for the state of this client in runs.
+        report: takes a line about what happens.
 
     Raises:
         ConfigError: the record of releases cannot be read, or the device is not there.
     """
 
     def __init__(
-        self, config: ClientConfig, name: str, folder: Path, tell: Callable[[str], None]
+        self, config: ClientConfig, name: str, folder: Path, report: Callable[[str], None]
     ) -> None:
         self._config = config
         self._name = name
-        self._tell = tell
+        self._report = report
         self._folder = folder
         self._privacy = OwnPrivacy(config.privacy, folder / "releases.jsonl")
         self._device = resolve_device(config.device)
@@ -69,44 +69,44 @@ class Trainer:
             header, arrays = encode(work(content))
         except Exception as error:
             reason = describe(error)
-            self._tell(f"failed: {reason}")
+            self._report(f"failed: {reason}")
             return {"error": reason, "code": CLIENT_FAILED}, []
         return {"content": header}, arrays
 
     def greet(self, content: RecordDict) -> RecordDict:
-        """Tells who this is and what it has, or what keeps it from taking part in the run."""
+        """Sends this client's name and number of images, or why it cannot take part in the run."""
         task = content.config_records[CONFIG]
-        told: dict[str, Any] = {"client": self._name, "version": __version__}
+        greeting: dict[str, Any] = {"client": self._name, "version": __version__}
         try:
             config = self._accept(task)
             count, size = len(self._load(config)), config.data.image_size
-            told["images"] = count
-            self._tell(
+            greeting["images"] = count
+            self._report(
                 f"takes part with {count} images of {size} x {size} pixels: "
                 f"{config.method.name}, {config.model.name}, {config.federation.rounds} rounds"
             )
         except (RefusalError, ConfigError) as refusal:
-            told["refusal"] = str(refusal)
-            self._tell(f"cannot take part: {refusal}")
-        return RecordDict({CONFIG: ConfigRecord(told)})
+            greeting["refusal"] = str(refusal)
+            self._report(f"cannot take part: {refusal}")
+        return RecordDict({CONFIG: ConfigRecord(greeting)})
 
     def train(self, content: RecordDict) -> RecordDict:
         """A round on this client's images."""
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
-        self._tell(f"round {round_}: {'training' if task['train'] else 'first clustering'}")
-        given = Config.from_json(str(task["config"]))
-        client = self._client(given, str(task.get(RUN, "")))
-        why_silent = self._why_silent(given, client, task)
+        self._report(f"round {round_}: {'training' if task['train'] else 'first clustering'}")
+        received = Config.from_json(str(task["config"]))
+        client = self._client(received, str(task.get(RUN, "")))
+        why_silent = self._why_silent(received, client, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
         trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
         if metrics.get(SMALLEST_CLUSTER) == 0:
-            why_silent = f"fewer than privacy.k_min={given.privacy.k_min} images"
+            why_silent = f"fewer than privacy.k_min={received.privacy.k_min} images"
         silent = [f"sent no centroids: {why_silent}"] if why_silent else []
         facts = [*trained, *silent, f"{metrics['seconds']:.1f} s"]
-        self._tell(f"round {round_}: {', '.join(facts)}")
+        self._report(f"round {round_}: {', '.join(facts)}")
         return reply
 
     def evaluate(self, content: RecordDict) -> RecordDict:
@@ -116,38 +116,38 @@ class Trainer:
         reply = evaluate_reply(
             self._client(Config.from_json(str(task["config"])), str(task.get(RUN, ""))), content
         )
-        told = reply.metric_records[METRICS]
-        self._tell(
-            f"round {round_}: the average has alignment {told['alignment']:.3f}, "
-            f"uniformity {told['uniformity']:.3f} on the images here"
+        scores = reply.metric_records[METRICS]
+        self._report(
+            f"round {round_}: the average has alignment {scores['alignment']:.3f}, "
+            f"uniformity {scores['uniformity']:.3f} on the images here"
         )
         return reply
 
-    def _client(self, given: Config, run: str) -> OrchestraClient:
-        if self._latest is None or self._latest[0] != (given, run):
-            config = self._localised(given)
-            own = self._load(config)
-            labels = labels_for(build_method(config, config.data.channels), own)
-            keeps = OwnStateFolder(self._folder / "runs", run) if run else None
+    def _client(self, received: Config, run: str) -> OrchestraClient:
+        if self._latest is None or self._latest[0] != (received, run):
+            config = self._localised(received)
+            images = self._load(config)
+            labels = labels_for(build_method(config, config.data.channels), images)
+            state = OwnStateFolder(self._folder / "runs", run) if run else None
             client = OrchestraClient(
-                config, self._name, own.images, labels, keeps=keeps, hides=True
+                config, self._name, images.images, labels, keeps=state, hides=True
             )
-            # Not for the greeting alone: nobody says that its configuration is the round's.
-            self._permit(given, bool(client.contributes), len(client.images))
-            self._latest = ((given, run), client)
+            # Not for the greeting alone: a round may come with another configuration.
+            self._permit(received, bool(client.contributes), len(client.images))
+            self._latest = ((received, run), client)
         return self._latest[1]
 
-    def _permit(self, given: Config, shares: bool, images: int) -> None:
-        given.check_images(images)
+    def _permit(self, received: Config, shares: bool, images: int) -> None:
+        received.check_images(images)
         if shares:
-            self._privacy.check(given)
+            self._privacy.check(received)
 
-    def _why_silent(self, given: Config, client: OrchestraClient, task: ConfigRecord) -> str:
+    def _why_silent(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> str:
         """Why no centroids are sent, "" if they are; then the release is on record already."""
         if not task["contribute"]:
             return "privacy.total_epsilon is spent"
-        private = given.clustering.name == "private" and client.contributes
-        if private and not self._privacy.release(given, int(task["round"])):  # type: ignore[arg-type]
+        private = received.clustering.name == "private" and client.contributes
+        if private and not self._privacy.release(received, int(task["round"])):  # type: ignore[arg-type]
             task["contribute"] = False
             return "this client's own privacy.total_epsilon is spent"
         return ""
@@ -159,8 +159,8 @@ class Trainer:
                 f"the server runs orchestra_flwr {server}, this client {__version__}: "
                 "install the same version on both"
             )
-        given = Config.from_json(str(task["config"]))
-        config = self._localised(given)
+        received = Config.from_json(str(task["config"]))
+        config = self._localised(received)
         size, wanted = config.data.image_size, self._config.data.image_size
         if wanted is not None and wanted != size:
             raise RefusalError(
@@ -169,10 +169,10 @@ class Trainer:
             )
         method = build_method(config, config.data.channels)
         schema = Schemas.of(method, config.federation.wire).fingerprint
-        told = str(task["schema"])
-        if schema != told:
+        server_schema = str(task["schema"])
+        if schema != server_schema:
             raise RefusalError(
-                f"the server's model has schema {told}, this client's {schema}: "
+                f"the server's model has schema {server_schema}, this client's {schema}: "
                 "install the same version of orchestra_flwr on both"
             )
         images, least = self._load(config), config.federation.min_images
@@ -181,7 +181,7 @@ class Trainer:
                 f"{len(images)} images, the server asks for at least {least}: add images to "
                 f"{self._config.data.root}, or lower federation.min_images at the server"
             )
-        self._permit(given, bool(method.contribution_limits()), len(images))
+        self._permit(received, bool(method.contribution_limits()), len(images))
         labels_for(method, images)
         return config
 
@@ -196,27 +196,27 @@ class Trainer:
                 "the server asks for the features of single images (clustering=features), "
                 "which this client does not send"
             )
-        own = self._config.training
+        local = self._config.training
         machine = {
-            "threads": own.threads or usable_cpus(),
-            "precision": own.precision or config.training.precision,
+            "threads": local.threads or usable_cpus(),
+            "precision": local.precision or config.training.precision,
         }
         training = config.training.model_copy(update=machine)
         return config.model_copy(update={"training": training, "device": self._config.device})
 
     def _load(self, config: Config) -> ImageSet:
         if self._images is None or self._image_size != config.data.image_size:
-            own = self._config.data
+            local = self._config.data
             data = DataConfig(
                 name="image_folder",
-                root=own.root,
+                root=local.root,
                 image_size=config.data.image_size,
-                train_limit=own.limit,
-                cache=own.cache,
+                train_limit=local.limit,
+                cache=local.cache,
             )
             dataset = load_dataset(data)
             if dataset.skipped:
-                self._tell(f"{len(dataset.skipped)} image files cannot be read and are left out")
+                self._report(f"{len(dataset.skipped)} image files cannot be read and are left out")
             self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images

@@ -6,7 +6,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from orchestra_flwr.deployment.channel.flower_records import decode, encode
-from orchestra_flwr.deployment.channel.unix_socket import Channel, ChannelClosedError, Listener
+from orchestra_flwr.deployment.channel.unix_socket import (
+    Channel,
+    ChannelClosedError,
+    ChannelListener,
+)
 
 
 @pytest.fixture
@@ -15,7 +19,7 @@ def listener(tmp_path_factory):
     from pathlib import Path
 
     with tempfile.TemporaryDirectory(prefix="orch") as folder:  # short: a socket's path is limited
-        listener = Listener(Path(folder))
+        listener = ChannelListener(Path(folder))
         yield listener
         listener.close()
 
@@ -47,7 +51,7 @@ def test_an_end_that_goes_is_noticed_also_in_the_middle(ends):
     one._socket.sendall(b"\0\0\0")
     one.close()
     assert other.ready(5)
-    with pytest.raises(ChannelClosedError, match="has gone"):
+    with pytest.raises(ChannelClosedError, match="has ended"):
         other.receive()
     with pytest.raises(ChannelClosedError):
         for _ in range(2):

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.gate import Gate, GateTls, connection, forward, listening, refusals
+from orchestra_flwr.deployment.gate import Gate, GateTls, connection, forward, listening
 
 # A key and what `ssh-keygen -l` says of it.
 KEY = b"""-----BEGIN PUBLIC KEY-----
@@ -559,50 +559,6 @@ def test_an_unknown_key_cannot_fill_the_superlink(tls_client, superlink, test):
         assert tls_client.post(path, b"x", **key_header(KEY), flwr_test=test)[0] == 401
     assert not superlink.seen(test)
     assert tls_client.line() == f"key {FINGERPRINT} is not registered here"
-
-
-def test_lines_are_counted_for_a_minute(monkeypatch):
-    monkeypatch.setattr(refusals, "QUIET_SECONDS", 0.01)
-    lines = []
-
-    async def report():
-        told = refusals.Refusals(lines.append)
-        for _ in range(13):
-            told.report("10.0.0.1", "path", "asked for x")
-        told.report("10.0.0.1", "http", "is odd")
-        told.report("10.0.0.2", "path", "asked for y")
-        assert len(lines) == 3
-        await asyncio.sleep(0.1)
-        told.report("10.0.0.1", "path", "asked for x")
-        told.report("10.0.0.1", "path", "asked for z")
-        told.close()
-
-    asyncio.run(report())
-    assert lines == [
-        "10.0.0.1: asked for x",
-        "10.0.0.1: is odd",
-        "10.0.0.2: asked for y",
-        "10.0.0.1: asked for x (12 times)",
-        "10.0.0.1: asked for x",
-        "10.0.0.1: asked for z",
-    ]
-
-
-def test_many_peers_do_not_fill_the_log(monkeypatch):
-    monkeypatch.setattr(refusals, "MOST_REASONS", 3)
-    lines = []
-
-    async def report():
-        told = refusals.Refusals(lines.append)
-        for number in range(50):
-            told.report(f"10.0.0.{number}", "http", "is odd")
-        told.close()
-
-    asyncio.run(report())
-    assert len(lines) == 5
-    assert (
-        lines[-1] == "more than 3 peers are turned away, the last is 10.0.0.49: is odd (46 times)"
-    )
 
 
 # TLS
