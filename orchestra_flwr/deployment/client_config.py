@@ -6,7 +6,14 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
-from orchestra_flwr.config import Composed, ConfigError, Precision, Section, known_device
+from orchestra_flwr.config import (
+    Composed,
+    ConfigError,
+    Precision,
+    Section,
+    WithPlugins,
+    known_device,
+)
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.keys import NAME_PATTERN
 
@@ -49,7 +56,7 @@ class ClientPrivacyConfig(Section):
             )
 
 
-class ClientConfig(Composed):
+class ClientConfig(WithPlugins, Composed):
     """One client of a real federation."""
 
     file = "client"

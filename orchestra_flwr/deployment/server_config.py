@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.deployment.addresses import uses_tls
+from orchestra_flwr.methods import Release
 
 
 class ServerConfig(Config):
@@ -31,11 +32,20 @@ class ServerConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _features_stay_with_real_clients(self) -> ServerConfig:
-        if self.clustering.name == "features":
+    def _real_clients_can_take_part(self) -> ServerConfig:
+        release: Release | None = self.method.plugin.release(self)
+        if release and release.exposes:
             raise ValueError(
-                "clustering=features: real clients send no features of single images; "
-                "must be sinkhorn or private"
+                f"method={self.method.name}: with these options {release.exposes} would leave the "
+                "clients; real clients do not take part in such a run, only simulated ones do"
+            )
+        if not self.exchange.plugin.deployable:
+            raise ValueError(
+                f"exchange={self.exchange.name}: only simulated clients can take part in it"
+            )
+        if self.shift.name != "none":
+            raise ValueError(
+                f"shift={self.shift.name}: must be none, real clients' images are as they are"
             )
         return self
 
@@ -47,11 +57,12 @@ class ServerConfig(Config):
     @property
     def has_images(self) -> bool:
         """Whether the server has images of its own, to evaluate encoders on."""
-        return self.data.name != "image_folder" or self.data.root is not None
+        return self.data.name != "image_folder" or bool(self.data.options.get("root"))
 
     def for_clients(self) -> Config:
         """The configuration that is sent to clients: without the server's paths and addresses."""
         values = self.model_dump(include=set(Config.model_fields))
         values |= {"run_dir": None, "resume": None}
-        values["data"] |= {"root": None, "cache": None}
+        for local in ("root", "cache"):
+            values["data"].pop(local, None)
         return Config.model_validate(values)

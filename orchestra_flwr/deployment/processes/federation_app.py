@@ -54,9 +54,9 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     from orchestra_flwr.deployment.channel.progress_events import RelayedProgress
     from orchestra_flwr.deployment.server_config import ServerConfig
     from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
-    from orchestra_flwr.federation.server.members import ConnectedMembers
-    from orchestra_flwr.federation.server.loop import run_federation
     from orchestra_flwr.federation.messages.schema import Schemas
+    from orchestra_flwr.federation.server.loop import run_federation
+    from orchestra_flwr.federation.server.members import ConnectedMembers
     from orchestra_flwr.reporting import RunFolder
     from orchestra_flwr.training import build_learner
 

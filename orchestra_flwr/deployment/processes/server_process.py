@@ -27,15 +27,15 @@ from orchestra_flwr.deployment.processes.superlink import (
     wait_until_up,
 )
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.reporting import Progress, RunFolder
+from orchestra_flwr.training import build_learner
 
 START_SECONDS = 60.0  # for the server's app to report
 ATTEMPTS = 3
 POLL_SECONDS = 1.0
 REPLY_SLACK = 1 << 20  # bytes of a reply beside its arrays
-from orchestra_flwr.training import build_learner
 
 
 def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[str, Any]:

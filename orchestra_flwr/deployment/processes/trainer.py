@@ -9,24 +9,24 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import __version__
-from orchestra_flwr.config import Config, ConfigError, DataConfig
+from orchestra_flwr.config import Config, ConfigError, DataConfig, requested_plugins
 from orchestra_flwr.data import ImageSet, load_dataset
 from orchestra_flwr.deployment.channel.flower_records import Encoded, decode, encode
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.processes.own_privacy import OwnPrivacy
-from orchestra_flwr.federation.answers import describe, evaluate_reply, train_reply
-from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.own_state import OwnStateFolder
-from orchestra_flwr.federation.wire import (
+from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.client.state_folder import ClientStateFolder
+from orchestra_flwr.federation.messages.arrays import (
     CLIENT_FAILED,
     CONFIG,
     METRICS,
     RUN,
-    SMALLEST_CLUSTER,
-    Schemas,
+    SMALLEST_GROUP,
 )
-from orchestra_flwr.methods import build_method, labels_for
-from orchestra_flwr.training import resolve_device, usable_cpus
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.methods import Release, labels_for
+from orchestra_flwr.training import build_learner, resolve_device, usable_cpus
 
 
 class RefusalError(ValueError):
@@ -94,17 +94,19 @@ class Trainer:
         """A round on this client's images."""
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
-        self._report(f"round {round_}: {'training' if task['train'] else 'first clustering'}")
-        received = Config.from_json(str(task["config"]))
+        received = self._received(task)
+        release: Release | None = received.method.plugin.release(received)
+        label = release.label if release else "state"
+        self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
         client = self._client(received, str(task.get(RUN, "")))
         why_silent = self._why_silent(received, client, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
         trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
-        if metrics.get(SMALLEST_CLUSTER) == 0:
+        if metrics.get(SMALLEST_GROUP) == 0:
             why_silent = f"fewer than privacy.k_min={received.privacy.k_min} images"
-        silent = [f"sent no centroids: {why_silent}"] if why_silent else []
+        silent = [f"sent no {label}: {why_silent}"] if why_silent else []
         facts = [*trained, *silent, f"{metrics['seconds']:.1f} s"]
         self._report(f"round {round_}: {', '.join(facts)}")
         return reply
@@ -113,9 +115,7 @@ class Trainer:
         """The averaged encoder's scores on this client's images."""
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
-        reply = evaluate_reply(
-            self._client(Config.from_json(str(task["config"])), str(task.get(RUN, ""))), content
-        )
+        reply = evaluate_reply(self._client(self._received(task), str(task.get(RUN, ""))), content)
         scores = reply.metric_records[METRICS]
         self._report(
             f"round {round_}: the average has alignment {scores['alignment']:.3f}, "
@@ -127,27 +127,34 @@ class Trainer:
         if self._latest is None or self._latest[0] != (received, run):
             config = self._localised(received)
             images = self._load(config)
-            labels = labels_for(build_method(config, config.data.channels), images)
-            state = OwnStateFolder(self._folder / "runs", run) if run else None
+            labels = labels_for(config, images)
+            folder = ClientStateFolder(self._folder / "runs", run) if run else None
             client = OrchestraClient(
-                config, self._name, images.images, labels, keeps=state, hides=True
+                config,
+                self._name,
+                images.images,
+                labels,
+                state_folder=folder,
+                secret_noise=True,
             )
             # Not for the greeting alone: a round may come with another configuration.
-            self._permit(received, bool(client.contributes), len(client.images))
+            self._permit(received, len(client.images))
             self._latest = ((received, run), client)
         return self._latest[1]
 
-    def _permit(self, received: Config, shares: bool, images: int) -> None:
-        received.check_images(images)
-        if shares:
-            self._privacy.check(received)
+    def _permit(self, received: Config, images: int) -> None:
+        release: Release | None = received.method.plugin.release(received)
+        if release is not None:
+            release.check_images(images)
+            self._privacy.check(received, release)
 
     def _why_silent(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> str:
         """Why no centroids are sent, "" if they are; then the release is on record already."""
         if not task["contribute"]:
             return "privacy.total_epsilon is spent"
-        private = received.clustering.name == "private" and client.contributes
-        if private and not self._privacy.release(received, int(task["round"])):  # type: ignore[arg-type]
+        release: Release | None = received.method.plugin.release(received)
+        mechanism = release.mechanism if release else None
+        if mechanism and not self._privacy.release(received, mechanism, int(task["round"])):  # type: ignore[arg-type]
             task["contribute"] = False
             return "this client's own privacy.total_epsilon is spent"
         return ""
@@ -159,7 +166,7 @@ class Trainer:
                 f"the server runs orchestra_flwr {server}, this client {__version__}: "
                 "install the same version on both"
             )
-        received = Config.from_json(str(task["config"]))
+        received = self._received(task)
         config = self._localised(received)
         size, wanted = config.data.image_size, self._config.data.image_size
         if wanted is not None and wanted != size:
@@ -167,13 +174,13 @@ class Trainer:
                 f"the server trains on images of {size} x {size} pixels, this client has "
                 f"data.image_size={wanted}: start it with data.image_size={size}, or without it"
             )
-        method = build_method(config, config.data.channels)
-        schema = Schemas.of(method, config.federation.wire).fingerprint
+        learner = build_learner(config, config.data.channels)
+        schema = Schemas.of(learner, config).fingerprint
         server_schema = str(task["schema"])
         if schema != server_schema:
             raise RefusalError(
                 f"the server's model has schema {server_schema}, this client's {schema}: "
-                "install the same version of orchestra_flwr on both"
+                "install the same version of orchestra_flwr, and of its plugins, on both"
             )
         images, least = self._load(config), config.federation.min_images
         if len(images) < least:
@@ -181,20 +188,38 @@ class Trainer:
                 f"{len(images)} images, the server asks for at least {least}: add images to "
                 f"{self._config.data.root}, or lower federation.min_images at the server"
             )
-        self._permit(received, bool(method.contribution_limits()), len(images))
-        labels_for(method, images)
+        self._permit(received, len(images))
+        labels_for(config, images)
         return config
+
+    def _received(self, task: ConfigRecord) -> Config:
+        """The server's configuration.
+
+        Raises:
+            RefusalError: it names packages that this client does not allow; they are not imported.
+            ConfigError: a key or a value is not allowed.
+        """
+        text = str(task["config"])
+        allowed = self._config.plugins
+        wanted = requested_plugins(text)
+        if not set(wanted) <= set(allowed):
+            raise RefusalError(
+                f"the server asks for plugins=[{','.join(wanted)}], this client allows "
+                f"plugins=[{','.join(allowed)}]: install the packages here and start it with "
+                "that setting if you trust them"
+            )
+        return Config.from_json(text)
 
     def _localised(self, config: Config) -> Config:
         """The server's configuration on this machine.
 
         Raises:
-            RefusalError: it asks for features of single images, whatever the server's checks are.
+            RefusalError: it asks for what exposes single images, whatever the server's checks are.
         """
-        if config.clustering.name == "features":
+        release: Release | None = config.method.plugin.release(config)
+        if release is not None and release.exposes:
             raise RefusalError(
-                "the server asks for the features of single images (clustering=features), "
-                "which this client does not send"
+                f"the server asks for {release.exposes}, which this client does not send"
             )
         local = self._config.training
         machine = {
@@ -207,14 +232,14 @@ class Trainer:
     def _load(self, config: Config) -> ImageSet:
         if self._images is None or self._image_size != config.data.image_size:
             local = self._config.data
-            data = DataConfig(
-                name="image_folder",
-                root=local.root,
-                image_size=config.data.image_size,
-                train_limit=local.limit,
-                cache=local.cache,
-            )
-            dataset = load_dataset(data)
+            data = {
+                "name": "image_folder",
+                "root": local.root,
+                "image_size": config.data.image_size,
+                "train_limit": local.limit,
+                "cache": local.cache,
+            }
+            dataset = load_dataset(DataConfig.model_validate(data))
             if dataset.skipped:
                 self._report(f"{len(dataset.skipped)} image files cannot be read and are left out")
             self._images = dataset.train.to(self._device)

@@ -30,15 +30,16 @@ def available_nodes(config: Config) -> list[Node]:
     Raises:
         ConfigError: the cluster cannot be joined, or a GPU is asked for that is not there.
     """
-    if config.engine.settings.address is not None:
-        nodes = _cluster_nodes(config.engine.settings.address)
+    address, workers = config.engine.settings.address, config.engine.settings.workers
+    if address is not None:
+        nodes = _cluster_nodes(address)
         if config.device.startswith("cuda") and not any(node.gpus for node in nodes):
             raise ConfigError(
-                f"device={config.device}: no machine of engine.address={config.engine.settings.address} has a GPU"
+                f"device={config.device}: no machine of engine.address={address} has a GPU"
             )
         return nodes
     threads = config.training.threads
-    cores = config.engine.settings.workers * threads if config.engine.settings.workers else max(usable_cpus(), threads)
+    cores = workers * threads if workers else max(usable_cpus(), threads)
     on_gpu = resolve_device(config.device).type == "cuda"
     return [Node(cores, torch.cuda.device_count() if on_gpu else 0)]
 
@@ -66,7 +67,7 @@ def gpu_share(config: Config, nodes: list[Node]) -> float:
     Raises:
         ConfigError: a share of GPUs that are not there, or a client that no GPU can hold.
     """
-    share = config.engine.settings.gpus_per_client
+    share, address = config.engine.settings.gpus_per_client, config.engine.settings.address
     gpus = [node for node in nodes if node.gpus and config.device != "cpu"]
     if share is not None:
         if share > 0 and not gpus:
@@ -78,7 +79,7 @@ def gpu_share(config: Config, nodes: list[Node]) -> float:
         return 0.0
     even = max(node.gpus / max(1, int(node.cpus / config.training.threads)) for node in gpus)
     # A cluster's GPUs are elsewhere: there, nothing can be measured before the first client.
-    return min(1.0, even) if config.engine.settings.address else max(min(1.0, even), measured_share(config))
+    return min(1.0, even) if address else max(min(1.0, even), measured_share(config))
 
 
 def ray_backend(config: Config) -> dict[str, Any]:
@@ -89,14 +90,14 @@ def ray_backend(config: Config) -> dict[str, Any]:
     """
     nodes = available_nodes(config)
     threads = config.training.threads
-    share = gpu_share(config, nodes)
+    share, address = gpu_share(config, nodes), config.engine.settings.address
     if not worker_count(nodes, threads, share):
         raise ConfigError(
-            f"training.threads={threads}: no machine of engine.address={config.engine.settings.address} has "
+            f"training.threads={threads}: no machine of engine.address={address} has "
             f"that many cores and {share:g} of a GPU"
         )
     init_args: dict[str, Any] = {"log_to_driver": False}
-    if config.engine.settings.address is None:
+    if address is None:
         init_args |= {"num_cpus": int(nodes[0].cpus), "include_dashboard": False}
     return {
         "client_resources": {
@@ -136,7 +137,9 @@ def _cluster_nodes(address: str) -> list[Node]:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"engine.address={address}: cannot join the cluster: {reason}") from None
+            raise ConfigError(
+                f"engine.address={address}: cannot join the cluster: {reason}"
+            ) from None
     return [
         Node(node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0))
         for node in ray.nodes()  # type: ignore[no-untyped-call]

@@ -248,9 +248,7 @@ class _Run:
 
     def _place(self) -> dict[str, str]:
         """For tasks: which run this is, and where clients on this machine keep their state."""
-        if not (
-            keeps_state(self.config, self.learner) or self.federation.exchange.remembers
-        ):
+        if not (keeps_state(self.config, self.learner) or self.federation.exchange.remembers):
             return {}
         place = {RUN: run_id(self.folder.checkpoint)}
         if self.members.share_disk:

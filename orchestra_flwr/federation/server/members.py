@@ -10,8 +10,8 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.messages.arrays import CONFIG
+from orchestra_flwr.federation.server.round_report import FederationError
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 NODE_POLL_SECONDS = 0.1

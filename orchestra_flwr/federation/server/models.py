@@ -58,7 +58,9 @@ class Models:
         if name != self._loaded:
             packed = self._waiting.pop(name)
             self._waiting[self._loaded] = self._packed()
-            for role, schema in zip(TRAVELLING, (self.schemas.shared, self.schemas.server), strict=True):
+            for role, schema in zip(
+                TRAVELLING, (self.schemas.shared, self.schemas.server), strict=True
+            ):
                 schema.unpack(packed[role], self.learner.state(role))
             self._loaded = name
         return self.learner
@@ -108,7 +110,9 @@ class Models:
             raise ValueError("it holds another model")
         for name, tensor in state.items():
             tensor.copy_(own[name])
-        others = {f"{MODELS}{n}/{role.value}": (n, role) for n in self._waiting for role in TRAVELLING}
+        others = {
+            f"{MODELS}{n}/{role.value}": (n, role) for n in self._waiting for role in TRAVELLING
+        }
         if others.keys() != {n for n in saved if n.startswith(MODELS)}:
             raise ValueError("it holds other models")
         for key, (name, role) in others.items():
@@ -116,7 +120,11 @@ class Models:
         for name, optimizer in self.optimizers.items():
             prefix = f"{OPTIMIZER}{name}/"
             optimizer.load_moments(
-                {n.removeprefix(prefix): t.numpy() for n, t in saved.items() if n.startswith(prefix)}
+                {
+                    n.removeprefix(prefix): t.numpy()
+                    for n, t in saved.items()
+                    if n.startswith(prefix)
+                }
             )
 
     def _packed(self) -> dict[Role, np.ndarray]:
