@@ -67,7 +67,8 @@ def gpu_share(config: Config, nodes: list[Node]) -> float:
     Raises:
         ConfigError: a share of GPUs that are not there, or a client that no GPU can hold.
     """
-    share, address = config.engine.settings.gpus_per_client, config.engine.settings.address
+    share: float | None = config.engine.settings.gpus_per_client
+    address: str | None = config.engine.settings.address
     gpus = [node for node in nodes if node.gpus and config.device != "cpu"]
     if share is not None:
         if share > 0 and not gpus:
