@@ -270,11 +270,11 @@ def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) ->
 
 
 def _evaluate(config: EvaluateConfig, command: str) -> int:
-    from orchestra_flwr.evaluation.saved import EvaluationError, judge_saved
+    from orchestra_flwr.evaluation.saved import EvaluationError, evaluate_saved
     from orchestra_flwr.reporting import print_evaluation, write_evaluation
 
     try:
-        told = {**judge_saved(config), "command": command}
+        told = {**evaluate_saved(config), "command": command}
         file = write_evaluation(config.encoder.parent, told)
     except (OSError, EvaluationError) as error:
         print(f"error: {error}", file=sys.stderr)

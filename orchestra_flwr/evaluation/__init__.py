@@ -1,11 +1,12 @@
-"""Judging an encoder: features, kNN, linear probes, fine-tuning, alignment and uniformity."""
+"""How good an encoder is: features, kNN, linear probes, fine-tuning, alignment and uniformity."""
 
+from orchestra_flwr.evaluation.batch_norm import recalibrated
 from orchestra_flwr.evaluation.features import extract_features, feature_std
 from orchestra_flwr.evaluation.finetune import finetune, labelled_subset
 from orchestra_flwr.evaluation.knn import knn_accuracy
 from orchestra_flwr.evaluation.linear_probe import LinearProbe, fit_linear_probe, linear_accuracy
 from orchestra_flwr.evaluation.published_probe import published_accuracy
-from orchestra_flwr.evaluation.scores import Scores, evaluate, judge
+from orchestra_flwr.evaluation.scores import Scores, evaluate, evaluate_by
 from orchestra_flwr.evaluation.similarity import Similarities, similarities
 
 __all__ = [
@@ -13,14 +14,15 @@ __all__ = [
     "Scores",
     "Similarities",
     "evaluate",
+    "evaluate_by",
     "extract_features",
     "feature_std",
     "finetune",
     "fit_linear_probe",
-    "judge",
     "knn_accuracy",
     "labelled_subset",
     "linear_accuracy",
     "published_accuracy",
+    "recalibrated",
     "similarities",
 ]

@@ -1,4 +1,4 @@
-"""`python -m orchestra_flwr.evaluation`: judges a saved encoder."""
+"""`python -m orchestra_flwr.evaluation`: evaluates a saved encoder."""
 
 from orchestra_flwr.cli import evaluate_main
 

@@ -1,4 +1,4 @@
-"""Features of a frozen encoder, and the checks that every judge of features shares."""
+"""Features of a frozen encoder, and the checks that all who evaluate features share."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def feature_std(features: Tensor) -> float:
 
 
 def check_labelled(name: str, features: Tensor, labels: Tensor) -> None:
-    """Refuses what cannot be judged.
+    """Refuses what cannot be evaluated.
 
     Args:
         name: what the features are, for the message.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import AugmentationConfig
+from orchestra_flwr.evaluation.classifier import Classifier, Schedule, train_supervised
 from orchestra_flwr.evaluation.features import device_of, extract_features
-from orchestra_flwr.evaluation.supervised import Classifier, Schedule, train_supervised
 from orchestra_flwr.seeding import torch_generator
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class FineTuning:
 
     runs: tuple[float, ...]
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """`mean`, sample deviation `std` (None of a single run) and `runs`, all fractions."""
         several = len(self.runs) > 1
         return {

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import AugmentationConfig
+from orchestra_flwr.evaluation.classifier import Classifier, Schedule, train_supervised
 from orchestra_flwr.evaluation.features import device_of, evaluation_mode, extract_features
-from orchestra_flwr.evaluation.supervised import Classifier, Schedule, train_supervised
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Judging an encoder that was saved, by any labelled images of its size."""
+"""Evaluates an encoder that was saved, on any labelled images of its size."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, DataConfig, EvaluateConfig
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
-from orchestra_flwr.evaluation.scores import judge
+from orchestra_flwr.evaluation.scores import evaluate_by
 from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder
 from orchestra_flwr.training import resolve_device, torch_threads
 
 
 class EvaluationError(RuntimeError):
-    """An encoder that cannot be judged; the text says why."""
+    """An encoder that cannot be evaluated; the text says why."""
 
 
-def judge_saved(config: EvaluateConfig) -> dict[str, Any]:
-    """Judges the encoder that a configuration names.
+def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
+    """Evaluates the encoder that a configuration names.
 
     Returns:
         `dataset` (what to call it) and `backbone` by name, `data` (the configuration of the
-        images), `images` (how many for training and testing), and the figures of :func:`judge`.
+        images), `images` (how many for training and testing), and what :func:`evaluate_by` returns.
 
     Raises:
         ConfigError: no encoder, or images that are missing, unlabelled or do not fit it.
@@ -42,7 +42,7 @@ def judge_saved(config: EvaluateConfig) -> dict[str, Any]:
         )
     try:
         with torch_threads():
-            figures = judge(
+            scores = evaluate_by(
                 encoder,
                 train,
                 test,
@@ -56,7 +56,7 @@ def judge_saved(config: EvaluateConfig) -> dict[str, Any]:
     return {
         "dataset": data.label,
         "backbone": about.get("backbone"),
-        **figures,
+        **scores,
         "images": {"train": len(train[1]), "test": len(test[1])},
         "data": data.model_dump(),
     }

@@ -41,7 +41,7 @@ def evaluate(
     config: EvaluationConfig,
     augmentation: AugmentationConfig,
 ) -> Scores:
-    """Judges an encoder by all test images, none left out.
+    """Evaluates an encoder on all test images, none left out.
 
     Args:
         encoder: maps images (B, C, H, W), uint8 or in [0, 1], to features (B, dim).
@@ -54,13 +54,13 @@ def evaluate(
         ValueError: shapes do not fit, or a feature is not finite.
     """
     protocol = "linear_published" if config.probe == "published" else "linear"
-    told = judge(
+    scores = evaluate_by(
         encoder, train, test, protocols=("knn", protocol), config=config, augmentation=augmentation
     )
-    return Scores(told["knn"], told[protocol], told["feature_std"])
+    return Scores(scores["knn"], scores[protocol], scores["feature_std"])
 
 
-def judge(
+def evaluate_by(
     encoder: nn.Module,
     train: Labelled,
     test: Labelled,
@@ -70,7 +70,7 @@ def judge(
     augmentation: AugmentationConfig,
     seeds: int = 1,
 ) -> dict[str, Any]:
-    """Judges an encoder by the protocols that are asked for; the features are made once.
+    """Evaluates an encoder by the protocols that are asked for; the features are made once.
 
     Args:
         encoder: as in :func:`evaluate`; so are `train`, `test` and `augmentation`.
@@ -90,18 +90,18 @@ def judge(
     """
     bank = extract_features(encoder, train[0], config.batch_size), train[1]
     queries = extract_features(encoder, test[0], config.batch_size), test[1]
-    told: dict[str, Any] = {"feature_std": feature_std(queries[0])}
+    scores: dict[str, Any] = {"feature_std": feature_std(queries[0])}
     if "knn" in protocols:
         k, temperature = config.knn_k, config.knn_temperature
-        told["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
+        scores["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
     if "linear" in protocols:
-        told["linear"] = linear_accuracy(*bank, *queries)
+        scores["linear"] = linear_accuracy(*bank, *queries)
     if "linear_published" in protocols:
-        told["linear_published"] = published_accuracy(
+        scores["linear_published"] = published_accuracy(
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
         )
     if "finetune" in protocols:
-        told["finetune"] = {
+        scores["finetune"] = {
             str(fraction): finetune(
                 encoder,
                 train,
@@ -110,7 +110,7 @@ def judge(
                 seeds=seeds,
                 augmentation=augmentation,
                 batch_size=config.batch_size,
-            ).told()
+            ).summary()
             for fraction in EPOCHS
         }
-    return told
+    return scores

@@ -61,7 +61,7 @@ class Merging(Plugin, ABC):
         return None
 
     @abstractmethod
-    def merge(self, learner: Learner, kept: ClientState | None) -> None:
+    def merge(self, learner: Learner, state: ClientState | None) -> None:
         """Changes the received state by what the client kept; None: it has kept nothing yet."""
 
     @abstractmethod

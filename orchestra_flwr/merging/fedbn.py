@@ -21,8 +21,8 @@ class FedBN(Merging):
     Norms are found by their type, in encoders, targets, heads and terms. In its first round a
     client's norms are as every model of the run begins; from then on they are its own.
 
-    The server's model keeps norms that were never trained: before it is judged or saved, they are
-    calibrated on its own images (`evaluation.recalibrated`).
+    The server's model keeps norms that were never trained: before it is evaluated or saved, their
+    statistics are taken anew from the server's own images (`evaluation.recalibrated`).
     """
 
     remembers = False  # the norms are local state, which clients keep anyway
@@ -49,7 +49,7 @@ class FedBN(Merging):
 
         return local
 
-    def merge(self, learner: Learner, kept: ClientState | None) -> None:
+    def merge(self, learner: Learner, state: ClientState | None) -> None:
         """Nothing: what was received holds no norms, and the client's own are in their place."""
 
     def keep(self, learner: Learner) -> ClientState:

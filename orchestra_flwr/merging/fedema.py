@@ -37,18 +37,18 @@ class FedEMA(Merging):
         self._scale = settings.scale
         self._mu = 0.0
 
-    def merge(self, learner: Learner, kept: ClientState | None) -> None:
+    def merge(self, learner: Learner, state: ClientState | None) -> None:
         """As :meth:`Merging.merge`."""
-        if kept is None:
+        if state is None:
             return
-        apart = divergence(convolutions(learner), kept.tensors)
+        apart = divergence(convolutions(learner), state.tensors)
         if self._scale is None:
-            self._scale = kept.values.get("lambda")
+            self._scale = state.values.get("lambda")
         if self._scale is None and apart > 0:
             self._scale = self.settings.first_mu / apart
         self._mu = min(1.0, (self._scale or 0.0) * apart)
         for name, tensor in learner.trained().items():
-            tensor.lerp_(kept.tensors[name].to(tensor.device), self._mu)
+            tensor.lerp_(state.tensors[name].to(tensor.device), self._mu)
 
     def keep(self, learner: Learner) -> ClientState:
         """All that was trained, and lambda once it is known."""

@@ -36,13 +36,13 @@ class FedU(Merging):
         self._start: dict[str, Tensor] = {}
         self._keeps_predictor = False
 
-    def merge(self, learner: Learner, kept: ClientState | None) -> None:
+    def merge(self, learner: Learner, state: ClientState | None) -> None:
         """As :meth:`Merging.merge`."""
-        moved_far = kept is not None and kept.values["divergence"] >= self.settings.threshold
+        moved_far = state is not None and state.values["divergence"] >= self.settings.threshold
         self._keeps_predictor = moved_far
-        if kept is not None and moved_far:
+        if state is not None and moved_far:
             for name, tensor in _predictor(learner).items():
-                tensor.copy_(kept.tensors[name])
+                tensor.copy_(state.tensors[name])
         self._start = {name: t.clone() for name, t in convolutions(learner).items()}
 
     def keep(self, learner: Learner) -> ClientState:

@@ -15,7 +15,7 @@ class Replace(Merging):
 
     remembers = False
 
-    def merge(self, learner: Learner, kept: ClientState | None) -> None:
+    def merge(self, learner: Learner, state: ClientState | None) -> None:
         """Leaves the received state as it is."""
 
     def keep(self, learner: Learner) -> ClientState:

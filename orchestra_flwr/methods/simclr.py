@@ -73,7 +73,8 @@ class SimCLR(Method):
         """The contrastive loss of one step."""
         seen = [(feature := self.backbone(view), self.projector(feature)) for view in batch.views]
         features, projections = zip(*seen, strict=True)
-        contrastive = nt_xent_loss(*projections, self.settings.temperature)
+        first, second = projections
+        contrastive = nt_xent_loss(first, second, self.settings.temperature)
         return Step({"contrastive": contrastive}, {"backbone": features, "projector": projections})
 
     def backbones(self) -> dict[str, Backbone]:

@@ -38,15 +38,18 @@ def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
     """-2 E[cos(x, x+)] + E[cos(x, y)^2] over pairs of views of one and of different images.
 
     Args:
-        first: (B, D) outputs for one view of every image, B >= 2; only their directions matter.
+        first: (B, D) outputs for one view of every image; only their directions matter.
         second: (B, D) outputs for another view of the same images.
 
     Returns:
-        Scalar: the means over the B equal and the B (B - 1) different pairs.
+        Scalar: the means over the B equal and the B (B - 1) different pairs. A single image has no
+        different pair, and nothing that pushes it away.
     """
+    count = len(first)
     cosines = F.normalize(first, dim=1) @ F.normalize(second, dim=1).T
-    same = torch.eye(len(cosines), dtype=torch.bool, device=cosines.device)
-    return -2 * cosines[same].mean() + cosines[~same].square().mean()
+    same = torch.eye(count, dtype=torch.bool, device=cosines.device)
+    different = cosines.square().masked_fill(same, 0).sum() / max(count * (count - 1), 1)
+    return -2 * cosines.diagonal().mean() + different
 
 
 class SpecLossSettings(Section):

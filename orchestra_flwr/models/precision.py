@@ -60,7 +60,7 @@ def in_float32(function: Callable[P, R]) -> Callable[P, R]:
                 if torch.is_autocast_enabled(device_type):
                     stack.enter_context(torch.autocast(device_type, enabled=False))
             widened = {name: _widened(value) for name, value in named.items()}
-            return function(*map(_widened, arguments), **widened)  # type: ignore[arg-type]
+            return function(*map(_widened, arguments), **widened)
 
     return computed
 

@@ -77,8 +77,9 @@ class Learner(nn.Module):
     @property
     def needs_received(self) -> bool:
         """Whether a round needs the state as the server sent it."""
-        terms = [term for term in self.terms.children() if isinstance(term, Term)]
-        return any(part.needs_received for part in [self.method, *terms])
+        return self.method.needs_received or any(
+            isinstance(term, Term) and term.needs_received for term in self.terms.children()
+        )
 
     def start_round(self, received: Received) -> None:
         """As :meth:`Method.start_round`, for the method and then for every term."""

@@ -13,7 +13,7 @@ from orchestra_flwr.evaluation.finetune import (
     _finetuned,
     _schedule,
 )
-from orchestra_flwr.evaluation.supervised import Schedule
+from orchestra_flwr.evaluation.classifier import Schedule
 from orchestra_flwr.models import Encoder, EncoderSpec
 
 NO_FLIP = AugmentationConfig(flip=False)
@@ -97,10 +97,10 @@ def test_labels_beyond_the_subset_are_not_used():
 
 
 def test_mean_and_deviation_over_seeds():
-    told = FineTuning((0.5, 0.7, 0.9)).told()
-    assert told == {
+    summary = FineTuning((0.5, 0.7, 0.9)).summary()
+    assert summary == {
         "mean": pytest.approx(0.7),
         "std": pytest.approx(0.2),
         "runs": [0.5, 0.7, 0.9],
     }
-    assert FineTuning((0.5,)).told()["std"] is None
+    assert FineTuning((0.5,)).summary()["std"] is None

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
-from orchestra_flwr.evaluation import Scores, evaluate, judge, knn_accuracy, linear_accuracy
+from orchestra_flwr.evaluation import Scores, evaluate, evaluate_by, knn_accuracy, linear_accuracy
 
 
 class Pixels(nn.Module):
@@ -46,11 +46,11 @@ def test_the_published_probe_takes_the_place_of_the_converged_one(monkeypatch):
 
 def test_only_the_protocols_that_are_asked_for():
     train, test = striped(60, 0), striped(30, 1)
-    told = judge(
+    scores = evaluate_by(
         Pixels(), train, test,
         protocols=("linear",), config=ScoresConfig(), augmentation=AugmentationConfig(),
     )  # fmt: skip
-    assert told.keys() == {"feature_std", "linear"}
+    assert scores.keys() == {"feature_std", "linear"}
 
 
 def test_collapsed_features_are_seen():

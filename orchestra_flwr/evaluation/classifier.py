@@ -1,4 +1,4 @@
-"""Supervised training of a classifier on augmented images, for the judges that need it."""
+"""Supervised training of a classifier on augmented images, for the protocols that need it."""
 
 from __future__ import annotations
 
