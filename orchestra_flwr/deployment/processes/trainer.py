@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from orchestra_flwr.config import Config, ConfigError, DataConfig, requested_plu
 from orchestra_flwr.data import ImageSet, load_dataset
 from orchestra_flwr.deployment.channel.flower_records import Encoded, decode, encode
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.processes.own_privacy import OwnPrivacy
 from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
@@ -26,6 +26,7 @@ from orchestra_flwr.federation.messages.arrays import (
 )
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.methods import Release, labels_for
+from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 from orchestra_flwr.training import build_learner, resolve_device, usable_cpus
 
 
@@ -53,7 +54,11 @@ class Trainer:
         self._name = name
         self._report = report
         self._folder = folder
-        self._privacy = OwnPrivacy(config.privacy, folder / "releases.jsonl")
+        bounds = config.privacy
+        self._ledger = ClientLedger(
+            folder / "releases.jsonl",
+            ClientBounds(bounds.delta, bounds.k_min, bounds.epsilon, bounds.total_epsilon),
+        )
         self._device = resolve_device(config.device)
         self._images: ImageSet | None = None
         self._image_size: int | None = None
@@ -146,7 +151,12 @@ class Trainer:
         release: Release | None = received.method.plugin.release(received)
         if release is not None:
             release.check_images(images)
-            self._privacy.check(received, release)
+            self._ledger.check(
+                _run_digest(received),
+                release.mechanism,
+                k_min=release.least_images,
+                label=release.label,
+            )
 
     def _why_silent(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> str:
         """Why no centroids are sent, "" if they are; then the release is on record already."""
@@ -154,7 +164,8 @@ class Trainer:
             return "privacy.total_epsilon is spent"
         release: Release | None = received.method.plugin.release(received)
         mechanism = release.mechanism if release else None
-        if mechanism and not self._privacy.release(received, mechanism, int(task["round"])):  # type: ignore[arg-type]
+        round_ = int(task["round"])  # type: ignore[arg-type]
+        if mechanism and not self._ledger.release(_run_digest(received), round_, mechanism):
             task["contribute"] = False
             return "this client's own privacy.total_epsilon is spent"
         return ""
@@ -245,3 +256,8 @@ class Trainer:
             self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images
+
+
+def _run_digest(config: Config) -> str:
+    """Differs for runs of different configurations."""
+    return hashlib.sha256(config.to_json().encode()).hexdigest()[:16]

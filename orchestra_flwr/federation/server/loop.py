@@ -271,7 +271,7 @@ class _Run:
         """Before anybody is asked: what may have left a client is never missing in the ledger."""
         assert self.release is not None
         spent = [client for client in round_.cohort if client in round_.exhausted]
-        ledger.record(
+        ledger.ask(
             round_.number, [client for client in round_.cohort if client not in round_.exhausted]
         )
         if spent:
@@ -284,7 +284,7 @@ class _Run:
         """What is known about privacy after a round."""
         privacy: dict[str, Any] = {"updates": update_privacy(self.config, drawn)}
         if self.ledger and self.release:
-            privacy[self.release.label] = self.ledger.summary()
+            privacy[self.release.label] = self.ledger.metrics()
         return {"privacy": privacy}
 
     def _is_evaluated(self, number: int) -> bool:
