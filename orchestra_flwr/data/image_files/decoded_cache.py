@@ -21,7 +21,7 @@ from orchestra_flwr.files import replacing
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-FORMAT = 1  # raise it when decoding, choosing or storing images changes
+FORMAT = 1  # to be raised when decoding, choosing or storing images changes
 
 
 def cache_dir(configured: str | None) -> Path:
