@@ -8,10 +8,10 @@ private ones have no schema.
 With `federation.wire=float32` the shared state is one array, "shared", both ways. With fewer bits
 :mod:`orchestra_flwr.federation.messages.codec` makes several arrays of it, and clients send what
 training *changed* of the state that they received ("update"): changes are small, so fewer bits lose
-little of them. The server knows what clients made of its state, since encoding it has one outcome, and
-adds their updates to its own float32 state, so that no rounding is ever added up over the rounds.
-Server state and contributions are small, and clustering and its privacy depend on their values:
-they are always float32.
+little of them. The server knows what clients made of its state, since encoding it has one outcome,
+and adds their updates to its own float32 state, so that no rounding is ever added up over the
+rounds. Server state and contributions are small, and clustering and its privacy depend on their
+values: they are always float32.
 """
 
 from __future__ import annotations
