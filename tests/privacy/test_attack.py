@@ -55,7 +55,7 @@ def nearest(rows, sent):
 
 
 def auc(scores):
-    return float(np.mean([roc_auc_score(TRUTH, each) for each in scores]))
+    return float(np.mean([roc_auc_score(TRUTH, row) for row in scores]))
 
 
 def test_features_give_every_image_away_and_centroids_hardly_any(tiny, digits):
@@ -107,11 +107,11 @@ def test_rounds_add_up_for_centroids_and_hardly_for_private_ones(tiny, digits):
         seed = ClientSeed(0, round_ + 1, "public")
         train_round(method, public, config.training, config.data.augmentation, seed)
     found = {
-        name: {count: auc(each[:count].mean(0)) for count in (1, 5, ROUNDS)}
-        for name, each in scores.items()
+        name: {count: auc(rows[:count].mean(0)) for count in (1, 5, ROUNDS)}
+        for name, rows in scores.items()
     }
-    for name, told in found.items():
-        print(f"\nAUC of {name} by rounds:", {n: round(value, 3) for n, value in told.items()})
+    for name, areas in found.items():
+        print(f"\nAUC of {name} by rounds:", {n: round(value, 3) for n, value in areas.items()})
     assert found["clusters of 16"][1] < 0.75
     assert found["clusters of 16"][ROUNDS] > found["clusters of 16"][1] + 0.05
     assert found["private"][ROUNDS] < 0.6 < found["clusters of 16"][ROUNDS] - 0.05
