@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.federation.exchanges import Exchange, Stage
+from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
 from orchestra_flwr.federation.messages.arrays import CLIENTS, RUN
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
@@ -227,9 +227,7 @@ class _Run:
 
     def _ask_for_scores(self, round_: Round, report: RoundReport) -> None:
         """Alignment and uniformity of the round's average, on the clients' own images."""
-        stages = self.federation.exchange.stages(round_.number, round_.cohort)
-        # A client of a deployment may have left since.
-        stage = Stage(tuple(task for task in next(stages).tasks if task.client in round_.nodes))
+        stage = Stage(tuple(Task(client, (self.models.first,)) for client in round_.cohort))
         strategy = OrchestraStrategy(self.federation, round_, stage, report)
         messages = list(
             strategy.configure_evaluate(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
