@@ -204,7 +204,7 @@ def test_private_centroids_are_noise_that_the_key_alone_decides(tiny):
     assert sent(SEED).shape == (2, 16)
     torch.testing.assert_close(sent(SEED).norm(dim=1), torch.ones(2))
     assert torch.equal(sent(SEED), sent(SEED))
-    secret = ClientSeed(0, 1, "0", hides=True)
+    secret = ClientSeed(0, 1, "0", secret_noise=True)
     assert not torch.equal(sent(secret), sent(secret))  # nobody who knows the seed can repeat it
 
 
