@@ -31,7 +31,7 @@ def idle_client() -> None:
     from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
     from orchestra_flwr import cli
-    from orchestra_flwr.deployment import client, trainer
+    from orchestra_flwr.deployment.processes import client_process, trainer
     from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, to_record
 
     class Idle(trainer.Trainer):
@@ -54,13 +54,13 @@ def idle_client() -> None:
         def _clusters(task: ConfigRecord) -> int:
             return int(json.loads(str(task["config"]))["clustering"]["global_clusters"])
 
-    client.Trainer = Idle
+    client_process.Trainer = Idle
     sys.exit(cli.client_main())
 
 
 def measure(folder: Path, name: str, model: list[str], rounds: int, tls: bool) -> dict:
     """One federation; its rounds' seconds and bytes."""
-    from orchestra_flwr.deployment.processes import free_port
+    from orchestra_flwr.deployment.processes.child import free_port
 
     port, security = free_port(), folder / ("security" if tls else "none")
     run = folder / f"{len(list(folder.iterdir()))}"

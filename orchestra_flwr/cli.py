@@ -20,7 +20,8 @@ from orchestra_flwr.config import (
     every_key,
     load,
 )
-from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.server_config import ServerConfig
 
 COMMON = """\
   --help    this text and every key with its value
@@ -213,20 +214,17 @@ def _command(
 
 def _simulate(config: Config) -> int:
     # Heavy imports wait until the configuration is known to be right.
-    from orchestra_flwr.federation.population import (
-        check_population,
-        load_population,
-        with_class_names,
-    )
+    from orchestra_flwr.federation.population import check_population, load_population
     from orchestra_flwr.federation.simulation import check_resources, simulate
-    from orchestra_flwr.methods import build_method
+    from orchestra_flwr.methods.labels import with_class_names
     from orchestra_flwr.reporting import Progress, RunFolder
+    from orchestra_flwr.training import build_learner
 
     check_resources(config)
     population = load_population(config)
-    named = with_class_names(config, population)
-    method = build_method(named, config.data.channels)  # checks the method's own options
-    check_population(named, population, method)
+    named = with_class_names(config, population.dataset.train.classes)
+    check_population(named, population)
+    build_learner(named, config.data.channels)  # what cannot be built is refused here
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return simulate(named, population, folder, progress)
@@ -236,7 +234,7 @@ def _simulate(config: Config) -> int:
 
 
 def _serve(config: ServerConfig) -> int:
-    from orchestra_flwr.deployment.server import check, serve
+    from orchestra_flwr.deployment.processes.server_process import check, serve
     from orchestra_flwr.reporting import Progress, RunFolder
 
     check(config)
@@ -249,7 +247,7 @@ def _serve(config: ServerConfig) -> int:
 
 
 def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) -> int:
-    from orchestra_flwr.federation.report import FederationError
+    from orchestra_flwr.federation.server.round_report import FederationError
     from orchestra_flwr.reporting import RunFolder, make_progress, print_summary
 
     try:
@@ -289,7 +287,7 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
 
 
 def _take_part(config: ClientConfig) -> int:
-    from orchestra_flwr.deployment.client import run_client
+    from orchestra_flwr.deployment.processes.client_process import run_client
 
     _stop_on_sigterm()
     try:

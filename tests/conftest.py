@@ -75,20 +75,22 @@ def generator():
 
 @pytest.fixture
 def user_package(tmp_path, monkeypatch):
-    """Writes files of a user's own package, `my_package`, by their paths; returns its folder."""
-    folder = tmp_path / "installed" / "my_package"
-    monkeypatch.syspath_prepend(folder.parent)
+    """Writes files, by their paths, of a user's own package; returns the package's folder."""
+    root = tmp_path / "installed"
+    monkeypatch.syspath_prepend(root)
+    written = set()
 
-    def write(files):
+    def write(files, package="my_package"):
+        written.add(package)
         for name, text in files.items():
-            file = folder / name
+            file = root / package / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            for package in {folder, file.parent}:
-                (package / "__init__.py").touch()
+            for folder in (root / package, file.parent):
+                (folder / "__init__.py").touch()
             file.write_text(textwrap.dedent(text))
         importlib.invalidate_caches()
-        return folder
+        return root / package
 
     yield write
-    for module in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+    for module in [name for name in sys.modules if name.partition(".")[0] in written]:
         del sys.modules[module]

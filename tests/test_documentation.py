@@ -8,8 +8,9 @@ import pytest
 
 from orchestra_flwr.cli import EXPERIMENT_KEYS
 from orchestra_flwr.config import Config, EvaluateConfig, MethodConfig, load, load_config
-from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
+from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.keys import main as keys_main
+from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.experiments import experiment_names, load_experiment, load_scale
 from orchestra_flwr.methods import METHODS
 

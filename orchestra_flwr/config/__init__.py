@@ -13,7 +13,7 @@ from orchestra_flwr.config.compose import (
     load_config,
 )
 from orchestra_flwr.config.evaluate import EvaluateConfig
-from orchestra_flwr.config.run import Config
+from orchestra_flwr.config.run import Config, requested_plugins
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
@@ -63,4 +63,5 @@ __all__ = [
     "load",
     "load_config",
     "parse",
+    "requested_plugins",
 ]

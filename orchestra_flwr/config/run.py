@@ -130,3 +130,16 @@ class Config(WithPlugins, Composed):
         except ValueError as error:
             raise ConfigError(f"the configuration is no JSON: {error}") from None
         return parse(cls, values)
+
+
+def requested_plugins(text: str) -> list[str]:
+    """The packages that :meth:`Config.to_json`'s output names, without importing any.
+
+    Raises:
+        ConfigError: it is no configuration.
+    """
+    try:
+        plugins = json.loads(text).get("plugins", [])
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"the configuration is no JSON: {error}") from None
+    return [str(package) for package in plugins]

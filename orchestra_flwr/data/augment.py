@@ -1,7 +1,7 @@
-"""Random augmentation of whole batches on their device: what is drawn for each image, and when.
+"""Random augmentation of whole batches on their device: what is drawn for each image.
 
 One view's augmentation is a :class:`Recipe`. All views of a step are drawn and applied as one
-batch; only the given generator is used, so the same generator state gives the same bits.
+batch. The generator is the only source of randomness: the same state gives the same bits.
 """
 
 from __future__ import annotations
@@ -107,17 +107,17 @@ def sample_parameters(
     device = generator.device
     low, high, spread = _limits(tuple(recipes), batch, device)
     uniform = torch.rand(len(low), _COLUMNS + 2 * CROP_TRIES, generator=generator, device=device)
-    own, tries = uniform[:, :_COLUMNS], uniform[:, _COLUMNS:]
-    values = low + own * spread
-    happens = own[:, _FLIP : _SOLARIZE + 1] < high[:, _FLIP : _SOLARIZE + 1]
+    draws, tries = uniform[:, :_COLUMNS], uniform[:, _COLUMNS:]
+    values = low + draws * spread
+    happens = draws[:, _FLIP : _SOLARIZE + 1] < high[:, _FLIP : _SOLARIZE + 1]
     flip, jitter, gray, blur, solarize = happens.unbind(dim=1)
     return Parameters(
         box=_crop_boxes(
-            low[:, _SCALE, None], spread[:, _SCALE, None], tries, own[:, _TOP : _LEFT + 1], size
+            low[:, _SCALE, None], spread[:, _SCALE, None], tries, draws[:, _TOP : _LEFT + 1], size
         ),
         flip=flip,
         jitter=jitter,
-        order=own[:, _ORDER : _ORDER + 4].argsort(dim=1),
+        order=draws[:, _ORDER : _ORDER + 4].argsort(dim=1),
         factors=values[:, _FACTORS : _FACTORS + 4],
         gray=gray,
         blur=blur,
@@ -127,7 +127,7 @@ def sample_parameters(
     )
 
 
-# The columns of the uniform draws, and of the limits between which they are spread.
+# The columns of the uniform draws, and of the limits that scale them.
 _FLIP, _SOLARIZE = 0, 4  # the chances: flip, jitter, gray, blur, solarize
 _FACTORS = 5
 _SIGMA, _TURNS, _SCALE = 9, 10, 11
@@ -140,7 +140,7 @@ _COLUMNS = 18
 def _limits(
     recipes: tuple[Recipe, ...], batch: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The least and largest value of every column, and how far apart they are, kept on the device.
+    """The least and largest value of every column, and their difference, on the device.
 
     Returns:
         Three (recipes * batch, columns).
@@ -157,7 +157,7 @@ def _limits(
         row[0, _FACTORS : _FACTORS + 3].clamp_(min=0)
         row[:, _SIGMA] = torch.tensor(recipe.blur_sigma)
         row[1, _TURNS] = 4.0 * recipe.rotate
-        # No crop is a crop so large that no try fits: the whole image is what then remains.
+        # No crop: one so large that no try fits, and then the whole image is taken.
         row[:, _SCALE] = torch.tensor(recipe.crop_scale or (9.0, 9.0))
     low, high = limits.to(device).repeat_interleave(batch, dim=0).unbind(dim=1)
     return low, high, high - low

@@ -18,11 +18,11 @@ def epoch_batches(
         count: number of images, at least 1.
         batch_size: images a batch, at least 2; the last batch may be smaller, or larger by one.
         generator: draws the order; the batches lie on its device.
-        drop_last: whether a last batch that is not full is left out. A client's only batch stays:
-            who has too few images for one trains on what there is.
+        drop_last: whether a last batch that is not full is left out. The only batch stays: a
+            client with fewer images than a batch trains on those.
 
     Returns:
-        Index tensors, int64, which hold every index below `count` once, or those that are left.
+        Index tensors, int64, which hold every index below `count` once, or fewer with `drop_last`.
 
     Raises:
         ValueError: no images, or a batch size below 2.

@@ -1,4 +1,4 @@
-"""Class-balanced subsets; the same for every run seed, so that runs can be compared."""
+"""Class-balanced subsets; the same for every seed, so that runs can be compared."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def balanced_subset(
 ) -> NDArray[np.int64]:
     """Indices of at most `limit` of `count` images, in file order.
 
-    Classes get equal shares as far as they have images; without labels the subset is plainly
-    random. A larger limit always holds the smaller one's images.
+    Classes get equal shares as far as they have images; without labels the subset is random. The
+    subset of a larger limit holds that of a smaller one.
 
     Args:
         labels: (count,), or None.

@@ -1,8 +1,8 @@
 """The image operations of augmentation, each with its own parameters for every image of a batch.
 
 They follow torchvision's operations on one image (bicubic resampling as PIL does it). On a CPU an
-operation touches only the images that it concerns; on a GPU it runs on all and keeps what is
-wanted, because picking images would make the host wait for the device.
+operation runs only on the images that it changes. On a GPU it runs on all images and a mask chooses
+the results: selecting images would make the host wait for the device.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _cubic(distance: Tensor) -> Tensor:
     return torch.where(distance < 1, near, far)
 
 
-def jitter(images: Tensor, wanted: Tensor, order: Tensor, factors: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue of each wanted image, in its own order.
+def jitter(images: Tensor, mask: Tensor, order: Tensor, factors: Tensor) -> Tensor:
+    """Changes brightness, contrast, saturation and hue of each chosen image, in its own order.
 
     The first three are blends and come in up to three steps before the hue and up to three after
     it, so that the costly hue is computed once. Sorted by how many come before, the images of
@@ -139,13 +139,13 @@ def jitter(images: Tensor, wanted: Tensor, order: Tensor, factors: Tensor) -> Te
 
     Args:
         images: float in [0, 1], (N, C, S, S); may be overwritten.
-        wanted: which are changed, bool, (N,).
+        mask: which are changed, bool, (N,).
         order: a permutation of the four operations, int64, (N, 4).
         factors: strengths by operation, (N, 4).
     """
     choose = _all_rows if images.is_cuda else _rows_by_hue
     position = order.argsort(dim=1)
-    rows, of_step = choose(wanted, position[:, HUE])
+    rows, step_rows = choose(mask, position[:, HUE])
     if not len(rows):
         return images
     colours, position, factors = (x.index_select(0, rows) for x in (images, position, factors))
@@ -154,36 +154,36 @@ def jitter(images: Tensor, wanted: Tensor, order: Tensor, factors: Tensor) -> Te
     steps = torch.arange(HUE, device=images.device)[:, None]
     used = torch.cat([steps < hue_at, steps >= hue_at])
     mixes, to_mean = _mixes(blends, factors.T.gather(0, blends).where(used, 1.0), images.shape[1])
-    for step, those in enumerate(of_step):
+    for step, chosen in enumerate(step_rows):
         if step == HUE:
             colours = _shift_hue(colours, factors[:, HUE])
-        _blend_(colours[those], mixes[step, those], to_mean[step, those])
-    if len(rows) == len(images):  # all were changed, wanted or not
-        colours = torch.where(wanted[:, None, None, None], colours, images)
+        _blend_(colours[chosen], mixes[step, chosen], to_mean[step, chosen])
+    if len(rows) == len(images):  # all were changed, chosen or not
+        colours = torch.where(mask[:, None, None, None], colours, images)
     return images.index_copy_(0, rows, colours)
 
 
-def _rows_by_hue(wanted: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
-    """The wanted images in the order of their hue, and those of them that each step concerns.
+def _rows_by_hue(mask: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
+    """The chosen images, sorted by when their hue is changed, and those that each step changes.
 
     Args:
-        wanted: bool, (N,).
+        mask: bool, (N,).
         hue_at: how many blends come before the hue, int64, (N,).
 
     Returns:
-        Their numbers, int64, and slices of them for the three steps before the hue and the three
+        Their indices, int64, and slices of these for the three steps before the hue and the three
         after it.
     """
-    rows = wanted.nonzero().squeeze(1)
+    rows = mask.nonzero().squeeze(1)
     hue_at, by_hue = hue_at.index_select(0, rows).sort()
     earlier = hue_at.bincount(minlength=HUE).cumsum(0)[:HUE].tolist()
     steps = [*(slice(first, None) for first in earlier), *(slice(last) for last in earlier)]
     return rows.index_select(0, by_hue), steps
 
 
-def _all_rows(wanted: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
-    """As :func:`_rows_by_hue`, for a GPU, where the host would wait for numbers: all images."""
-    return torch.arange(len(wanted), device=wanted.device), [slice(None)] * (2 * HUE)
+def _all_rows(mask: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
+    """As :func:`_rows_by_hue`, for a GPU, where the host would wait for the indices: all images."""
+    return torch.arange(len(mask), device=mask.device), [slice(None)] * (2 * HUE)
 
 
 def _mixes(operations: Tensor, factors: Tensor, channels: int) -> tuple[Tensor, Tensor]:
@@ -302,6 +302,6 @@ def _change_chosen(
     if len(index) == len(images):
         return change(images, *parameters)
     if len(index):
-        own = [values.index_select(0, index) for values in (images, *parameters)]
-        images.index_copy_(0, index, change(*own))
+        chosen = [values.index_select(0, index) for values in (images, *parameters)]
+        images.index_copy_(0, index, change(*chosen))
     return images

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.data import Dataset, load_dataset, partition
-from orchestra_flwr.methods import METHODS, Method, labels_for
+from orchestra_flwr.data import Dataset, load_dataset, partition_by_name
+from orchestra_flwr.methods import Release, labels_for
 
 
 @dataclass(frozen=True)
@@ -31,41 +31,26 @@ def load_population(config: Config) -> Population:
         ConfigError: images that cannot be had, or a split that they do not allow.
     """
     dataset = load_dataset(config.data)
-    train = dataset.train
     clients = config.federation.clients
-    parts = partition(config.partition, train.labels, len(train), clients, config.seed)
-    names = [str(client) for client in range(clients)]
-    if config.partition.name == "by_class" and train.labels is not None:
-        names = [train.classes[label] for label in np.unique(train.labels)]
-    return Population(dataset, dict(zip(names, parts, strict=True)))
+    parts = partition_by_name(config.partition, dataset.train, clients, config.seed)
+    return Population(dataset, parts)
 
 
-def with_class_names(config: Config, population: Population) -> Config:
-    """The configuration with the names of the images' classes, where a method has to know them.
-
-    A simulation has all images. Real clients hold some of the classes, and have to be told.
-    """
-    method = METHODS.get(config.method.name)
-    wanted = method is not None and "classes" in method.Settings.model_fields
-    known = config.method.options.get("classes") or config.data.classes
-    if not wanted or known or population.dataset.train.labels is None:
-        return config
-    names = {"classes": list(population.dataset.train.classes)}
-    return config.model_copy(update={"method": config.method.model_copy(update=names)})
-
-
-def check_population(config: Config, population: Population, method: Method) -> None:
+def check_population(config: Config, population: Population) -> None:
     """Tells, before anything is written, what the method lacks for these images.
 
     Raises:
         ConfigError: labels that the images do not have, or other classes; all clients have fewer
             than `privacy.k_min` images, or one has too many for `privacy.delta`.
     """
-    labels_for(method, population.dataset.train)
+    labels_for(config, population.dataset.train)
+    release: Release | None = config.method.plugin.release(config)
+    if release is None:
+        return
     most = max(map(len, population.parts.values()))
-    config.check_images(most)
-    if method.contribution_limits() and most < config.privacy.k_min:
+    release.check_images(most)
+    if release.least_images is not None and most < release.least_images:
         raise ConfigError(
-            f"privacy.k_min={config.privacy.k_min}: no client could send centroids, "
+            f"privacy.k_min={release.least_images}: no client could send {release.label}, "
             f"must be at most {most}, the most images of a client"
         )

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# torch leaves float32 products to MKL, which runs at half of oneDNN's speed on AMD's processors.
+# torch computes float32 products with MKL, at half of oneDNN's speed on processors of AMD.
 ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -18,7 +18,7 @@ class Convolution(nn.Conv2d):
     A late layer's 4 x 4 maps in a batch of 16 are 256 pixels for 2.4 million weights. There
     oneDNN's convolution reorders the weights each time, and takes 20 ms for their gradient where a
     product of matrices takes 5. So where no more pixels come out than channels, forward and
-    backward passes are products of the patches that pixels are made from. A GPU has its own ways.
+    backward passes are products with the patches of the image. A GPU always uses torch's own way.
 
     Args:
         inputs: channels in.
@@ -71,7 +71,7 @@ class _Products(torch.autograd.Function):
         to_x = to_weight = None
         if ctx.needs_input_grad[0]:
             parts = _product(pixels, _rows(weight).T).view(windows.shape)
-            to_x = _overlaid(parts, x, ctx.stride, ctx.padding)
+            to_x = _summed_windows(parts, x, ctx.stride, ctx.padding)
         if ctx.needs_input_grad[1]:
             patches = windows.flatten(3).flatten(0, 2)
             kernels = _product(pixels.T, patches.T).view(outputs, size, size, inputs)
@@ -85,14 +85,14 @@ def _rows(images: Tensor) -> Tensor:
 
 
 def _windows(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
-    """(B, H', W', size, size, C): what each pixel that comes out is made from."""
+    """(B, H', W', size, size, C): the patch of `x` behind each pixel of the result."""
     around = (0, 0, padding, padding, padding, padding)
     windows = F.pad(x.permute(0, 2, 3, 1), around).unfold(1, size, stride).unfold(2, size, stride)
     return windows.permute(0, 1, 2, 4, 5, 3).contiguous()
 
 
-def _overlaid(parts: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
-    """The sum of all windows' parts at each pixel of `x`: the way back from :func:`_windows`."""
+def _summed_windows(parts: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+    """The sum over all windows at each pixel of `x`; the transpose of :func:`_windows`."""
     batch, channels, high, wide = x.shape
     _, height, width, size, _, _ = parts.shape
     padded = parts.new_zeros(batch, high + 2 * padding, wide + 2 * padding, channels)

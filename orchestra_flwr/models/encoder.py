@@ -1,4 +1,4 @@
-"""The encoder that a run leaves behind: saved without pickle, read back by :func:`load_encoder`."""
+"""The encoder that a run ends with: saved without pickle, read by :func:`load_encoder`."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encode
 
     Args:
         path: a run folder, or an `encoder.safetensors` with its `encoder.json` beside it.
-        device: where the encoder shall live.
+        device: where to put the encoder.
 
     Returns:
         The encoder in evaluation mode, without gradients.

@@ -64,14 +64,14 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
     """The least noise that makes one clustering (epsilon, delta)-differentially private.
 
     One number alpha sets both noises: the standard deviation alpha of sums, and a = 1 / (20 alpha)
-    of counts (Chang et al., ICML 2021, as published by Google). Takes seconds on a slow core, once
-    a process for the same arguments: a fast search finds alpha almost, and the library's own
-    accountant, whose coarser rounding asks for a per mille more noise, has the last word.
+    of counts (Chang et al., ICML 2021, as published by Google). The first call of a process with
+    the same arguments takes seconds on a slow core: a fast search comes close to alpha, and the
+    library's accountant, whose coarser rounding asks for 0.1 % more noise, has the last word.
 
     Args:
         epsilon: positive.
         delta: between 0 and 1.
-        depth: levels of the tree below its root; it hardly matters (3 or 20: 2 %).
+        depth: levels of the tree below its root; between 3 and 20 the noise differs by 2 %.
 
     Raises:
         ValueError: a value is out of its range, or so small that no noise suffices.
@@ -90,14 +90,14 @@ def _calibrate(epsilon: float, delta: float, depth: int) -> ClusteringMechanism:
     # The accountant's usual grid of 1e-4, unless it is coarse for a small epsilon or needlessly
     # fine, and very slow, for a large one.
     grid = max(1e-4 * epsilon, min(1e-4, 1e-3 * epsilon))
-    about = _search(epsilon, delta, depth)
+    estimate = _search(epsilon, delta, depth)
     alpha = calibrate_dp_mechanism(
         lambda: PLDAccountant(value_discretization_interval=grid),
         lambda alpha: _event(alpha, depth),
         epsilon,
         delta,
-        bracket_interval=ExplicitBracketInterval(0.98 * about, 1.06 * about),
-        tol=1e-5 * about,
+        bracket_interval=ExplicitBracketInterval(0.98 * estimate, 1.06 * estimate),
+        tol=1e-5 * estimate,
     )
     return _mechanism(epsilon, delta, depth, float(alpha))
 
@@ -105,13 +105,12 @@ def _calibrate(epsilon: float, delta: float, depth: int) -> ClusteringMechanism:
 def spent(releases: Mapping[ClusteringMechanism, int], delta: float) -> float:
     """The epsilon of all these releases together, at one delta for all of them.
 
-    What is composed are the distributions of the privacy loss of all Gaussian and discrete
-    Laplace noises that were really added, not so many times "epsilon with probability
-    1 - delta": the deltas do not add up, and the `delta` given here is the probability that the
-    whole sum exceeds what is returned. 50 releases of (.8, 1e-3) cost 8.99 and 50 of (10, 1e-3)
-    204.3, both at 1e-3. The published 9.04 and 204.6 are bounds of the same thing by the
-    library's accountant, which rounds each of the 50 x 21 counts up to its grid; the bound
-    here (connecting the dots: Doroshenko et al., 2022) is not too low either, but tighter.
+    The distributions of the privacy loss of all Gaussian and discrete Laplace noises are composed,
+    not the guarantees of single releases: their deltas do not add up, and `delta` is the
+    probability that the whole sum exceeds what is returned. 50 releases of (.8, 1e-3) cost 8.99
+    and 50 of (10, 1e-3) 204.3, both at 1e-3. The published 9.04 and 204.6 are bounds of the same
+    quantity by the library's accountant, which rounds each of the 50 x 21 counts up to its grid;
+    the bound here (connecting the dots: Doroshenko et al., 2022) is tighter, and never too low.
 
     Args:
         releases: how many there were, at least 0, by the noise of one.
@@ -123,7 +122,7 @@ def spent(releases: Mapping[ClusteringMechanism, int], delta: float) -> float:
     check_budget(1.0, delta)
     if any(times < 0 for times in releases.values()):
         raise ValueError(f"releases must be at least 0, not {min(releases.values())}")
-    return _spent(frozenset((each, times) for each, times in releases.items() if times), delta)
+    return _spent(frozenset((noise, times) for noise, times in releases.items() if times), delta)
 
 
 @cache
@@ -132,7 +131,7 @@ def _spent(releases: frozenset[tuple[ClusteringMechanism, int]], delta: float) -
 
 
 def _losses(releases: Mapping[ClusteringMechanism, int]) -> Any:
-    """The privacy loss distribution of all releases, on a grid that rounds up."""
+    """The privacy loss distribution of all releases, rounded up to a grid."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     # The loss of one count is +a or -a: on a grid of a / 8 it needs no rounding, however many

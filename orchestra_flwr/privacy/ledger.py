@@ -1,4 +1,4 @@
-"""How often one client released private centroids, and what that has cost."""
+"""How often one client made a private release, and what that has cost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from orchestra_flwr.privacy.accounting import ClusteringMechanism, check_budget,
 class Ledger:
     """What one client released, by whichever mechanisms.
 
-    Immutable: `released` gives a new ledger. It holds whole numbers and mechanisms; every epsilon
-    is worked out from them.
+    Immutable: `released` returns a new ledger. It holds whole numbers and mechanisms; every epsilon
+    is computed from them.
 
     Attributes:
         delta: the probability with which all releases together may cost more than `spent`.
@@ -33,7 +33,7 @@ class Ledger:
         for times in self.releases.values():
             if type(times) is not int or times < 0:
                 raise ValueError(f"releases must be at least 0, not {times!r}")
-        # A copy that nobody else can change.
+        # A copy, which no caller can change.
         object.__setattr__(self, "releases", MappingProxyType(dict(self.releases)))
 
     def released(self, mechanism: ClusteringMechanism) -> Ledger:

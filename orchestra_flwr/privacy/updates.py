@@ -3,15 +3,14 @@
 McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, with
 cohorts of a fixed size. What is protected is a whole client: the encoders that leave a round are
 nearly as likely whatever one client sent. The server is trusted: it sees every update (clipped,
-but without noise) and adds the noise. Covered are the averaged encoders and nothing else, neither
-the centroids of the clusters nor the figures in the server's own run folder.
+but without noise) and adds the noise. Only the averaged encoders are covered, neither what clients
+release beside them (such as centroids) nor the metrics in the server's run folder.
 
-Epsilon counts on three things that stay on the server: the key of the noise, which client was
-drawn in which round, and what the clients sent. So both noise and cohorts are drawn from a key of
-the run's own (:func:`orchestra_flwr.federation.checkpoint.noise_key`), never from `seed`, which
-every client is told. The noise is that of real numbers: what the rounding of floating point may
-tell (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012)
-is not accounted for.
+Epsilon holds only while three things stay on the server: the key of the noise, which client was
+drawn in which round, and what the clients sent. So both noise and cohorts are drawn from a secret
+key of the run, never from `seed`, which every client receives. The noise is that of real numbers:
+what the rounding of floating point may reveal (Mironov, "On Significance of the Least Significant
+Bits for Differential Privacy", CCS 2012) is not accounted for.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def clipped_state(before: np.ndarray, after: np.ndarray, clip: float) -> np.ndar
         clip: L2 norm that the difference may have.
 
     Returns:
-        (size,) float32; `after` itself where it is near enough.
+        (size,) float32; `after` itself where it is within the bound.
     """
     update: np.ndarray = after - before
     norm = float(np.linalg.norm(update))
@@ -50,7 +49,7 @@ def clipped_state(before: np.ndarray, after: np.ndarray, clip: float) -> np.ndar
 
 
 def clipped_update(before: np.ndarray, after: np.ndarray, clip: float) -> np.ndarray:
-    """The difference of two states, scaled to an L2 norm of at most `clip`, whoever sent it.
+    """The difference of two states, scaled to an L2 norm of at most `clip`.
 
     Args:
         before: (size,) float32 state that was sent.
@@ -92,10 +91,10 @@ def standard_normals(key: bytes, round_: int, count: int) -> np.ndarray:
 def variance_floors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The least that BatchNorm's running variances may be after a noisy round, by name.
 
-    They are averaged with everything else, and noise may take them below zero, where no feature
-    is a number any more. A tenth of the value before keeps them positive and the features' scale
-    bounded; since that value was public already, it costs no privacy. `model.norm=group` has no
-    such statistics and spends none of the clip on them.
+    They are averaged with everything else, and noise may take them below zero, where every feature
+    is NaN. A tenth of the value before keeps them positive and the features' scale bounded; since
+    that value was public already, it costs no privacy. `model.norm=group` has no such statistics
+    and spends none of the clip on them.
     """
     return {
         name: 0.1 * tensor.detach().clone()
@@ -112,12 +111,12 @@ def raise_to(state: Mapping[str, Tensor], floors: Mapping[str, Tensor]) -> None:
 
 
 def drawn_once_more(drawn: Iterable[Sequence[int]], clients: int, cohort: int) -> list[list[int]]:
-    """`drawn` with another round, in which `cohort` of `clients` were asked.
+    """`drawn` with one more round, in which `cohort` of `clients` were asked.
 
     Args:
         drawn: [clients, cohort, rounds] of every kind of round so far.
-        clients: that could be asked.
-        cohort: that were.
+        clients: how many could be asked.
+        cohort: how many were asked.
     """
     rounds = {(n, m): count for n, m, count in drawn}
     rounds[clients, cohort] = rounds.get((clients, cohort), 0) + 1
@@ -160,14 +159,14 @@ def composed_epsilon(
         return 0.0
     if noise_multiplier <= 0:
         return math.inf
-    import dp_accounting  # takes seconds, which runs without noise are spared
+    import dp_accounting  # takes seconds, and only noisy runs need it
     from dp_accounting.rdp import RdpAccountant
 
     noise = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
     sampled = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    known = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    unsampled = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     for clients, cohort, rounds in drawn:
         draw = dp_accounting.SampledWithoutReplacementDpEvent(clients, cohort, noise)
         sampled.compose(draw, rounds)
-        known.compose(noise, rounds)
-    return float(min(each.get_epsilon(delta) for each in (sampled, known)))
+        unsampled.compose(noise, rounds)
+    return float(min(sampled.get_epsilon(delta), unsampled.get_epsilon(delta)))

@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from orchestra_flwr.config import load
-from orchestra_flwr.deployment.config import ClientConfig, ServerConfig
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.server_config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -56,11 +56,106 @@ def test_a_full_disk_leaves_the_old_encoder(encoder, tmp_path, monkeypatch):
     save_encoder(tmp_path / "encoder.safetensors", encoder)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
-    def full(weights, path):
-        path.write_bytes(b"half")
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("orchestra_flwr.models.encoder.save_file", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         save_encoder(tmp_path / "encoder.safetensors", encoder)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def _describe(folder, change):
+    """Changes the spec in `encoder.json`."""
+    file = folder / "encoder.json"
+    description = json.loads(file.read_text())
+    change(description["spec"])
+    file.write_text(json.dumps(description))
+
+
+def test_a_description_of_version_01_is_read(encoder, tmp_path):
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    _describe(tmp_path, lambda spec: spec.pop("plugins"))
+    assert orchestra_flwr.load_encoder(tmp_path).spec == encoder.spec
+
+
+def test_a_wrong_description_is_named_in_one_line(encoder, tmp_path):
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    _describe(tmp_path, lambda spec: spec.pop("channels"))
+    with pytest.raises(ValueError) as error:
+        orchestra_flwr.load_encoder(tmp_path)
+    assert str(error.value) == f"{tmp_path / 'encoder.json'}: channels: must be given"
+
+
+MINE = """
+    from torch import nn
+
+    from orchestra_flwr.config import Section
+    from orchestra_flwr.models import Backbone
+
+
+    class _Settings(Section):
+        depth: int = 1
+
+
+    class Flat(Backbone):
+        Settings = _Settings
+
+        def __init__(self, settings, model, channels):
+            super().__init__(settings, model, channels)
+            self.dim = channels * 64
+            layers = [nn.Linear(self.dim, self.dim) for _ in range(settings.depth)]
+            self.layers = nn.Sequential(nn.Flatten(), *layers)
+
+        def forward(self, x):
+            return self.layers(x)
+"""
+
+
+@pytest.mark.parametrize("plugins", [("my_package",), ()])
+def test_a_backbone_of_a_users_own_is_found_again(user_package, tmp_path, plugins):
+    """Whoever makes the spec names its packages, or the model knows them already."""
+    user_package({"backbones/flat.py": MINE})
+    model = ModelConfig.model_validate({"name": "flat", "depth": 2})
+    if not plugins:
+        model.look_in(("my_package",))
+    spec = EncoderSpec(model=model, channels=1, image_size=8, plugins=plugins)
+    encoder = Encoder(spec)
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    again = orchestra_flwr.load_encoder(tmp_path)
+    images = torch.rand(3, 1, 8, 8)
+    assert torch.equal(encoder(images), again(images))
+    assert again.spec.plugins == ("my_package",) and again.spec.model.options == {"depth": 2}
+
+
+def test_packages_that_the_backbone_is_not_from_are_not_needed(user_package, tmp_path):
+    user_package({"methods/mine.py": ""})
+    spec = EncoderSpec(
+        model=ModelConfig(name="convnet", width=8),
+        channels=3,
+        image_size=16,
+        plugins=("my_package",),
+    )
+    save_encoder(tmp_path / "encoder.safetensors", Encoder(spec))
+    assert orchestra_flwr.load_encoder(tmp_path).spec.plugins == ()
+
+
+def test_a_missing_package_is_one_clear_line(encoder, tmp_path):
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    _describe(tmp_path, lambda spec: spec.update(plugins=["my_package"]))
+    with pytest.raises(ValueError) as error:
+        orchestra_flwr.load_encoder(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / 'encoder.json'}: model=convnet: my_package cannot be imported: "
+        "ModuleNotFoundError: No module named 'my_package'"
+    )
+
+
+def test_a_backbone_that_is_not_there_is_one_clear_line(encoder, tmp_path):
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    _describe(tmp_path, lambda spec: spec["model"].update(name="vit"))
+    with pytest.raises(ValueError) as error:
+        orchestra_flwr.load_encoder(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / 'encoder.json'}: model=vit: must be one of convnet, resnet18"
+    )

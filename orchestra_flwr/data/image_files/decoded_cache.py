@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -18,10 +17,11 @@ from torch import Tensor
 
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.files import replacing
+from orchestra_flwr.fingerprints import fingerprint_of
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-FORMAT = 1  # raise it when decoding, choosing or storing images changes
+FORMAT = 1  # to be raised when decoding, choosing or storing images changes
 
 
 def cache_dir(configured: str | None) -> Path:
@@ -38,8 +38,7 @@ def cache_key(*facts: Any) -> str:
     Args:
         facts: all that decides what the decoded images are; values that JSON can hold.
     """
-    text = json.dumps([FORMAT, *facts])
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    return fingerprint_of(json.dumps([FORMAT, *facts]), digits=32)
 
 
 def cached(folder: Path, name: str, key: str, make: Callable[[], Dataset]) -> Dataset:

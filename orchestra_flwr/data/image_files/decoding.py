@@ -1,4 +1,4 @@
-"""Making any image file fit: 8 bits, RGB, upright, square and of the wanted size."""
+"""Decoding image files of any kind: to 8 bits, RGB, upright, square, all of one size."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ logger = logging.getLogger("orchestra_flwr.data")
 
 MAX_BYTES = 2**28  # of a file; images that PIL allows are hardly ever as large
 PROGRESS_SECONDS = 5.0
-MAX_THREADS = 8  # more only wait for Python's lock
+MAX_THREADS = 8  # more would only wait for Python's lock
 CHUNK = 64  # files a task
 NAMED_FILES = 5  # broken files that the warning names
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What came of a list of files.
+    """The result of decoding a list of files.
 
     Attributes:
         images: uint8, (n, 3, size, size), of the n files that could be read, in the list's order.
@@ -40,12 +40,12 @@ class Decoded:
     broken: tuple[tuple[str, str], ...]
 
 
-def fit_image(data: bytes, size: int) -> NDArray[np.uint8]:
+def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
     """Decodes one image file: RGB, turned as its EXIF data says, its middle square, resized.
 
     Args:
         data: the file's content.
-        size: wanted height and width in pixels.
+        size: height and width of the result in pixels.
 
     Returns:
         uint8, (3, size, size).
@@ -62,30 +62,30 @@ def fit_image(data: bytes, size: int) -> NDArray[np.uint8]:
         return np.asarray(square).transpose(2, 0, 1)
 
 
-def fit_files(names: Sequence[str], read: Callable[[str], bytes], size: int) -> Decoded:
+def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) -> Decoded:
     """Decodes many files with a pool of threads; broken ones are named in a warning and left out.
 
     Args:
         names: the files, in the order of the result.
         read: gives a file's content; called from several threads.
-        size: wanted height and width in pixels.
+        size: height and width of the result in pixels.
     """
     images = np.empty((len(names), 3, size, size), dtype=np.uint8)
 
-    def fit_one(position: int) -> str | None:
+    def decode_one(position: int) -> str | None:
         try:
-            images[position] = fit_image(read(names[position]), size)
+            images[position] = decode_image(read(names[position]), size)
         except Exception as error:  # decoders raise all kinds of errors for broken files
             return _reason(error)
         return None
 
-    def fit_chunk(start: int) -> list[str | None]:
-        return [fit_one(position) for position in range(start, min(start + CHUNK, len(names)))]
+    def decode_chunk(start: int) -> list[str | None]:
+        return [decode_one(position) for position in range(start, min(start + CHUNK, len(names)))]
 
     started = reported = time.monotonic()
     reasons: list[str | None] = []
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        for chunk in pool.map(fit_chunk, range(0, len(names), CHUNK)):
+        for chunk in pool.map(decode_chunk, range(0, len(names), CHUNK)):
             reasons += chunk
             if time.monotonic() - reported > PROGRESS_SECONDS:
                 reported = time.monotonic()
@@ -111,14 +111,14 @@ def check_size(count: int) -> None:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """PIL would clip values of more than 8 bits; here they are scaled down."""
+    """Converts to RGB; values of more than 8 bits are scaled down, where PIL would clip them."""
     if image.mode.startswith("I") or image.mode == "F":
         values = np.nan_to_num(np.asarray(image, dtype=np.float64))
         highest = 65535.0 if image.mode.startswith("I") else 1.0
         scaled = values.clip(0) / max(highest, values.max()) * 255
         image = Image.fromarray(scaled.round().astype(np.uint8))
     if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # a palette may hold transparency in bytes
+        image = image.convert("RGBA")  # PIL warns about a palette with transparency in bytes
     return image.convert("RGB")
 
 

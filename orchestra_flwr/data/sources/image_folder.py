@@ -11,7 +11,7 @@ from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive, wrong_root
 from orchestra_flwr.data.image_files.class_folders import FileList, arrange
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
-from orchestra_flwr.data.image_files.decoding import Decoded, fit_files
+from orchestra_flwr.data.image_files.decoding import Decoded, decode_files
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.sources import Source
 
@@ -52,7 +52,7 @@ class ImageFolder(Source):
 
             def decode() -> Dataset:
                 names = [file.name for file in train.files + test.files]
-                decoded = fit_files(names, archive.read, size)
+                decoded = decode_files(names, archive.read, size)
                 if not decoded.good or decoded.good[0] >= len(train.files):
                     first = ": ".join(decoded.broken[0])
                     raise wrong_root(root, f"no training image can be read ({first})")

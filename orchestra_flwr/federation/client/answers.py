@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     """
     task = content.config_records[CONFIG]
     received = _received(client, content)
-    models = list(task.get(MODELS) or ["model"])  # type: ignore[arg-type]
+    models = [str(name) for name in task.get(MODELS) or ["model"]]  # type: ignore[union-attr]
     names = [name for part in names_down(client.schemas, models) for name in part]
     optional = {key: task[key] for key in ("contribute", "index") if key in task}
     arrays, examples, metrics = client.fit(
@@ -71,7 +72,7 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
         {"round": task["round"], "train": task["train"], "models": models, **optional},
     )
     returned = (client.returns if task["train"] else []) + client.contributes
-    about: dict[str, str] = {"schema": client.schemas.fingerprint}
+    about: dict[str, Any] = {"schema": client.schemas.fingerprint}
     trained = str(metrics.pop("model"))
     if len(models) > 1:
         about[MODEL] = trained

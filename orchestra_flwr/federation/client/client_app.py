@@ -70,4 +70,5 @@ def _loaded(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None
     population = load_population(config)
     train = population.dataset.train
     labels = labels_for(config, train)
-    return config, population, train.images.to(device), None if labels is None else labels.to(device)
+    labels = None if labels is None else labels.to(device)
+    return config, population, train.images.to(device), labels

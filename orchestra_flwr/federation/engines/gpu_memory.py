@@ -1,6 +1,6 @@
 """How much of a GPU a client needs: measured by training one batch in a process of its own.
 
-    python -m orchestra_flwr.federation.gpu_memory < config.json
+    python -m orchestra_flwr.federation.engines.gpu_memory < config.json
 
 A process of its own, because a CUDA context takes hundreds of megabytes, which the server's process
 would keep, and because what it needs itself is part of the answer.
@@ -18,9 +18,9 @@ import torch
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.population import load_population
-from orchestra_flwr.methods import build_method
+from orchestra_flwr.methods import Received, Role, labels_for
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import resolve_device, train_round
+from orchestra_flwr.training import build_learner, resolve_device, train_round
 
 RESERVE = 1.15  # what is measured varies: by cuDNN's choice of algorithms, by fragmentation
 STEP = 0.01  # shares are rounded up to it: Ray counts in steps of 0.0001
@@ -56,12 +56,12 @@ def measured_share(config: Config) -> float:
 @lru_cache(maxsize=1)
 def _measured_share(config_json: str) -> float:
     done = subprocess.run(
-        [sys.executable, "-m", "orchestra_flwr.federation.gpu_memory"],
+        [sys.executable, "-m", "orchestra_flwr.federation.engines.gpu_memory"],
         input=config_json, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
-        raise ConfigError(f"ray.gpus_per_client: cannot be measured here, give it: {last}")
+        raise ConfigError(f"engine.gpus_per_client: cannot be measured here, give it: {last}")
     needed, total = map(int, done.stdout.split()[-2:])
     return share_of(needed, total)
 
@@ -72,9 +72,15 @@ def train_a_batch(config: Config) -> None:
     device = resolve_device(config.device)
     everything = population.dataset.train.images.to(device)  # as every worker keeps them
     images = everything[: config.training.batch_size]
-    method = build_method(config, images.shape[1]).to(device)
+    labels = labels_for(config, population.dataset.train)
+    if labels is not None:
+        labels = labels[: len(images)].to(device)
     training = config.training.model_copy(update={"local_epochs": 1})
-    train_round(method, images, training, config.data.augmentation, ClientSeed(0, 1, "0"))
+    config = config.model_copy(update={"training": training})
+    learner = build_learner(config, images.shape[1]).to(device)
+    state = {n: t.clone() for role in Role for n, t in learner.state(role).items()}
+    received = Received("0", 0, 1, images, state if learner.needs_received else None)
+    train_round(learner, images, config, ClientSeed(0, 1, "0"), labels=labels, received=received)
 
 
 def main() -> None:

@@ -1,14 +1,19 @@
-"""The inline engine: the same apps, called one after another in this process."""
+"""The inline engine: clients one after another in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.engines.base import Engine, Serve
+from orchestra_flwr.training import resolve_device
 
 
 def identify_process() -> None:
@@ -61,3 +66,15 @@ class InlineGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Not needed where replies are at once."""
         raise NotImplementedError("the inline engine answers in send_and_receive only")
+
+
+class InlineEngine(Engine):
+    """The grid above, with the ClientApp of simulations."""
+
+    def check_resources(self) -> None:
+        """As :meth:`Engine.check_resources`."""
+        resolve_device(self.config.device)
+
+    def run(self, serve: Serve, clients: int) -> dict[str, Any]:
+        """As :meth:`Engine.run`."""
+        return serve(InlineGrid(client_app), 1)

@@ -1,4 +1,4 @@
-"""Simulated federations: `engine=ray` and `engine=inline`."""
+"""Flower's virtual client engine: clients in worker processes of Ray, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -8,97 +8,76 @@ import io
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from pydantic import Field, model_validator
 
-from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.data import class_counts
-from orchestra_flwr.federation.answers import ran_out_of_memory
-from orchestra_flwr.federation.client_app import app as client_app
-from orchestra_flwr.federation.grid import StreamingGrid
-from orchestra_flwr.federation.inline import InlineGrid
-from orchestra_flwr.federation.members import SimulatedMembers
-from orchestra_flwr.federation.object_store import Broadcast
-from orchestra_flwr.federation.population import Population
-from orchestra_flwr.federation.report import FederationError
-from orchestra_flwr.federation.resources import available_nodes, ray_backend, worker_count
-from orchestra_flwr.federation.server import run_federation
-from orchestra_flwr.reporting import Progress, RunFolder, plot_partition, summary_writer
+from orchestra_flwr.config import ConfigError, Section
+from orchestra_flwr.federation.client.answers import ran_out_of_memory
+from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.engines.base import Engine, Serve
+from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
+from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
+from orchestra_flwr.federation.messages.object_store import Broadcast
+from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.training import resolve_device
 
 POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
 MOST_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
 
 
-def simulate(
-    config: Config, population: Population, folder: RunFolder, progress: Progress
-) -> dict[str, Any]:
-    """Runs the federation by the configuration's engine.
+class RaySettings(Section):
+    """Options under `engine.` for engine=ray."""
 
-    Returns:
-        The summary, as it stands in `summary.json`.
+    workers: int | None = Field(None, ge=1)  # None: as many as the resources hold
+    gpus_per_client: float | None = Field(None, ge=0)  # None: by the memory that a client needs
+    address: str | None = Field(None, min_length=1)  # of a cluster to join; None: this machine
 
-    Raises:
-        ConfigError: resources that this machine does not have.
-        FederationError: the run could not be completed.
-    """
-    _plot_split(population, folder)
-
-    def serve(grid: Grid, workers: int) -> dict[str, Any]:
-        members = SimulatedMembers(grid, list(population.parts))
-        return run_federation(
-            grid,
-            config,
-            members,
-            dataset=population.dataset,
-            folder=folder,
-            progress=progress,
-            workers=workers,
-        )
-
-    if config.engine == "inline":
-        return serve(InlineGrid(client_app), 1)
-    backend = ray_backend(config)
-    workers = worker_count(
-        available_nodes(config),
-        backend["client_resources"]["num_cpus"],
-        backend["client_resources"]["num_gpus"],
-    )
-    window = workers + 2  # enough to keep all workers busy, and bounds the memory
-    nodes = min(len(population.parts), max(MOST_NODES, window))
-    return _run_ray(nodes, backend, window, lambda grid: serve(grid, workers))
+    @model_validator(mode="after")
+    def _a_cluster_has_its_own_workers(self) -> Self:
+        if self.address is not None and self.workers is not None:
+            raise ValueError(
+                f"engine.workers={self.workers}: must not be given with engine.address, "
+                "the cluster's resources say how many clients it trains"
+            )
+        return self
 
 
-def check_resources(config: Config) -> None:
-    """Tells what this machine lacks for a run before anything is written.
+class RayEngine(Engine):
+    """Worker processes of Ray."""
 
-    Raises:
-        ConfigError: a GPU that is not there, or a package that is not installed.
-    """
-    if config.ray.address is None or config.engine != "ray":
-        resolve_device(config.device)
-    if config.logging.tensorboard:
-        summary_writer()
-    if config.engine == "ray":
+    Settings = RaySettings
+
+    settings: RaySettings
+
+    @classmethod
+    def is_remote(cls, settings: RaySettings) -> bool:
+        """On a cluster that was joined."""
+        return settings.address is not None
+
+    def check_resources(self) -> None:
+        """As :meth:`Engine.check_resources`."""
+        if self.settings.address is None:
+            resolve_device(self.config.device)
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "engine=ray: Ray is not installed; pip install 'orchestra-flwr[simulation]', "
                 "or use engine=inline"
             )
-        ray_backend(config)
+        ray_backend(self.config)
 
-
-def _plot_split(population: Population, folder: RunFolder) -> None:
-    train = population.dataset.train
-    if train.labels is None:
-        counts, names = np.array([[len(part)] for part in population.parts.values()]), ["images"]
-    else:
-        counts = class_counts(list(population.parts.values()), train.labels, len(train.classes))
-        names = list(train.classes)
-    plot_partition(counts, names, folder.path / "partition.png")
+    def run(self, serve: Serve, clients: int) -> dict[str, Any]:
+        """As :meth:`Engine.run`."""
+        backend = ray_backend(self.config)
+        resources = backend["client_resources"]
+        workers = worker_count(
+            available_nodes(self.config), resources["num_cpus"], resources["num_gpus"]
+        )
+        window = workers + 2  # enough to keep all workers busy, and bounds the memory
+        nodes = min(clients, max(MOST_NODES, window))
+        return _run_ray(nodes, backend, window, lambda grid: serve(grid, workers))
 
 
 def _run_ray(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.federation.gpu_memory import measured_share
+from orchestra_flwr.federation.engines.gpu_memory import measured_share
 from orchestra_flwr.training import resolve_device, usable_cpus
 
 
@@ -25,20 +25,21 @@ class Node:
 
 
 def available_nodes(config: Config) -> list[Node]:
-    """The machines on which clients are trained; joins the cluster of `ray.address`.
+    """The machines on which clients are trained; joins the cluster of `engine.address`.
 
     Raises:
         ConfigError: the cluster cannot be joined, or a GPU is asked for that is not there.
     """
-    if config.ray.address is not None:
-        nodes = _cluster_nodes(config.ray.address)
+    address, workers = config.engine.settings.address, config.engine.settings.workers
+    if address is not None:
+        nodes = _cluster_nodes(address)
         if config.device.startswith("cuda") and not any(node.gpus for node in nodes):
             raise ConfigError(
-                f"device={config.device}: no machine of ray.address={config.ray.address} has a GPU"
+                f"device={config.device}: no machine of engine.address={address} has a GPU"
             )
         return nodes
     threads = config.training.threads
-    cores = config.ray.workers * threads if config.ray.workers else max(usable_cpus(), threads)
+    cores = workers * threads if workers else max(usable_cpus(), threads)
     on_gpu = resolve_device(config.device).type == "cuda"
     return [Node(cores, torch.cuda.device_count() if on_gpu else 0)]
 
@@ -60,25 +61,26 @@ def worker_count(nodes: Iterable[Node], threads: int, share: float) -> int:
 def gpu_share(config: Config, nodes: list[Node]) -> float:
     """Fraction of a GPU that each client takes.
 
-    It is `ray.gpus_per_client`, else what a client's memory needs, but never less than an even
+    It is `engine.gpus_per_client`, else what a client's memory needs, but never less than an even
     share of the GPUs among as many clients as a machine has cores for.
 
     Raises:
         ConfigError: a share of GPUs that are not there, or a client that no GPU can hold.
     """
-    share = config.ray.gpus_per_client
+    share: float | None = config.engine.settings.gpus_per_client
+    address: str | None = config.engine.settings.address
     gpus = [node for node in nodes if node.gpus and config.device != "cpu"]
     if share is not None:
         if share > 0 and not gpus:
             raise ConfigError(
-                f"ray.gpus_per_client={share:g}: no GPU is used here, only 0 is allowed"
+                f"engine.gpus_per_client={share:g}: no GPU is used here, only 0 is allowed"
             )
         return share
     if not gpus:
         return 0.0
     even = max(node.gpus / max(1, int(node.cpus / config.training.threads)) for node in gpus)
     # A cluster's GPUs are elsewhere: there, nothing can be measured before the first client.
-    return min(1.0, even) if config.ray.address else max(min(1.0, even), measured_share(config))
+    return min(1.0, even) if address else max(min(1.0, even), measured_share(config))
 
 
 def ray_backend(config: Config) -> dict[str, Any]:
@@ -89,14 +91,14 @@ def ray_backend(config: Config) -> dict[str, Any]:
     """
     nodes = available_nodes(config)
     threads = config.training.threads
-    share = gpu_share(config, nodes)
+    share, address = gpu_share(config, nodes), config.engine.settings.address
     if not worker_count(nodes, threads, share):
         raise ConfigError(
-            f"training.threads={threads}: no machine of ray.address={config.ray.address} has "
+            f"training.threads={threads}: no machine of engine.address={address} has "
             f"that many cores and {share:g} of a GPU"
         )
     init_args: dict[str, Any] = {"log_to_driver": False}
-    if config.ray.address is None:
+    if address is None:
         init_args |= {"num_cpus": int(nodes[0].cpus), "include_dashboard": False}
     return {
         "client_resources": {
@@ -119,7 +121,7 @@ def _check_port(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except OSError as error:
-        raise ConfigError(f"ray.address={address}: nothing answers there: {error}") from None
+        raise ConfigError(f"engine.address={address}: nothing answers there: {error}") from None
 
 
 def _cluster_nodes(address: str) -> list[Node]:
@@ -136,7 +138,9 @@ def _cluster_nodes(address: str) -> list[Node]:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"ray.address={address}: cannot join the cluster: {reason}") from None
+            raise ConfigError(
+                f"engine.address={address}: cannot join the cluster: {reason}"
+            ) from None
     return [
         Node(node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0))
         for node in ray.nodes()  # type: ignore[no-untyped-call]

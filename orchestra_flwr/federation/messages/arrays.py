@@ -1,4 +1,4 @@
-"""Flower's records: their names in messages, and numpy arrays in and out of them with few copies."""
+"""Flower's records: their names in messages, numpy arrays in and out of them with few copies."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from orchestra_flwr.federation.wire import as_tensor
+from orchestra_flwr.federation.messages.arrays import as_tensor
 from orchestra_flwr.privacy.updates import clipped_update
 
 BLOCK = 1 << 16  # values that are turned into float64 at once: they stay in the processor's cache

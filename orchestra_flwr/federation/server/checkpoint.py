@@ -6,18 +6,18 @@ import json
 import secrets
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from orchestra_flwr.federation.report import FederationError
+from orchestra_flwr.federation.server.models import Models
+from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.files import replacing, write_atomically
-from orchestra_flwr.methods import Method, Role
 
 FILE = "state.safetensors"
 KEY_FILE = "noise.key"
 RUN_FILE = "run.id"
-TRAVELLING = (Role.SHARED, Role.SERVER)
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,11 @@ class Position:
         seconds: wall time spent so far, in all sessions.
         bytes_up: of arrays received so far.
         bytes_down: of arrays sent so far.
-        smallest_cluster: the smallest that any client sent so far; None without any.
+        smallest_cluster: images behind the row with the fewest of them that any client sent so
+            far; None without any.
         drawn: [clients, cohort, rounds] of the rounds so far that ended with noise.
+        clients: all that were ever there, in the order of their numbers.
+        exchange: what the exchange remembers.
     """
 
     round: int
@@ -39,19 +42,17 @@ class Position:
     bytes_down: int = 0
     smallest_cluster: int | None = None
     drawn: list[list[int]] = field(default_factory=list)
+    clients: list[str] = field(default_factory=list)
+    exchange: dict[str, Any] = field(default_factory=dict)
 
 
-def save_checkpoint(folder: Path, method: Method, position: Position) -> None:
+def save_checkpoint(folder: Path, models: Models, position: Position) -> None:
     """Replaces the folder's checkpoint atomically; on an error the old one stays.
 
     Raises:
         FederationError: the file cannot be written, for example on a full disk.
     """
-    tensors = {
-        name: tensor.cpu().contiguous()
-        for role in TRAVELLING
-        for name, tensor in method.state(role).items()
-    }
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in models.tensors().items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / FILE) as temporary:
@@ -60,26 +61,22 @@ def save_checkpoint(folder: Path, method: Method, position: Position) -> None:
         raise FederationError(f"cannot write the checkpoint in {folder}: {error}") from error
 
 
-def load_checkpoint(folder: Path, method: Method) -> Position | None:
-    """Restores a method's shared and server state; None if there is no checkpoint yet.
+def load_checkpoint(folder: Path, models: Models) -> Position | None:
+    """Restores the server's models; None if there is no checkpoint yet.
 
     Raises:
-        FederationError: the file is damaged or holds another model.
+        FederationError: the file is damaged or holds other models.
     """
     path = folder / FILE
     if not path.is_file():
         return None
-    state = {name: t for role in TRAVELLING for name, t in method.state(role).items()}
     try:
         with safe_open(path, framework="pt") as file:
             saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             position = Position(**json.loads(file.metadata()["position"]))
-        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in state.items()}:
-            raise ValueError("it holds another model")
+        models.load_tensors(saved)
     except Exception as error:
         raise FederationError(f"cannot resume from {path}: {error}") from error
-    for name, tensor in state.items():
-        tensor.copy_(saved[name])
     return position
 
 

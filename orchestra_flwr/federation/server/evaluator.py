@@ -1,4 +1,4 @@
-"""The server's judgement of the encoders on its own labelled images."""
+"""The server's evaluation of the encoders on its own labelled images."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.evaluation import evaluate
-from orchestra_flwr.federation.report import FederationError
+from orchestra_flwr.evaluation import evaluate, recalibrated
+from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Method, kept_first
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.training import resolve_device, torch_threads
@@ -16,13 +16,13 @@ from orchestra_flwr.training import resolve_device, torch_threads
 Scores = dict[str, dict[str, float]]  # backbone -> score -> value
 
 
-class Judge:
+class Evaluator:
     """Evaluates a method's backbones with frozen weights.
 
     Args:
         config: the run's configuration.
         dataset: its training images are the bank of the kNN and train the linear probe; None:
-            there is nothing to judge with.
+            there is nothing to evaluate with.
     """
 
     def __init__(self, config: Config, dataset: Dataset | None) -> None:
@@ -34,7 +34,7 @@ class Judge:
 
     @property
     def why_not(self) -> str | None:
-        """What is missing for a judgement; None if nothing is."""
+        """What is missing for an evaluation; None if nothing is."""
         if self.dataset is None:
             return "the server has no images of its own (data.root)"
         if self.dataset.train.labels is None:
@@ -55,16 +55,31 @@ class Judge:
             backbones = kept_first(method, self.config.evaluation.backbone)
             return {name: self._score(backbone) for name, backbone in backbones.items()}
 
+    @property
+    def batch_norm(self) -> str:
+        """Which BatchNorm the scores and the saved encoder have, for the summary."""
+        return "recalibrated" if self._recalibrates else "averaged"
+
+    @property
+    def _recalibrates(self) -> bool:
+        # Without images there is nothing to take statistics from.
+        return self.config.merging.plugin.local_norms and self.dataset is not None
+
     def encoder(self, backbone: Backbone) -> Encoder:
-        """A frozen copy of a backbone."""
-        return Encoder(self.spec, copy.deepcopy(backbone))
+        """A frozen copy of a backbone, with statistics of the server's images where it has none."""
+        if not self._recalibrates:
+            return Encoder(self.spec, copy.deepcopy(backbone))
+        assert self.dataset is not None
+        images, size = self.dataset.train.images, self.config.evaluation.batch_size
+        return Encoder(self.spec, recalibrated(backbone, images, size))
 
     def _score(self, backbone: Backbone) -> dict[str, float]:
         assert self.dataset is not None
         train, test = self.dataset.train, self.dataset.test
         assert test is not None and train.labels is not None and test.labels is not None
         # The machine that joined a cluster need not have what the cluster's machines have.
-        device = "auto" if self.config.ray.address else self.config.device
+        engine = self.config.engine
+        device = "auto" if engine.plugin.is_remote(engine.settings) else self.config.device
         encoder = self.encoder(backbone).to(resolve_device(device))
         try:
             return asdict(

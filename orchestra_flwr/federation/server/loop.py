@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.federation.checkpoint import (
+from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
+from orchestra_flwr.federation.messages.arrays import CLIENTS, RUN
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server.checkpoint import (
     Position,
     forget_noise_key,
     load_checkpoint,
-    noise_key,
     run_id,
     save_checkpoint,
 )
-from orchestra_flwr.federation.figures import (
-    final_figures,
+from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
+from orchestra_flwr.federation.server.federation import Federation
+from orchestra_flwr.federation.server.members import Members
+from orchestra_flwr.federation.server.models import Models
+from orchestra_flwr.federation.server.round import Round, cohort_seed, draw_cohort, numbered
+from orchestra_flwr.federation.server.round_record import (
+    final_metrics,
     overhead,
     round_record,
-    update_privacy,
 )
-from orchestra_flwr.federation.judge import Judge
-from orchestra_flwr.federation.members import Members
-from orchestra_flwr.federation.releases import Releases
-from orchestra_flwr.federation.report import FederationError, RoundReport
-from orchestra_flwr.federation.strategy import OrchestraStrategy
-from orchestra_flwr.federation.wire import CLIENTS, RUN, pack_state
+from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
+from orchestra_flwr.federation.server.run_privacy import RunPrivacy
+from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.methods import build_method, kept_first
+from orchestra_flwr.methods import Release, kept_first
 from orchestra_flwr.models import save_encoder
-from orchestra_flwr.privacy.updates import drawn_once_more
 from orchestra_flwr.reporting import (
     Progress,
     RunFolder,
@@ -42,6 +45,7 @@ from orchestra_flwr.reporting import (
     environment,
     plot_curves,
 )
+from orchestra_flwr.training import build_learner
 
 
 def run_federation(
@@ -59,8 +63,8 @@ def run_federation(
     Args:
         grid: yields replies in the order of the messages.
         config: the run's configuration.
-        members: the clients; gathered before every round.
-        dataset: the server's own images, to judge the encoders with; None if it has none.
+        members: the clients; asked for before every round.
+        dataset: the server's own images, to evaluate the encoders with; None if it has none.
         folder: where everything is written; a checkpoint in it is continued.
         progress: what a person sees.
         workers: clients that are trained at the same time, where that is known.
@@ -104,14 +108,23 @@ class _Run:
         self.folder = folder
         self.progress = progress
         self.workers = workers
-        self.method = build_method(config, config.data.channels)
-        self.backbones = kept_first(self.method, config.evaluation.backbone)
-        self.noisy = config.privacy.noise_multiplier > 0
-        self.releases: Releases | None = None
-        if config.clustering.name == "private":
-            file = folder.checkpoint / "releases.jsonl"
-            self.releases = Releases(file, config.privacy, replays=members.replays)
-        self.judge = Judge(config, dataset)
+        self.learner = build_learner(config, config.data.channels)
+        exchange: Exchange = config.exchange.build()
+        schemas = Schemas.of(self.learner, config)
+        names = exchange.models(members.names)
+        self.models = Models(config, self.learner, schemas, names)
+        self.release: Release | None = config.method.plugin.release(config)
+        self.privacy = RunPrivacy(
+            config,
+            self.release,
+            folder.checkpoint,
+            replays=members.replays,
+            message=progress.message,
+        )
+        self.federation = Federation(
+            config, self.models, exchange, self.release, progress.client_done, self.privacy.key
+        )
+        self.evaluator = Evaluator(config, dataset)
         self.skipped = len(dataset.skipped) if dataset else 0
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
         self.log = (
@@ -119,157 +132,164 @@ class _Run:
         )
 
     def run(self) -> dict[str, Any]:
-        position = load_checkpoint(self.folder.checkpoint, self.method)
+        position = load_checkpoint(self.folder.checkpoint, self.models)
         self.folder.truncate_after(-1 if position is None else position.round)
         if position is not None:
             self.progress.message(f"resumed after round {position.round}")
+            self.federation.exchange.load_state(position.exchange)
         if self.skipped:
             self.progress.message(f"{self.skipped} image files could not be read and are left out")
-        if self.judge.why_not:
-            self.progress.message(f"no evaluation: {self.judge.why_not}")
+        if self.evaluator.why_not:
+            self.progress.message(f"no evaluation: {self.evaluator.why_not}")
         position = position or Position(round=-1)
-        key = noise_key(self.folder.checkpoint) if self.noisy else None
-        strategy = OrchestraStrategy(self.config, self.method, self.progress.client_done, key)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
-            position = self._round(number, strategy, position)
+            position = self._round(number, position)
         return self._finish(position)
 
-    def _round(self, number: int, strategy: OrchestraStrategy, position: Position) -> Position:
+    def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
-        exchanged = number > 0 or self.method.needs_first_round
-        scored = self.config.evaluation.unsupervised and self._is_judged(number)
+        exchanged = number > 0 or (self.release is not None and self.release.before_training)
+        scored = self.config.evaluation.unsupervised and self._is_evaluated(number)
+        round_ = Round(number, {})
         if exchanged or scored:
-            strategy.nodes = self.members.gather()
+            round_, position = self._draw(number, position)
         started = time.perf_counter()  # waiting for clients to come is no part of a round
-        strategy.report = RoundReport(())
+        report = RoundReport()
         if exchanged:
-            self._exchange(number, strategy)
+            self._exchange(round_, report)
         seconds = time.perf_counter() - started
         if scored:
-            self._ask_for_scores(number, strategy)
-        report = strategy.report
-        scores = self.judge.scores(self.method) if self._is_judged(number) else None
-        drawn = position.drawn
-        if self.noisy and number > 0:
-            drawn = drawn_once_more(drawn, report.population, len(report.cohort))
-        record = round_record(number, report, seconds, scores)
+            self._ask_for_scores(round_, report)
+        evaluated = self._is_evaluated(number)
+        learner = self.models.load(self.models.first)
+        scores = self.evaluator.scores(learner.method) if evaluated else None
+        drawn = self.privacy.drawn(position.drawn, round_)
+        record = round_record(round_, report, seconds, scores)
         if self.workers and exchanged:
             record["overhead"] = overhead(report, seconds, self.workers)
-        record |= self._privacy(drawn) if drawn or self.releases else {}
+        if drawn or self.privacy.is_accounted:
+            record["privacy"] = self.privacy.metrics(drawn)
         self.folder.append_metrics(record)
-        position = Position(
+        position = replace(
+            position,
             round=number,
             seconds=position.seconds + time.perf_counter() - started,
             bytes_up=position.bytes_up + report.bytes_up,
             bytes_down=position.bytes_down + report.bytes_down,
             smallest_cluster=min(
-                (s for s in (position.smallest_cluster, report.smallest_cluster) if s is not None),
+                (s for s in (position.smallest_cluster, report.smallest_group) if s is not None),
                 default=None,
             ),
             drawn=drawn,
+            exchange=self.federation.exchange.state(),
         )
-        save_checkpoint(self.folder.checkpoint, self.method, position)
-        if self.log:
-            self.log.add(number, record)
-        kept = next(iter(self.backbones))
-        dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
-        shown = scores[kept] if scores else None
-        self.progress.round_finished(number, record["loss"], shown, seconds, dropped)
+        save_checkpoint(self.folder.checkpoint, self.models, position)
+        self._show(round_, record, report, scores, seconds)
         return position
 
-    def _exchange(self, number: int, strategy: OrchestraStrategy) -> None:
-        arrays = pack_state(self.method, strategy.schemas)
-        if self.releases:
-            strategy.silent = self.releases.exhausted(strategy.nodes, number)
-        messages = strategy.configure_train(number, arrays, self._place(), self.grid)
-        self._check_delta(number, strategy.report.population)
-        if self.releases:
-            self._count_releases(number, strategy, self.releases)
-        label = "training" if number > 0 else "first clustering"
-        self.progress.round_started(number, len(strategy.report.cohort), label)
-        timeout = self.config.federation.round_timeout
-        strategy.take(number, self.grid.send_and_receive(messages, timeout=timeout))
-        if strategy.report.server_state_kept:
-            self.progress.message(
-                f"round {number}: no client sent centroids: the global ones stay as they are"
-            )
-        self.members.lost([each.client for each in strategy.report.dropped if each.silent])
+    def _draw(self, number: int, position: Position) -> tuple[Round, Position]:
+        """Waits for the clients and draws the round's cohort; new clients get their numbers."""
+        nodes = self.members.connected()
+        clients = numbered(position.clients, nodes)
+        seed = cohort_seed(self.config, self.federation.key)
+        round_ = Round(
+            number,
+            nodes,
+            draw_cohort(nodes, self.config.federation.participation, seed, number),
+            {client: index for index, client in enumerate(clients)},
+            self.privacy.exhausted(nodes, number),
+            self._place(),
+        )
+        return round_, replace(position, clients=clients)
 
-    def _ask_for_scores(self, number: int, strategy: OrchestraStrategy) -> None:
+    def _exchange(self, round_: Round, report: RoundReport) -> None:
+        """All stages of a round."""
+        self.privacy.before(round_)
+        label = "training"
+        if not round_.trains and self.release:
+            label = f"first {self.release.label}"
+        stages = self.federation.exchange.stages(round_.number, round_.cohort)
+        for number, stage in enumerate(stages):
+            strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
+            messages = strategy.configure_train(
+                round_.number, ArrayRecord(), ConfigRecord(), self.grid
+            )
+            self.progress.round_started(round_.number, len(stage.tasks), label)
+            timeout = self.config.federation.round_timeout
+            replies = self.grid.send_and_receive(messages, timeout=timeout)
+            strategy.aggregate_train(round_.number, replies)
+        if report.server_state_kept and self.release:
+            self.progress.message(
+                f"round {round_.number}: no client sent {self.release.label}: "
+                "the server's state stays as it is"
+            )
+        self.members.mark_lost([each.client for each in report.dropped if each.silent])
+
+    def _ask_for_scores(self, round_: Round, report: RoundReport) -> None:
         """Alignment and uniformity of the round's average, on the clients' own images."""
-        arrays = pack_state(self.method, strategy.schemas)
-        messages = list(strategy.configure_evaluate(number, arrays, ConfigRecord(), self.grid))
-        self.progress.round_started(number, len(messages), "scoring")
+        stage = Stage(tuple(Task(client, (self.models.first,)) for client in round_.cohort))
+        strategy = OrchestraStrategy(self.federation, round_, stage, report)
+        messages = list(
+            strategy.configure_evaluate(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
+        )
+        self.progress.round_started(round_.number, len(messages), "scoring")
         timeout = self.config.federation.round_timeout
-        strategy.aggregate_evaluate(number, self.grid.send_and_receive(messages, timeout=timeout))
-        for each in strategy.report.unscored:
+        replies = self.grid.send_and_receive(messages, timeout=timeout)
+        strategy.aggregate_evaluate(round_.number, replies)
+        for each in report.unscored:
             self.progress.message(
-                f"round {number}: no score of client {each.client}: {each.reason}"
+                f"round {round_.number}: no score of client {each.client}: {each.reason}"
             )
-        self.members.lost([each.client for each in strategy.report.unscored if each.silent])
+        self.members.mark_lost([each.client for each in report.unscored if each.silent])
 
-    def _check_delta(self, number: int, clients: int) -> None:
-        """Real clients come and go: the configuration knows the least of them only."""
-        delta = self.config.privacy.delta
-        if self.noisy and delta >= 1 / clients:
-            self.progress.message(
-                f"round {number}: privacy.delta={delta:g} protects none of {clients} clients, "
-                f"it must be below {1 / clients:.3g}: this run is not covered by "
-                "differential privacy any more"
-            )
-
-    def _place(self) -> ConfigRecord:
+    def _place(self) -> dict[str, str]:
         """For tasks: which run this is, and where clients on this machine keep their state."""
-        if not keeps_state(self.config, self.method):
-            return ConfigRecord()
-        place = ConfigRecord({RUN: run_id(self.folder.checkpoint)})
+        if not (keeps_state(self.config, self.learner) or self.federation.exchange.remembers):
+            return {}
+        place = {RUN: run_id(self.folder.checkpoint)}
         if self.members.share_disk:
             place[CLIENTS] = str(self.folder.clients.resolve())
         return place
 
-    def _count_releases(self, number: int, strategy: OrchestraStrategy, releases: Releases) -> None:
-        """Before anybody is asked: what may have left a client is never missing in the ledger."""
-        cohort = strategy.report.cohort
-        releases.ask(number, [client for client in cohort if client not in strategy.silent])
-        spent = [client for client in cohort if client in strategy.silent]
-        if spent:
-            self.progress.message(
-                f"round {number}: {len(spent)} of {len(cohort)} clients have spent "
-                "privacy.total_epsilon and send no centroids"
-            )
-
-    def _privacy(self, drawn: list[list[int]]) -> dict[str, Any]:
-        """What is known about privacy after a round."""
-        told: dict[str, Any] = {"updates": update_privacy(self.config, drawn)}
-        if self.releases:
-            told["centroids"] = self.releases.told()
-        return {"privacy": told}
-
-    def _is_judged(self, number: int) -> bool:
+    def _is_evaluated(self, number: int) -> bool:
         last = number == self.config.federation.rounds
         return last or number % self.config.evaluation.every == 0
 
+    def _show(
+        self,
+        round_: Round,
+        record: dict[str, Any],
+        report: RoundReport,
+        scores: Scores | None,
+        seconds: float,
+    ) -> None:
+        if self.log:
+            self.log.add(round_.number, record)
+        backbones = kept_first(self.learner.method, self.config.evaluation.backbone)
+        shown = scores[next(iter(backbones))] if scores else None
+        dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
+        self.progress.round_finished(round_.number, record["loss"], shown, seconds, dropped)
+
     def _finish(self, position: Position) -> dict[str, Any]:
         metrics = self.folder.read_metrics()
-        judged = [record["scores"] for record in metrics if record.get("scores")]
+        scores = [record["scores"] for record in metrics if record.get("scores")]
+        method = self.models.load(self.models.first).method
+        backbones = kept_first(method, self.config.evaluation.backbone)
         summary = {
-            **final_figures(position, judged, list(self.backbones)),
-            **self._privacy(position.drawn),
+            **final_metrics(position, scores, list(backbones)),
+            "batch_norm": self.evaluator.batch_norm,
+            **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
-        told = [record["unsupervised"] for record in metrics if record.get("unsupervised")]
-        if told:
-            summary["unsupervised"] = told[-1]
-        if self.config.clustering.name == "features":
-            summary["not_private"] = "the features of single images left the clients"
-        if self.releases:
-            summary["epsilon_spent"] = self.releases.spent()
-        kept, backbone = next(iter(self.backbones.items()))
+        unsupervised = [record["unsupervised"] for record in metrics if record.get("unsupervised")]
+        if unsupervised:
+            summary["unsupervised"] = unsupervised[-1]
+        saved, backbone = next(iter(backbones.items()))
         save_encoder(
             self.folder.encoder,
-            self.judge.encoder(backbone),
+            self.evaluator.encoder(backbone),
             method=self.config.method.name,
-            backbone=kept,
+            backbone=saved,
             rounds=position.round,
             data=self.config.data.name,
         )

@@ -10,8 +10,8 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from orchestra_flwr.federation.report import FederationError
-from orchestra_flwr.federation.wire import CONFIG
+from orchestra_flwr.federation.messages.arrays import CONFIG
+from orchestra_flwr.federation.server.round_report import FederationError
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 NODE_POLL_SECONDS = 0.1
@@ -25,19 +25,21 @@ class Members(Protocol):
     Attributes:
         replays: whether a client that is asked for a round once more does the same to the bit.
         share_disk: whether clients can write into the run folder, to keep their state there.
+        names: of all clients, in their order; () where they come and go.
     """
 
     replays: bool
     share_disk: bool
+    names: tuple[str, ...]
 
-    def gather(self) -> Mapping[str, int]:
+    def connected(self) -> Mapping[str, int]:
         """Node id of each client that can be asked now, by the client's name.
 
         Raises:
             FederationError: the clients that the run needs do not come.
         """
 
-    def lost(self, names: Collection[str]) -> None:
+    def mark_lost(self, names: Collection[str]) -> None:
         """These clients did not answer: they are asked again when they have shown up again."""
 
 
@@ -56,13 +58,14 @@ class SimulatedMembers:
     share_disk = True
 
     def __init__(self, grid: Grid, names: Sequence[str]) -> None:
+        self.names = tuple(names)
         self._nodes = dict(zip(names, cycle(_working_nodes(grid)), strict=False))
 
-    def gather(self) -> Mapping[str, int]:
-        """As :meth:`Members.gather`."""
+    def connected(self) -> Mapping[str, int]:
+        """As :meth:`Members.connected`."""
         return self._nodes
 
-    def lost(self, names: Collection[str]) -> None:
+    def mark_lost(self, names: Collection[str]) -> None:
         """Nothing: a simulated client that failed is asked again."""
 
 
@@ -76,13 +79,14 @@ class ConnectedMembers:
     Args:
         grid: the SuperLink's grid.
         greeting: what a new node is told: `version`, `config` (JSON) and `schema`.
-        least: :meth:`gather` waits until so many clients can be asked.
+        least: :meth:`connected` waits until so many clients can be asked.
         tell: told, in a line, who came, left or was refused, and why.
         pause: waits for a number of seconds; may raise to end the waiting.
     """
 
     replays = False
     share_disk = False
+    names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -102,8 +106,8 @@ class ConnectedMembers:
         self._settled: set[int] = set()  # nodes that have answered, with a yes or a no
         self._lost: set[int] = set()  # nodes that did not answer in a round: nobody waits for them
 
-    def gather(self) -> Mapping[str, int]:
-        """As :meth:`Members.gather`; waits for as long as it takes."""
+    def connected(self) -> Mapping[str, int]:
+        """As :meth:`Members.connected`; waits for as long as it takes."""
         told = False
         while True:
             registered = {node.node_id: node.name for node in self._grid.get_nodes()}
@@ -122,8 +126,8 @@ class ConnectedMembers:
                 self._tell(f"waiting for clients: {len(self._nodes)} of {self._least} are here")
             self._pause(POLL_SECONDS)
 
-    def lost(self, names: Collection[str]) -> None:
-        """As :meth:`Members.lost`: their nodes are greeted anew."""
+    def mark_lost(self, names: Collection[str]) -> None:
+        """As :meth:`Members.mark_lost`: their nodes are greeted anew."""
         for name in names:
             node = self._nodes.pop(name, None)
             if node is not None:

@@ -37,6 +37,7 @@ class Models:
         self.learner = learner
         self.schemas = schemas
         self.names = tuple(names)
+        self._schemas = {Role.SHARED: schemas.shared, Role.SERVER: schemas.server}
         self._loaded = self.names[0]
         self._waiting = {name: self._packed() for name in self.names[1:]}
         build, size = config.server_optimizer.build, schemas.shared.size
@@ -58,7 +59,7 @@ class Models:
         if name != self._loaded:
             packed = self._waiting.pop(name)
             self._waiting[self._loaded] = self._packed()
-            for role, schema in zip(TRAVELLING, (self.schemas.shared, self.schemas.server), strict=True):
+            for role, schema in self._schemas.items():
                 schema.unpack(packed[role], self.learner.state(role))
             self._loaded = name
         return self.learner
@@ -101,24 +102,27 @@ class Models:
         Raises:
             ValueError: it is that of other models, or of another optimizer.
         """
-        self.load(self.first)
-        state = {n: t for role in TRAVELLING for n, t in self.learner.state(role).items()}
-        own = {n: t for n, t in saved.items() if not n.startswith((MODELS, OPTIMIZER))}
-        if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in state.items()}:
-            raise ValueError("it holds another model")
-        for name, tensor in state.items():
-            tensor.copy_(own[name])
-        others = {f"{MODELS}{n}/{role.value}": (n, role) for n in self._waiting for role in TRAVELLING}
-        if others.keys() != {n for n in saved if n.startswith(MODELS)}:
+        self._load_first({n: t for n, t in saved.items() if not n.startswith((MODELS, OPTIMIZER))})
+        others = {f"{MODELS}{n}/{r.value}": (n, r) for n in self.names[1:] for r in TRAVELLING}
+        if others.keys() != {name for name in saved if name.startswith(MODELS)}:
             raise ValueError("it holds other models")
         for key, (name, role) in others.items():
-            self._waiting[name][role] = saved[key].numpy().copy()
+            values = saved[key].numpy()
+            if values.shape != self._waiting[name][role].shape:
+                raise ValueError(f"it holds another {name}")
+            self._waiting[name][role] = values.copy()
         for name, optimizer in self.optimizers.items():
             prefix = f"{OPTIMIZER}{name}/"
-            optimizer.load_moments(
-                {n.removeprefix(prefix): t.numpy() for n, t in saved.items() if n.startswith(prefix)}
-            )
+            moments = {n: t.numpy() for n, t in saved.items() if n.startswith(prefix)}
+            optimizer.load_moments({n.removeprefix(prefix): m for n, m in moments.items()})
+
+    def _load_first(self, saved: Mapping[str, Tensor]) -> None:
+        self.load(self.first)
+        state = {n: t for role in TRAVELLING for n, t in self.learner.state(role).items()}
+        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in state.items()}:
+            raise ValueError("it holds another model")
+        for name, tensor in state.items():
+            tensor.copy_(saved[name])
 
     def _packed(self) -> dict[Role, np.ndarray]:
-        schemas = {Role.SHARED: self.schemas.shared, Role.SERVER: self.schemas.server}
-        return {r: schema.pack(self.learner.state(r)).copy() for r, schema in schemas.items()}
+        return {r: schema.pack(self.learner.state(r)).copy() for r, schema in self._schemas.items()}

@@ -1,4 +1,4 @@
-"""What a run's rounds come to: the lines of `metrics.jsonl` and `summary.json`."""
+"""What is recorded of a run's rounds: the lines of `metrics.jsonl` and `summary.json`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.checkpoint import Position
-from orchestra_flwr.federation.judge import Scores
-from orchestra_flwr.federation.report import RoundReport
+from orchestra_flwr.federation.server.checkpoint import Position
+from orchestra_flwr.federation.server.evaluator import Scores
+from orchestra_flwr.federation.server.round import Round
+from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.privacy.updates import composed_epsilon
 
 
 def round_record(
-    number: int, report: RoundReport, seconds: float, scores: Scores | None
+    round_: Round, report: RoundReport, seconds: float, scores: Scores | None
 ) -> dict[str, Any]:
     """A line of `metrics.jsonl`."""
     loss = _with_prefix(report.metrics, "loss/")
     record: dict[str, Any] = {
-        "round": number,
+        "round": round_.number,
         "seconds": seconds,
         "clients": {
-            "cohort": len(report.cohort),
-            "ok": len(report.cohort) - len(report.dropped),
+            "cohort": len(round_.cohort),
+            "ok": len(round_.cohort) - len({each.client for each in report.dropped}),
             "dropped": [asdict(each) for each in report.dropped],
             "examples": report.examples,
             "mean_seconds": report.metrics.get("seconds", 0.0),
@@ -34,11 +35,11 @@ def round_record(
     }
     if merged := _with_prefix(report.metrics, "merge/"):
         record["merge"] = merged
-    if report.smallest_clusters:
-        record["clustering"] = {
-            "smallest_cluster": report.smallest_cluster,
-            "clients": report.smallest_clusters,
-            "kept": report.server_state_kept,
+    if report.smallest_groups:
+        record["release"] = {
+            "smallest_group": report.smallest_group,
+            "clients": report.smallest_groups,
+            "server_state_kept": report.server_state_kept,
         }
     if report.similarities is not None:
         record["unsupervised"] = {
@@ -82,19 +83,19 @@ def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float] |
     }
 
 
-def final_figures(position: Position, judged: list[Scores], backbones: list[str]) -> dict[str, Any]:
-    """`summary.json`: the kept backbone's figures on top, the others and the untrained beside."""
+def final_metrics(position: Position, scores: list[Scores], backbones: list[str]) -> dict[str, Any]:
+    """`summary.json`: the saved backbone's scores on top, the others and the untrained beside."""
     kept, *others = backbones
-    figures: dict[str, Any] = {}
-    if judged:
-        untrained, trained = judged[0], judged[-1]
-        figures = {
+    metrics: dict[str, Any] = {}
+    if scores:
+        untrained, trained = scores[0], scores[-1]
+        metrics = {
             **trained[kept],
             **{name: trained[name] for name in others},
             "untrained": {**untrained[kept], **{name: untrained[name] for name in others}},
         }
     return {
-        **figures,
+        **metrics,
         "backbone": kept,
         "rounds": position.round,
         "seconds": position.seconds,

@@ -26,8 +26,6 @@ class RoundReport:
     """What happened in a round, for the metrics.
 
     Attributes:
-        cohort: names of the clients that were asked, in the order of `client_order`.
-        population: number of clients that could have been asked.
         dropped: those whose replies were not used.
         examples: images of the others.
         results: weight and metrics of each good reply.
@@ -44,8 +42,6 @@ class RoundReport:
         client_seconds: of all clients together, as they report them.
     """
 
-    cohort: tuple[str, ...]
-    population: int = 0
     dropped: list[Dropped] = field(default_factory=list)
     examples: int = 0
     results: list[tuple[float, dict[str, float]]] = field(default_factory=list)

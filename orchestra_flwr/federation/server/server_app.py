@@ -8,17 +8,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from orchestra_flwr.config import load_config
-from orchestra_flwr.federation.answers import ran_out_of_memory
-from orchestra_flwr.federation.grid import StreamingGrid
-from orchestra_flwr.federation.members import SimulatedMembers
-from orchestra_flwr.federation.object_store import Broadcast
-from orchestra_flwr.federation.population import (
-    check_population,
-    load_population,
-    with_class_names,
-)
-from orchestra_flwr.federation.server import run_federation
-from orchestra_flwr.methods import build_method
+from orchestra_flwr.federation.client.answers import ran_out_of_memory
+from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
+from orchestra_flwr.federation.messages.object_store import Broadcast
+from orchestra_flwr.federation.population import check_population, load_population
+from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import RunFolder, make_progress
 
 app = ServerApp()
@@ -30,8 +26,8 @@ def main(grid: Grid, context: Context) -> None:
     """Runs the federation that the run config's `overrides` describe, as on the command line."""
     config = load_config(shlex.split(str(context.run_config.get("overrides", ""))))
     population = load_population(config)
-    named = with_class_names(config, population)
-    check_population(named, population, build_method(named, config.data.channels))
+    named = with_class_names(config, population.dataset.train.classes)
+    check_population(named, population)
     folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)
     with make_progress(config.logging.progress, config.federation.rounds) as progress:
         progress.message(f"run folder: {folder.path.resolve()}")

@@ -6,7 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
-from orchestra_flwr.data.image_files.decoding import MAX_BYTES, check_size, fit_files, fit_image
+from orchestra_flwr.data.image_files.decoding import (
+    MAX_BYTES,
+    check_size,
+    decode_files,
+    decode_image,
+)
 
 
 def _gradient(width: int, height: int) -> np.ndarray:
@@ -31,7 +36,7 @@ def _file(image: Image.Image, kind: str = "png", **options) -> bytes:
      ("RGB", "webp"), ("RGB", "bmp"), ("CMYK", "tiff"), ("YCbCr", "jpeg")],
 )  # fmt: skip
 def test_colour_modes_become_rgb(mode: str, kind: str):
-    image = fit_image(_file(_picture().convert(mode), kind), 32)
+    image = decode_image(_file(_picture().convert(mode), kind), 32)
 
     assert image.dtype == np.uint8
     expected = _gradient(32, 32).transpose(2, 0, 1) * 255
@@ -40,7 +45,7 @@ def test_colour_modes_become_rgb(mode: str, kind: str):
 
 @pytest.mark.parametrize("mode", ["L", "LA", "1"])
 def test_gray_modes_become_equal_channels(mode: str):
-    image = fit_image(_file(_picture().convert(mode)), 32)
+    image = decode_image(_file(_picture().convert(mode)), 32)
 
     assert (image == image[0]).all()
     assert image.std() > 10
@@ -49,21 +54,21 @@ def test_gray_modes_become_equal_channels(mode: str):
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
 def test_deep_gray_is_scaled_and_not_clipped(dtype: type):
     values = _gradient(32, 32)[:, :, 0] * (1 if dtype is np.float32 else 65535)
-    image = fit_image(_file(Image.fromarray(values.astype(dtype)), "tiff"), 32)
+    image = decode_image(_file(Image.fromarray(values.astype(dtype)), "tiff"), 32)
 
     assert np.abs(image[0] - _gradient(32, 32)[:, :, 0] * 255).max() <= 1
 
 
 def test_a_palette_with_transparency_is_read_quietly(recwarn: pytest.WarningsRecorder):
     palette = _picture().convert("P")
-    fit_image(_file(palette, transparency=bytes(range(256))), 32)
+    decode_image(_file(palette, transparency=bytes(range(256))), 32)
 
     assert not recwarn.list
 
 
 @pytest.mark.parametrize(("width", "height"), [(90, 45), (45, 90), (33, 32), (1, 50), (7, 7)])
 def test_the_middle_square_is_kept(width: int, height: int):
-    image = fit_image(_file(_picture(width, height)), 16)
+    image = decode_image(_file(_picture(width, height)), 16)
 
     assert image.shape == (3, 16, 16)
     assert image[:2].mean(axis=(1, 2)) == pytest.approx([127.5, 127.5], abs=3 if width > 1 else 130)
@@ -74,7 +79,7 @@ def test_the_middle_square_is_kept(width: int, height: int):
 
 def test_shrinking_averages():
     checkers = np.indices((64, 64)).sum(axis=0) % 2 * 255
-    image = fit_image(_file(Image.fromarray(checkers.astype(np.uint8))), 8)
+    image = decode_image(_file(Image.fromarray(checkers.astype(np.uint8))), 8)
 
     assert np.abs(image.astype(int) - 128)[:, 1:-1, 1:-1].max() <= 3
 
@@ -82,7 +87,7 @@ def test_shrinking_averages():
 def test_an_image_of_the_right_size_keeps_its_bits():
     picture = _picture(32, 32)
 
-    assert np.array_equal(fit_image(_file(picture), 32), np.asarray(picture).transpose(2, 0, 1))
+    assert np.array_equal(decode_image(_file(picture), 32), np.asarray(picture).transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -102,12 +107,12 @@ def test_exif_turns_the_image_upright(orientation: int):
     exif[0x0112] = orientation
 
     assert np.array_equal(
-        fit_image(_file(stored, exif=exif), 32), np.asarray(upright).transpose(2, 0, 1)
+        decode_image(_file(stored, exif=exif), 32), np.asarray(upright).transpose(2, 0, 1)
     )
 
 
 def test_a_large_jpeg_is_decoded_small_and_right():
-    image = fit_image(_file(_picture(1600, 1600), "jpeg"), 32)
+    image = decode_image(_file(_picture(1600, 1600), "jpeg"), 32)
 
     assert np.abs(image - _gradient(32, 32).transpose(2, 0, 1) * 255).max() < 8
 
@@ -130,7 +135,7 @@ def test_broken_files_are_named_counted_and_skipped(
         "z.png": good,
     }
     with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
-        decoded = fit_files(list(files), files.__getitem__, 32)
+        decoded = decode_files(list(files), files.__getitem__, 32)
 
     assert decoded.good == [0, 7]
     assert torch.equal(decoded.images[0], decoded.images[1])
@@ -146,7 +151,7 @@ def test_broken_files_are_named_counted_and_skipped(
 
 def test_order_is_that_of_the_names():
     shades = {f"{i}.png": _file(Image.new("L", (8, 8), i)) for i in range(200)}
-    images = fit_files(list(shades), shades.__getitem__, 8).images
+    images = decode_files(list(shades), shades.__getitem__, 8).images
 
     assert images[:, 0, 0, 0].tolist() == list(range(200))
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from orchestra_flwr.deployment.processes import free_port
+from orchestra_flwr.deployment.processes.child import free_port
 
 REPOSITORY = Path(__file__).parents[3]
 ROGUE = Path(__file__).parent / "rogue_client.py"

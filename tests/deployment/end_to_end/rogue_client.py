@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Array, ConfigRecord
 
 from orchestra_flwr import cli
-from orchestra_flwr.deployment import client, trainer
+from orchestra_flwr.deployment.processes import client_process, trainer
 from orchestra_flwr.federation.wire import ARRAYS, CONFIG
 
 BEHAVIOUR = json.loads(os.environ["ROGUE"])
@@ -38,5 +38,5 @@ class Rogue(trainer.Trainer):
         return reply
 
 
-client.Trainer = Rogue
+client_process.Trainer = Rogue
 sys.exit(cli.client_main())

@@ -1,10 +1,13 @@
+"""What holds for every backbone, and a backbone of a user's own."""
+
 import copy
+import hashlib
 
 import pytest
 import torch
 from torch import nn
 
-from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.config import ConfigError, ModelConfig
 from orchestra_flwr.models import build_backbone
 
 
@@ -67,3 +70,83 @@ def test_channels_last_computes_the_same(name):
         torch.cat([p.grad.reshape(-1) for p in backbone.parameters()]) for backbone in (fast, plain)
     )
     assert (mine - theirs).norm() <= 1e-3 * theirs.norm()
+
+
+# Those of version 0.1, so that saved encoders and resumed runs stay what they are.
+@pytest.mark.parametrize(
+    ("name", "names", "weights"),
+    [
+        ("convnet", "b5f3d610bb7b", 11118.074585229348),
+        ("resnet18", "010844ef7983", 199721.28078766217),
+    ],
+)
+def test_names_and_first_weights_stay_as_they_are(name, names, weights):
+    torch.manual_seed(5)
+    state = build_backbone(ModelConfig(name=name, width=16), 3).state_dict()
+    assert hashlib.sha256(",".join(state).encode()).hexdigest()[:12] == names
+    sums = [value.double().sum().item() for value in state.values()]
+    assert sum(i * total for i, total in enumerate(sums, 1)) == pytest.approx(weights, rel=1e-9)
+
+
+MINE = """
+    from pydantic import Field
+    from torch import nn
+
+    from orchestra_flwr.config import Section
+    from orchestra_flwr.models import Backbone
+    from orchestra_flwr.models.norm_layers import norm_layer
+
+
+    class Patches(Backbone):
+        class Settings(Section):
+            patch: int = Field(4, ge=1)
+
+        def __init__(self, settings, model, channels):
+            super().__init__(settings, model, channels)
+            self.dim = model.width
+            self.embed = nn.Conv2d(channels, self.dim, settings.patch, settings.patch)
+            self.norm = norm_layer(model.norm)(self.dim)
+
+        def forward(self, x):
+            return self.norm(self.embed(x)).mean((2, 3))
+"""
+
+
+def _mine(**options):
+    model = ModelConfig.model_validate({"name": "patches", "width": 8, **options})
+    model.look_in(("my_package",))
+    return model
+
+
+def test_a_backbone_of_a_users_own(user_package):
+    user_package({"backbones/patches.py": MINE})
+    backbone = build_backbone(_mine(patch=2, norm="group"), 1)
+    assert backbone(torch.randn(3, 1, 8, 8)).shape == (3, backbone.dim) == (3, 8)
+    assert backbone.embed.weight.shape == (8, 1, 2, 2)
+    assert isinstance(backbone.norm, nn.GroupNorm)
+
+
+def test_its_options_are_checked(user_package):
+    user_package({"backbones/patches.py": MINE})
+    with pytest.raises(ConfigError, match=r"^model\.patch=0: input should be greater than"):
+        build_backbone(_mine(patch=0), 3)
+    with pytest.raises(ConfigError) as error:
+        build_backbone(_mine(depth=3), 3)
+    assert str(error.value) == (
+        "model.depth: unknown option of model=patches, which has norm, width, projector_dim, patch"
+    )
+    with pytest.raises(ConfigError) as error:
+        build_backbone(ModelConfig(name="convnet", path=3), 3)
+    assert str(error.value) == (
+        "model.path: unknown option of model=convnet, which has norm, width, projector_dim"
+    )
+
+
+def test_names_that_do_not_exist_are_refused(user_package):
+    user_package({"backbones/patches.py": MINE})
+    with pytest.raises(ConfigError, match="^model=vit: must be one of convnet, resnet18$"):
+        build_backbone(ModelConfig(name="vit"), 3)
+    model = ModelConfig(name="vit")
+    model.look_in(("my_package",))
+    with pytest.raises(ConfigError, match="must be one of convnet, resnet18, patches$"):
+        build_backbone(model, 3)

@@ -1,0 +1,59 @@
+"""A run's progress: sent through a channel, shown at its other end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from orchestra_flwr.deployment.channel.unix_socket import Channel
+from orchestra_flwr.reporting import Progress
+
+
+class RelayedProgress(Progress):
+    """Sends every event through a channel; :func:`show` is its other end.
+
+    Raises:
+        ChannelClosedError: in every method, when nobody listens any more: the run ends.
+    """
+
+    def __init__(self, channel: Channel, rounds: int) -> None:
+        super().__init__(rounds)
+        self._channel = channel
+
+    def round_started(self, round: int, cohort: int, label: str) -> None:
+        """As :meth:`Progress.round_started`."""
+        self._send("round_started", round, cohort, label)
+
+    def client_done(self, client: str, ok: bool) -> None:
+        """As :meth:`Progress.client_done`."""
+        self._send("client_done", client, ok)
+
+    def round_finished(
+        self,
+        round: int,
+        losses: Mapping[str, float],
+        scores: Mapping[str, float] | None,
+        seconds: float,
+        dropped: Sequence[str],
+    ) -> None:
+        """As :meth:`Progress.round_finished`."""
+        copied = None if scores is None else dict(scores)
+        self._send("round_finished", round, dict(losses), copied, seconds, list(dropped))
+
+    def message(self, text: str) -> None:
+        """As :meth:`Progress.message`."""
+        self._send("message", text)
+
+    def _send(self, event: str, *values: Any) -> None:
+        self._channel.send({"event": event, "values": values})
+
+
+def show(event: Mapping[str, Any], progress: Progress) -> None:
+    """Shows what a :class:`RelayedProgress` sent."""
+    shown: dict[str, Callable[..., None]] = {
+        "round_started": progress.round_started,
+        "client_done": progress.client_done,
+        "round_finished": progress.round_finished,
+        "message": progress.message,
+    }
+    shown[event["event"]](*event["values"])

@@ -1,0 +1,132 @@
+"""A local channel between Flower's app processes and ours: JSON and raw bytes, never pickle.
+
+Flower starts a fresh process for every message to a client, and the server's app in a process of
+its own. Ours live on, with what is slow to make: imports, decoded images, a display.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+FRAME = struct.Struct("!Q")
+LARGEST = 1 << 40  # a length above it is no frame of ours
+
+
+class ChannelClosedError(ConnectionError):
+    """The other side has closed the connection."""
+
+
+class Channel:
+    """One end of a connection; a context manager that closes it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    @classmethod
+    def connect(cls, address: str) -> Self:
+        """Connects to a :class:`ChannelListener`.
+
+        Raises:
+            ChannelClosedError: nobody listens there.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            raise ChannelClosedError(f"nobody listens at {address}: {error}") from None
+        return cls(connection)
+
+    def send(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+        """Sends a JSON header and any number of byte strings.
+
+        Raises:
+            ChannelClosedError: the other side has closed the connection.
+        """
+        frames = [json.dumps({"header": header, "blobs": len(blobs)}).encode(), *blobs]
+        try:
+            for frame in frames:
+                self._socket.sendall(FRAME.pack(len(frame)))
+                self._socket.sendall(frame)
+        except OSError as error:
+            raise ChannelClosedError(f"the other side of a channel has ended: {error}") from None
+
+    def receive(self) -> tuple[dict[str, Any], list[bytes]]:
+        """Waits for what the other side sends next.
+
+        Raises:
+            ChannelClosedError: the other side has closed the connection.
+        """
+        opening = json.loads(self._frame())
+        return opening["header"], [self._frame() for _ in range(opening["blobs"])]
+
+    def ready(self, seconds: float) -> bool:
+        """Waits so long at most; whether there is something to receive, be it the end."""
+        return bool(select.select([self._socket], [], [], seconds)[0])
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _frame(self) -> bytes:
+        (length,) = FRAME.unpack(self._read(FRAME.size))
+        if length > LARGEST:
+            raise ChannelClosedError("the other side of a channel does not speak its language")
+        return bytes(self._read(length))
+
+    def _read(self, length: int) -> bytearray:
+        buffer = bytearray(length)
+        view, done = memoryview(buffer), 0
+        while done < length:
+            try:
+                count = self._socket.recv_into(view[done:])
+            except OSError as error:
+                raise ChannelClosedError(
+                    f"the other side of a channel has ended: {error}"
+                ) from None
+            if count == 0:
+                raise ChannelClosedError("the other side of a channel has ended")
+            done += count
+        return buffer
+
+
+class ChannelListener:
+    """Accepts channels at a socket in `folder`, which only its owner may enter.
+
+    Attributes:
+        address: what :meth:`Channel.connect` takes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.address = str(folder / "channel")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(self.address)
+        self._socket.listen()
+
+    def accept(self, seconds: float) -> Channel | None:
+        """The next connection; None if none comes in so many seconds."""
+        if not select.select([self._socket], [], [], seconds)[0]:
+            return None
+        return Channel(self._socket.accept()[0])
+
+    def close(self) -> None:
+        """Nobody can connect any more."""
+        self._socket.close()

@@ -1,0 +1,93 @@
+"""The configuration of a real client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+
+from orchestra_flwr.config import (
+    Composed,
+    ConfigError,
+    Precision,
+    Section,
+    WithPlugins,
+    known_device,
+)
+from orchestra_flwr.deployment.addresses import uses_tls
+from orchestra_flwr.deployment.keys import NAME_PATTERN
+
+
+class ClientDataConfig(Section):
+    """A client's own images."""
+
+    root: str | None
+    image_size: int | None = Field(ge=8, le=512)  # None: as the server says
+    limit: int | None = Field(ge=1)
+    cache: str | None
+
+
+class ClientTrainingConfig(Section):
+    """How a client uses its machine."""
+
+    threads: int | None = Field(ge=1)  # None: all cores
+    precision: Precision | None  # None: as the server says
+
+
+class ClientPrivacyConfig(Section):
+    """What a client allows, whatever its server asks for."""
+
+    k_min: int = Field(ge=1)  # least images that a centroid stands for
+    epsilon: float | None = Field(ge=1e-4)  # most for one release, at delta; None: as a run says
+    total_epsilon: float | None = Field(ge=1e-4)  # most for all releases of all runs; None: any
+    delta: float = Field(ge=1e-12, lt=1)
+
+    def check_images(self, count: int) -> None:
+        """Refuses a bound that protects no image, with so many of them.
+
+        Raises:
+            ConfigError: at this delta a mechanism may publish a whole image and meet its bound.
+        """
+        bounded = self.epsilon is not None or self.total_epsilon is not None
+        if bounded and self.delta >= 1 / count:
+            raise ConfigError(
+                f"privacy.delta={self.delta:g}: must be below 1 / {count} = {1 / count:.3g}, "
+                "one by this client's images"
+            )
+
+
+class ClientConfig(WithPlugins, Composed):
+    """One client of a real federation."""
+
+    file = "client"
+
+    server: str | None
+    name: str | None = Field(pattern=f"^{NAME_PATTERN}$")
+    data: ClientDataConfig
+    training: ClientTrainingConfig
+    privacy: ClientPrivacyConfig
+    device: str
+    insecure: bool
+    security: str
+    state: str
+
+    _device_is_known = field_validator("device")(known_device)
+
+    @model_validator(mode="after")
+    def _names_server_and_images(self) -> ClientConfig:
+        host, _, port = (self.server or "").rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"server={self.server}: must be HOST:PORT, the server's address")
+        if not self.data.root:
+            raise ValueError("data.root must name a folder or a zip of this client's images")
+        return self
+
+    @property
+    def host(self) -> str:
+        """The server's host."""
+        return str(self.server).rpartition(":")[0].strip("[]")
+
+    @property
+    def tls(self) -> bool:
+        """Whether the client speaks TLS: always, but for `insecure` and keyless loopback."""
+        return uses_tls(self.host, self.insecure, Path(self.security) / "ca.crt")

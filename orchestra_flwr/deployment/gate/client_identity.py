@@ -1,0 +1,47 @@
+"""What the headers of a SuperNode's request say about it. Nothing here is verified."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from orchestra_flwr.deployment.keys import key_fingerprint
+
+PUBLIC_KEY = b"flwr-public-key"
+TIMESTAMP = b"flwr-timestamp"
+
+
+def public_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """The client's public key, in PEM format as Flower stores it; empty where there is none."""
+    try:
+        return base64.b64decode(headers.get(PUBLIC_KEY, b""), validate=True)
+    except binascii.Error:
+        return b""
+
+
+@lru_cache(maxsize=1024)
+def fingerprint(key: bytes) -> str:
+    """The fingerprint of a public key as `ssh-keygen -l` prints it.
+
+    Args:
+        key: PEM; what is no key gives "(unreadable)".
+    """
+    try:
+        return key_fingerprint(load_pem_public_key(key))
+    except (ValueError, UnsupportedAlgorithm):
+        return "(unreadable)"
+
+
+def clock_error(headers: Mapping[bytes, bytes]) -> float:
+    """The seconds by which the client's clock is ahead of ours; 0 where it does not say."""
+    try:
+        signed = datetime.fromisoformat(headers.get(TIMESTAMP, b"").decode("ascii"))
+        return (signed - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):  # no time, or one without a zone
+        return 0.0

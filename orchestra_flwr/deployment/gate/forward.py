@@ -1,0 +1,293 @@
+"""The application behind the gate's connections: what may pass, and how much of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TypeGuard
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint, public_key
+from orchestra_flwr.deployment.gate.connection import peer_name
+from orchestra_flwr.deployment.gate.refusals import Refusals
+from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
+from orchestra_flwr.federation.messages.fleet import withdrawal
+
+_log = logging.getLogger(__name__)
+SMALL = 64 * 1024
+# Every method of the Fleet API, with the most bytes of a request. A reply's object is one chunk
+# of an array, 5 MiB unless FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE says otherwise.
+METHODS = {
+    "/v1/fleet/register-node": SMALL,
+    "/v1/fleet/activate-node": SMALL,
+    "/v1/fleet/deactivate-node": SMALL,
+    "/v1/fleet/unregister-node": SMALL,
+    "/v1/fleet/send-node-heartbeat": SMALL,
+    "/v1/fleet/pull-messages": SMALL,
+    "/v1/fleet/push-messages": 4 * 1024**2,
+    "/v1/fleet/get-run": SMALL,
+    "/v1/fleet/get-fab": SMALL,
+    "/v1/fleet/push-object": 16 * 1024**2,
+    "/v1/fleet/pull-object": SMALL,
+    "/v1/fleet/confirm-message-received": SMALL,
+}
+PASSED = {b"content-type", b"content-length", b"accept"}
+CLOCK_SECONDS = 300  # what Flower tolerates
+REFUSED = {
+    401: "This key is not registered.",
+    404: "Not found.",
+    411: "A request has to say its length.",
+    413: "More than a client may send.",
+}
+
+
+class _Exchange:
+    """A request, and the way to answer it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._asgi = (scope, receive, send)
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.peer = peer_name(scope["client"])
+        self.method: str = scope["method"]
+        # Not decoded, so that no way of writing a path is taken for another.
+        self.path: str = scope["raw_path"].decode("ascii")
+        if scope["query_string"]:
+            self.path += "?" + scope["query_string"].decode("latin-1")
+        odd = b"transfer-encoding" in self.headers or b"upgrade" in self.headers
+        length = self.headers.get(b"content-length")
+        self.length = None if odd or length is None else int(length)
+        self.key = public_key(self.headers)
+
+    def body(self) -> AsyncIterator[bytes]:
+        """The request's body, chunk by chunk; raises ClientDisconnect where it breaks off."""
+        scope, receive, _ = self._asgi
+        return Request(scope, receive).stream()
+
+    async def answer(self, status: int, content: Mapping[str, object]) -> None:
+        """Answers with a small JSON object."""
+        await JSONResponse(content, status)(*self._asgi)
+
+    async def relay(self, response: UpstreamResponse) -> None:
+        """Answers with the upstream's response, chunk by chunk."""
+        _, _, send = self._asgi
+        headers = passed(response.headers)
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        # The last byte ends the response: a client may send its next request as soon as it has it,
+        # which must not look like a second one beside the first.
+        missing = int(response.headers.get(b"content-length", -1))
+        if missing == 0:
+            await send({"type": "http.response.body"})
+        async for chunk in response.body:
+            missing -= len(chunk)
+            await send({"type": "http.response.body", "body": chunk, "more_body": missing != 0})
+        if missing < 0:  # a length that was not announced
+            await send({"type": "http.response.body"})
+
+
+@dataclass
+class _Account:
+    """What a client has sent since it last received a message."""
+
+    spent: int = 0  # bytes in push-object
+    reply: bytes = b""  # its last push-messages
+
+
+class Forwarder:
+    """An ASGI application that passes the Fleet API on to the SuperLink, and nothing else.
+
+    A refused client gets an answer, and :func:`observed` reads and drops the rest of its request.
+
+    Args:
+        upstream: the SuperLink.
+        reply_limit: as of the gate.
+        names: as of the gate; None: anyone may come.
+        refusals: for reports of what it turned away.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        reply_limit: int | None,
+        names: Callable[[], Mapping[bytes, str]] | None,
+        refusals: Refusals,
+    ) -> None:
+        self._upstream = upstream
+        self._reply_limit = reply_limit
+        self._names = names
+        self._refusals = refusals
+        self._accounts: dict[bytes, _Account] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        call = _Exchange(scope, receive, send)
+        try:
+            await self._handle(call)
+        except ClientDisconnect:
+            return  # there is nobody left to answer
+        except Exception:
+            _log.exception("the gate failed in a call of %s", call.path)
+            raise
+
+    async def _handle(self, call: _Exchange) -> None:
+        if call.method == "GET" and call.path == "/health":
+            await self._health(call)
+        elif call.method != "POST" or call.path not in METHODS:
+            await self._refuse(call, 404, "path", _forbidden(call))
+        elif call.length is None:
+            await self._refuse(call, 411, "length", "sent a request without its length")
+        elif call.length > (limit := METHODS[call.path]):
+            text = f"sent {_mb(call.length)} to {call.path}, which takes {_mb(limit)}"
+            await self._refuse(call, 413, "size", text)
+        elif limit > SMALL and self._names is not None and call.key not in self._names():
+            # SuperLink reads all of a request before it looks at who sent it.
+            await self._refuse(call, 401, "key", f"{self._who(call)} is not registered here")
+        elif call.path.endswith("/push-object"):
+            await self._push_object(call, call.length)
+        elif call.path.endswith("/push-messages"):
+            await self._push_messages(call)
+        elif call.path.endswith("/pull-messages"):
+            await self._pull_messages(call)
+        else:
+            await self._forward(call, call.body())
+
+    async def _health(self, call: _Exchange) -> None:
+        healthy = False
+        with contextlib.suppress(UpstreamError):
+            async with self._upstream.request("GET", "/health", [], _chunks()) as response:
+                healthy = response.status == 200
+        await call.answer(200, {"version": version("orchestra-flwr"), "superlink": healthy})
+
+    async def _pull_messages(self, call: _Exchange) -> None:
+        """A client that receives a message has a budget for one reply; nothing else renews it."""
+        response = await self._forward(call, call.body())
+        if _accepted(response) and response.headers.get(b"content-length") != b"0":
+            self._accounts[call.key] = _Account()
+
+    async def _push_messages(self, call: _Exchange) -> None:
+        """Remembers the request: it names the reply, should that have to be withdrawn."""
+        chunks: list[bytes] = []
+
+        async def remembered() -> AsyncIterator[bytes]:
+            async for chunk in call.body():
+                chunks.append(chunk)
+                yield chunk
+
+        response = await self._forward(call, remembered())
+        account = self._accounts.get(call.key)
+        if account is not None and _accepted(response):
+            account.reply = b"".join(chunks)
+
+    async def _push_object(self, call: _Exchange, length: int) -> None:
+        account = self._accounts.get(call.key)
+        if account is None or self._reply_limit is None:
+            await self._forward(call, call.body())
+            return
+        if account.spent + length > self._reply_limit:
+            text = (
+                f"{self._who(call)} pushed {_mb(account.spent + length)} for one reply, which may "
+                f"have {_mb(self._reply_limit)}: its reply is dropped"
+            )
+            await self._withdraw(call, account)
+            await self._refuse(call, 413, "reply", text)
+            return
+        account.spent += length  # at once: a SuperNode pushes two objects at a time
+        stored = False
+        try:
+            response = await self._forward(call, call.body())
+            stored = _accepted(response)
+        finally:
+            if not stored:
+                account.spent -= length
+
+    async def _withdraw(self, call: _Exchange, account: _Account) -> None:
+        """Takes the reply back, or the server would wait minutes for what is missing of it."""
+        if account.reply:
+            body, account.reply = withdrawal(account.reply), b""
+            # With the client's headers: Flower signs the time of a request, not its body.
+            headers = passed({**call.headers, b"content-length": b"%d" % len(body)})
+            path = "/v1/fleet/confirm-message-received"
+            with contextlib.suppress(UpstreamError):
+                async with self._upstream.request("POST", path, headers, _chunks(body)):
+                    pass
+
+    async def _forward(
+        self, call: _Exchange, body: AsyncIterator[bytes]
+    ) -> UpstreamResponse | None:
+        """Passes a request on, and the response back; None where the SuperLink is not there."""
+        started = False
+        headers = passed(call.headers)
+        try:
+            async with self._upstream.request("POST", call.path, headers, body) as response:
+                started = True
+                await call.relay(response)
+        except UpstreamError as error:
+            text = f"the SuperLink behind the gate does not answer: {error}"
+            self._refusals.report("", "superlink", text)
+            if not started:
+                await call.answer(503, {"detail": "The server is not ready, try again."})
+            return None
+        if response.status == 401 or (
+            response.status == 412 and call.path.endswith(("/register-node", "/activate-node"))
+        ):
+            self._refusals.report(call.peer, "key", self._why(call, response.status))
+        return response
+
+    async def _refuse(self, call: _Exchange, status: int, reason: str, text: str) -> None:
+        self._refusals.report(call.peer, reason, text)
+        await call.answer(status, {"detail": REFUSED[status]})
+
+    def _who(self, call: _Exchange) -> str:
+        name = self._names().get(call.key) if self._names is not None else None
+        return f"key {fingerprint(call.key)}" if name is None else f"client {name}"
+
+    def _why(self, call: _Exchange, status: int) -> str:
+        """Why SuperLink refused a client, in words: its answers name no reason."""
+        who = self._who(call)
+        if self._names is not None and call.key not in self._names():
+            if call.path.endswith("/register-node"):
+                return "came without a key: this server takes only clients with a registered key"
+            return f"{who} is not registered here"
+        ahead = clock_error(call.headers)
+        if status == 401 and abs(ahead) > CLOCK_SECONDS:
+            return f"{who}: its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
+        if status == 401:
+            return f"{who}: its signature does not fit, or the SuperLink no longer knows it"
+        return (
+            f"{who} is connected already: a second client with that key, or one that was killed "
+            "and came back within a minute (it may try again then)"
+        )
+
+
+def passed(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers that Flower reads: none of those belong to a single connection."""
+    return [
+        (name, value.strip())  # httptools leaves the blanks behind a value, httpx refuses them
+        for name, value in headers.items()
+        if name in PASSED or name.startswith(b"flwr-")
+    ]
+
+
+async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+def _accepted(response: UpstreamResponse | None) -> TypeGuard[UpstreamResponse]:
+    return response is not None and response.status == 200
+
+
+def _forbidden(call: _Exchange) -> str:
+    if call.path.startswith(("/v1/control", "/v1/runtime")):
+        return f"asked for {call.path}, which is only served to this machine"
+    return f"asked for {call.method} {call.path}, which is not served"
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"

@@ -1,0 +1,177 @@
+"""The gate: the only thing of a server that listens on the network.
+
+Flower's SuperLink serves its Fleet API (clients, every request signed), its Control API (start
+any code; not authenticated) and its Runtime API (hand out the server's work; not authenticated)
+on one port. So it listens on this machine alone, and the gate passes the Fleet API on to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Self, cast
+
+import uvicorn
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.deployment.gate.connection import (
+    IDLE_SECONDS,
+    MOST_CONNECTIONS,
+    Admission,
+    Connection,
+    observed,
+)
+from orchestra_flwr.deployment.gate.forward import Forwarder
+from orchestra_flwr.deployment.gate.refusals import Refusals
+from orchestra_flwr.deployment.gate.tls import GateTls, client_context, server_context
+from orchestra_flwr.deployment.gate.upstream import Upstream
+
+STOP_SECONDS = 2
+
+
+class Gate:
+    """Lets clients, and clients only, through to the SuperLink; runs in its own thread.
+
+    Args:
+        host: the address to listen on.
+        port: the port to listen on; 0 takes a free one.
+        upstream: the SuperLink's `address:port` on this machine.
+        tls: for both sides; None: plain HTTP on both.
+        reply_limit: the bytes that a client may push for one message that it received; None:
+            no limit.
+        names: gives the registered clients' names by public key (PEM, as Flower's header holds
+            it). With TLS no other key may send more than a few kilobytes. Called for every
+            large request: it has to be quick.
+        refused: takes a line for everything that is turned away; called from the gate's thread.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        upstream: str,
+        *,
+        tls: GateTls | None,
+        reply_limit: int | None,
+        names: Callable[[], Mapping[bytes, str]],
+        refused: Callable[[str], None],
+    ) -> None:
+        self.port = port
+        self._host = host
+        self._upstream = upstream
+        self._tls = tls
+        self._reply_limit = reply_limit
+        self._names = names
+        self._refusals = Refusals(refused)
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Listens when it returns.
+
+        Raises:
+            ConfigError: the address cannot be listened on, or a file of `tls` cannot be used.
+        """
+        admission = Admission(server_context(self._tls), self._refusals, _most_connections())
+        verify = client_context(self._tls)
+        server_socket = listen(self._host, self.port)
+        self.port = server_socket.getsockname()[1]
+        upstream = Upstream(self._upstream, verify)
+        forwarder = Forwarder(
+            upstream,
+            reply_limit=self._reply_limit,
+            names=self._names if self._tls else None,
+            refusals=self._refusals,
+        )
+        # uvicorn only calls the class of its protocol: a function will do.
+        protocol = cast("type[asyncio.Protocol]", partial(Connection, admission))
+        config = uvicorn.Config(
+            observed(forwarder),
+            http=protocol,
+            loop="asyncio",
+            timeout_keep_alive=int(IDLE_SECONDS),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            access_log=False,
+            log_config=None,
+            log_level="critical",
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._server, upstream, server_socket), name="gate"
+        )
+        self._thread.daemon = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Closes every connection; requests under way get two seconds."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _run(
+        self, server: uvicorn.Server, upstream: Upstream, server_socket: socket.socket
+    ) -> None:
+        async def serve() -> None:
+            await server.serve([server_socket])
+            await upstream.close()
+            self._refusals.close()
+
+        asyncio.run(serve())
+
+
+def _most_connections() -> int:
+    """Makes room for the files of as many connections as a gate takes, or says how many fit."""
+    reserved = 512  # for the rest of this process
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MOST_CONNECTIONS + reserved  # a connection may need another to the SuperLink
+    if 0 <= soft < wanted:  # below zero: no limit
+        soft = wanted if hard < 0 else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft < 0:
+        return MOST_CONNECTIONS
+    return min(MOST_CONNECTIONS, max(soft - reserved, soft // 2) // 2)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on an address; port 0: any free one.
+
+    Raises:
+        ConfigError: not an address of this machine, or the port is taken.
+    """
+    six = ":" in host
+    try:
+        listening = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if six else socket.AF_INET,
+            backlog=1024,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
+    except OSError as error:
+        raise ConfigError(f"host={host} port={port}: {error.strerror}") from None
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol, and
+    # without it every response waits 40 ms for the client's acknowledgement of its head.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

@@ -1,0 +1,63 @@
+"""Reports to the operator of what was turned away: one a minute for the same peer and reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+QUIET_SECONDS = 60.0
+MOST_REASONS = 1000
+LONGEST_LINE = 300
+
+
+class Refusals:
+    """Writes a line at once, and counts its repetitions for the next minute.
+
+    Args:
+        write: takes a line; called from the thread of the event loop.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._recent: dict[tuple[str, str], tuple[str, int]] = {}
+
+    def report(self, peer: str, reason: str, text: str) -> None:
+        """Reports what `peer` was turned away for.
+
+        Args:
+            peer: its address; "" where it has none.
+            reason: the kind of refusal: lines of one peer and kind count as the same.
+            text: goes on after the peer's address; may hold what a stranger sent.
+        """
+        line = f"{peer}: {text}" if peer else text
+        # A stranger's bytes shall not forge lines of the log, nor fill it.
+        line = "".join(c if c.isprintable() else "?" for c in line[:LONGEST_LINE])
+        key = (peer, reason)
+        if key not in self._recent and len(self._recent) >= MOST_REASONS:
+            key = ("", "")
+            line = f"more than {MOST_REASONS} peers are turned away, the last is {line}"
+        if key in self._recent:
+            self._recent[key] = (line, self._recent[key][1] + 1)
+        else:
+            self._write_line(key, line)
+
+    def close(self) -> None:
+        """Writes what is still only counted."""
+        for line, times in self._recent.values():
+            if times:
+                self._write(_counted(line, times))
+        self._recent.clear()
+
+    def _write_line(self, key: tuple[str, str], line: str) -> None:
+        self._write(line)
+        self._recent[key] = (line, 0)
+        asyncio.get_running_loop().call_later(QUIET_SECONDS, self._repeat, key)
+
+    def _repeat(self, key: tuple[str, str]) -> None:
+        line, times = self._recent.pop(key, ("", 0))
+        if times:
+            self._write_line(key, _counted(line, times))
+
+
+def _counted(line: str, times: int) -> str:
+    return line if times == 1 else f"{line} ({times} times)"

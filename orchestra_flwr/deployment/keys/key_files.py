@@ -1,0 +1,139 @@
+"""Reading and writing key files: modes right from the start, nothing overwritten by chance."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.files import write_atomically
+
+logger = logging.getLogger(__name__)
+
+COMMAND = "python -m orchestra_flwr.deployment.keys"
+LARGEST = 1 << 20  # bytes; no key or certificate comes near, a wrong path may well
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """A file to be written: readable by its owner alone where it is private."""
+
+    path: Path
+    data: bytes
+    private: bool = False
+    replace: bool = False  # only a file that loses nothing may be replaced
+
+
+def read(path: Path, remedy: str) -> bytes:
+    """The bytes of a small file; `remedy` says how one that is missing is made.
+
+    Raises:
+        ConfigError: missing, unreadable or far too large.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing: {remedy}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > LARGEST:
+        raise ConfigError(f"{path} is too large to be a key or a certificate")
+    return data
+
+
+def quoted(path: Path) -> str:
+    """A path as it stands in a command that a person copies."""
+    return shlex.quote(str(path))
+
+
+def warn_if_open(path: Path) -> None:
+    """Warns in the log where others than the owner may read a private key (a copy often may)."""
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        logger.warning("%s can be read by others: chmod 600 %s", path, quoted(path))
+
+
+def write_all(files: Iterable[NewFile]) -> None:
+    """Writes all files, each in one step, or none; makes folders (for their owner alone).
+
+    All bytes are on the disk before the first file gets its name, so that a full disk is found
+    out in time. A file with `replace` comes last in `files`: it cannot be taken back.
+
+    Raises:
+        OSError: names the file; a FileExistsError where one is there and has no `replace`.
+    """
+    made: list[Path] = []
+    staged: list[tuple[NewFile, Path]] = []
+    try:
+        for file in files:
+            _make_folder(file.path.parent, made)
+            temporary = file.path.with_name(f".{file.path.name}.{secrets.token_hex(4)}.tmp")
+            made.append(temporary)
+            with _naming(file.path):
+                mode = 0o600 if file.private else 0o644
+                write_atomically(temporary, file.data, mode=mode)
+            staged.append((file, temporary))
+        for file, temporary in staged:
+            with _naming(file.path):
+                if file.replace:
+                    temporary.replace(file.path)
+                else:
+                    _name_new(temporary, file.path)
+                    made.append(file.path)
+                    temporary.unlink(missing_ok=True)
+            _sync_folder(file.path.parent)
+    except BaseException:
+        for path in reversed(made):
+            with suppress(OSError):  # what cannot be undone must not replace the reason
+                if path.is_dir():
+                    path.rmdir()
+                else:
+                    path.unlink(missing_ok=True)
+        raise
+
+
+def _make_folder(folder: Path, made: list[Path]) -> None:
+    if not folder.is_dir():
+        _make_folder(folder.parent, made)
+        with _naming(folder):
+            folder.mkdir(mode=0o700)
+        made.append(folder)
+
+
+def _name_new(temporary: Path, path: Path) -> None:
+    # A link fails where the name is taken, a rename would replace what is there.
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links (FAT, some network shares)
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        temporary.rename(path)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    # Errors of write and fsync do not say which file they struck, others name the temporary one.
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(error.errno, reason, str(path)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    # Only then does a new name survive a power cut. Not every file system can do it.
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,129 @@
+"""The files that a server needs for TLS: checked when it starts, made or renewed by the command.
+
+A folder holds ``ca.crt`` (what clients trust), ``ca.key`` (signs server certificates, is needed for
+nothing else), ``server.crt`` and ``server.key`` (used by the gate and by Flower's SuperLink).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.deployment.keys.certificates import (
+    Authority,
+    PrivateKey,
+    belong_together,
+    certificate_hosts,
+    certificate_pem,
+    check_dates,
+    is_signed_by,
+    load_authority,
+    load_authority_certificate,
+    load_certificate,
+    load_private_key,
+    new_authority,
+    new_server_certificate,
+    parse_host,
+    private_pem,
+)
+from orchestra_flwr.deployment.keys.key_files import COMMAND, NewFile, quoted, warn_if_open
+
+LONGEST_DAYS = 3650
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class ServerFiles:
+    """What a server needs for TLS."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> ServerFiles:
+        """The files' places, whether they are there or not."""
+        return cls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """A server's new files, not yet written."""
+
+    files: list[NewFile]
+    authority: Authority
+    authority_existed: bool
+    certificate: x509.Certificate
+
+
+def server_files(folder: Path) -> ServerFiles:
+    """The server's certificate files, checked; warns in the log if one of them ends soon.
+
+    Raises:
+        ConfigError: a file is missing, unreadable, expired or not yet valid, or they do not
+            belong together; says what to do.
+    """
+    files = ServerFiles.of(folder)
+    remedy = f"make it with: {COMMAND} server --folder {quoted(folder)} --host HOST"
+    ca = load_authority_certificate(files.ca, remedy)
+    certificate = load_certificate(files.certificate, remedy)
+    check_dates(files.certificate, certificate, remedy)
+    key = load_private_key(files.key, remedy)
+    if not is_signed_by(certificate, ca):
+        raise ConfigError(f"{files.certificate} is not signed by {files.ca}: {remedy}")
+    if not belong_together(key, certificate):
+        raise ConfigError(f"{files.key} is not the key of {files.certificate}: {remedy}")
+    warn_if_open(files.key)
+    return files
+
+
+def plan_server(folder: Path, hosts: Sequence[str], days: int) -> ServerPlan:
+    """A new certificate for the server's own key, signed by the folder's authority.
+
+    What is missing (authority, server key) is made. Without `hosts`, those of the certificate
+    that is replaced are kept.
+
+    Raises:
+        ConfigError: a wrong host or number of days, or files in the folder that do not fit.
+    """
+    if not 1 <= days <= LONGEST_DAYS:
+        raise ConfigError(f"--days {days}: must be between 1 and {LONGEST_DAYS}")
+    paths = ServerFiles.of(folder)
+    ca_key_path = folder / "ca.key"
+    existed = paths.ca.exists() or ca_key_path.exists()
+    if not existed and (paths.certificate.exists() or paths.key.exists()):
+        raise ConfigError(
+            f"{folder} holds a server's certificate or key but no ca.crt and ca.key: "
+            "put them back, or choose another folder"
+        )
+    if not hosts:
+        if not paths.certificate.exists():
+            raise ConfigError("--host: give at least one host name or address that clients dial")
+        hosts = certificate_hosts(load_certificate(paths.certificate, "give its hosts by --host"))
+    names = list(dict.fromkeys(parse_host(host) for host in [*hosts, *LOCAL_HOSTS]))
+    now = datetime.now(UTC)
+    files: list[NewFile] = []
+    key: PrivateKey
+    if existed:
+        authority = load_authority(paths.ca, ca_key_path)
+    else:
+        authority = new_authority(now)
+        files += [
+            NewFile(ca_key_path, private_pem(authority.key), private=True),
+            NewFile(paths.ca, certificate_pem(authority.certificate)),
+        ]
+    # The key stays: one file is replaced, and a server never sees two that do not match.
+    if paths.key.exists():
+        key = load_private_key(paths.key, "delete it, and a new one is made")
+    else:
+        key = ec.generate_private_key(ec.SECP256R1())
+        files.append(NewFile(paths.key, private_pem(key), private=True))
+    certificate = new_server_certificate(authority, key, names, now, days)
+    files.append(NewFile(paths.certificate, certificate_pem(certificate), replace=True))
+    return ServerPlan(files, authority, existed, certificate)

@@ -1,0 +1,167 @@
+"""The subcommands of the command for keys: each does its work and prints the next steps."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from cryptography import x509
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.deployment.keys.certificates import certificate_hosts, certificate_pem
+from orchestra_flwr.deployment.keys.client_keys import (
+    NAME_PATTERN,
+    NAME_RULE,
+    PublicKey,
+    check_name,
+    load_public_key,
+    new_client,
+)
+from orchestra_flwr.deployment.keys.client_registry import (
+    plan_registration,
+    registered_keys,
+    revoke,
+)
+from orchestra_flwr.deployment.keys.key_files import COMMAND, LARGEST, NewFile, quoted, write_all
+from orchestra_flwr.deployment.keys.server_keys import ServerPlan, plan_server
+
+
+def make_server(options: argparse.Namespace) -> None:
+    """Makes or renews the server's files; makes and registers bundles for clients.
+
+    Raises:
+        ConfigError: bad input, nothing was written.
+        OSError: the disk refused, nothing was written.
+    """
+    folder: Path = options.folder
+    plan = plan_server(folder, options.host, options.days)
+    ca = certificate_pem(plan.authority.certificate)
+    bundles: list[NewFile] = []
+    registrations: list[NewFile] = []
+    names = list(dict.fromkeys(options.client))
+    for name in names:
+        bundle = folder / "bundles" / check_name(name)
+        if bundle.exists():
+            raise ConfigError(f"{bundle} exists already: choose another name")
+        public, pair = new_client(bundle, name)
+        bundles += [NewFile(bundle / "ca.crt", ca), *pair]
+        registrations += plan_registration(folder, public, name)
+    # A running server sees a new client when its bundle is there, and the certificate is replaced
+    # last: the one step that cannot be taken back.
+    *made, certificate = plan.files
+    write_all([*made, *bundles, *registrations, certificate])
+    _print_server(folder, plan, names)
+
+
+def make_client(options: argparse.Namespace) -> None:
+    """Makes a client's key pair.
+
+    Raises:
+        ConfigError: bad input, nothing was written.
+        OSError: the disk refused, nothing was written.
+    """
+    folder: Path = options.folder
+    public, files = new_client(folder, options.name)
+    write_all(files)
+    line = public.line.decode().strip()
+    print(f"made {folder}/client.key (private: it stays here) and client.pub for {public.comment}:")
+    print(f"\n{line}\n\nnext:")
+    print(f"- at the server: echo '{line}' | {COMMAND} register - --folder security")
+    if not (folder / "ca.crt").exists():
+        print(f"- copy ca.crt from the server's folder to {folder}/ca.crt")
+
+
+def register_client(options: argparse.Namespace) -> None:
+    """Puts a public key on the server's list.
+
+    Raises:
+        ConfigError: bad input, nothing was written.
+        OSError: the disk refused, nothing was written.
+    """
+    folder = _existing(options.folder)
+    if options.public_key == "-":
+        key = PublicKey.parse(sys.stdin.buffer.read(LARGEST), "standard input")
+    else:
+        key = load_public_key(Path(options.public_key))
+    if options.name is None and not re.fullmatch(NAME_PATTERN, key.comment):
+        raise ConfigError(f"the key ends in {key.comment!r}, no name ({NAME_RULE}): use --name")
+    name = key.comment if options.name is None else options.name
+    files = plan_registration(folder, key, name)
+    write_all(files)
+    done = "registered" if files else "already registered:"
+    print(f"{done} {name} ({key.fingerprint})")
+
+
+def revoke_client(options: argparse.Namespace) -> None:
+    """Takes a client off the server's list.
+
+    Raises:
+        ConfigError: bad input, nothing was written.
+        OSError: the disk refused, nothing was written.
+    """
+    revoke(_existing(options.folder), options.name)
+    print(f"revoked {options.name}")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Prints who is registered.
+
+    Raises:
+        ConfigError: the list cannot be read.
+    """
+    clients = registered_keys(_existing(options.folder))
+    if not clients:
+        print(f"no client is registered in {options.folder}")
+        return
+    rows = [("name", "fingerprint", "registered")]
+    for name, (path, key) in clients.items():
+        when = datetime.fromtimestamp(path.stat().st_mtime)
+        rows.append((name, key.fingerprint, f"{when:%Y-%m-%d %H:%M}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
+
+
+def _print_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:
+    here = quoted(folder)
+    authority, certificate = plan.authority.certificate, plan.certificate
+    if plan.authority_existed:
+        print(f"kept {folder}/ca.crt: clients trust it already (until {_end(authority)})")
+    else:
+        print(f"made {folder}/ca.crt and ca.key: what clients will trust (until {_end(authority)})")
+    for_whom = ", ".join(certificate_hosts(certificate))
+    print(f"made {folder}/server.crt for {for_whom} (until {_end(certificate)})")
+    for name in names:
+        print(f"made {folder}/bundles/{name}: the files of client {name}, which is registered")
+    print("\nnext:")
+    if plan.authority_existed:
+        print("- restart the server, which reads its certificate when it starts")
+    else:
+        print(f"- keep {folder}/ca.key secret and safe: who has it can pose as the server")
+    if names:
+        print(
+            f"- copy each folder in {folder}/bundles to its client's machine, as its security "
+            "folder, over a safe way; then delete client.key here"
+        )
+    print(
+        f"- on another client's machine: copy {folder}/ca.crt there, make its key with\n"
+        f"    {COMMAND} client --folder security\n"
+        "  bring its client.pub here and register it with\n"
+        f"    {COMMAND} register client.pub --folder {here}"
+    )
+
+
+def _existing(folder: Path) -> Path:
+    # A mistyped folder must not become a second list that no server reads.
+    if not folder.is_dir():
+        raise ConfigError(f"--folder {folder}: no such folder (`server` makes it)")
+    return folder
+
+
+def _end(certificate: x509.Certificate) -> str:
+    return f"{certificate.not_valid_after_utc:%Y-%m-%d}"

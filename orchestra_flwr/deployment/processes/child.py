@@ -1,0 +1,132 @@
+"""Child processes that end with their parent, with their output in a log of bounded size."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+STOP_SECONDS = 10.0
+LOG_BYTES = 2_000_000
+# Linux ends the child when its parent has ended, in whatever way; elsewhere a killed parent
+# leaves it running. The child's own code cannot be asked: it is Flower's.
+_BOUND = """
+import ctypes, os, signal, sys
+parent = int(sys.argv[1])
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Child:
+    """A running program whose output goes to a log file.
+
+    Args:
+        command: name or path of the program and its arguments; names are looked up beside this
+            Python first, where Flower's programs are.
+        environment: variables beside those of this process.
+        log: the file; it grows to a few megabytes.
+        on_line: takes every line of output.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self._on_line = on_line
+        self._tail: deque[str] = deque(maxlen=40)
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-c", _BOUND, str(os.getpid()), *command],
+            env=child_environment(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a person's Ctrl-C reaches this process alone, which ends it
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.poll()
+
+    def tail(self) -> list[str]:
+        """The last lines of its output; all there are once it has ended."""
+        if self.returncode is not None:
+            self._reader.join(timeout=2)
+        return list(self._tail)
+
+    def stop(self) -> None:
+        """Asks it to end, and makes it after ten seconds."""
+        if self.returncode is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._reader.join(timeout=2)
+
+    def _read(self) -> None:
+        handler = RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=1, delay=True)
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            text = line.rstrip("\n")
+            self._tail.append(text)
+            handler.emit(logging.makeLogRecord({"msg": text}))
+            self._on_line(text)
+        handler.close()
+
+
+def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment for Flower's programs: found first, quick to poll, and quiet."""
+    beside = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "PYTHONUNBUFFERED": "1",
+        "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
+        **variables,
+    }
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_listening(address: str) -> bool:
+    """Whether somebody listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True

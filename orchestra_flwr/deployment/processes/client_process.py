@@ -1,0 +1,112 @@
+"""`run_client.py`: one client on its own images, until it is stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data import survey
+from orchestra_flwr.deployment.channel.unix_socket import (
+    Channel,
+    ChannelClosedError,
+    ChannelListener,
+)
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.keys.client_keys import ClientFiles, client_files, host_name
+from orchestra_flwr.deployment.processes.supernode import Supernode
+from orchestra_flwr.deployment.processes.trainer import Trainer
+from orchestra_flwr.files import write_atomically
+
+POLL_SECONDS = 1.0
+
+
+def run_client(config: ClientConfig) -> None:
+    """Serves a federation until it is interrupted.
+
+    Raises:
+        ConfigError: images, keys or a state folder that cannot be used, or a privacy.delta that
+            protects none of so many images.
+        KeyboardInterrupt: a person or a supervisor stopped the client.
+    """
+    keys = client_files(Path(config.security)) if config.tls else None
+    root = str(config.data.root)
+    count, labelled = survey(root)
+    config.privacy.check_images(min(count, config.data.limit or count))
+    name = _name(config, keys)
+    with _own_folder(config, name) as folder, tempfile.TemporaryDirectory(prefix="orch") as short:
+        report = _reporter(name)
+        kind = "in class folders" if labelled else "without labels"
+        report(f"{count} images in {root} ({kind})")
+        report(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
+        trainer = Trainer(config, name, folder, report)
+        listener = ChannelListener(Path(short))
+        supernode = Supernode(str(config.server), keys, listener.address, folder, report)
+        supernode.start()
+        try:
+            while True:
+                channel = listener.accept(POLL_SECONDS)
+                if channel is not None:
+                    _answer(trainer, channel, report)
+        finally:
+            report("stopping")
+            supernode.stop()
+            listener.close()
+
+
+def _answer(trainer: Trainer, channel: Channel, report: Callable[[str], None]) -> None:
+    try:
+        with channel:
+            channel.send(*trainer.answer(*channel.receive()))
+    except ChannelClosedError:
+        report("the answer is not wanted any more")
+
+
+def _name(config: ClientConfig, keys: ClientFiles | None) -> str:
+    """The client's name: its key's, the configured one, or one made once and stored."""
+    if keys is not None:
+        if config.name not in (None, keys.name):
+            raise ConfigError(f"name={config.name}: this client's key is named {keys.name}")
+        return keys.name
+    if config.name is not None:
+        return config.name
+    file = Path(config.state) / "name"
+    try:
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, f"{host_name(secrets.token_hex(3))}\n".encode())
+        return file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"state={config.state}: {error}") from None
+
+
+@contextmanager
+def _own_folder(config: ClientConfig, name: str) -> Iterator[Path]:
+    """This client's folder below `state`, for one process at a time."""
+    folder = Path(config.state) / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"state={config.state}: {error}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"client {name} is already running here; give another one name=... of its own"
+            ) from None
+        yield folder
+
+
+def _reporter(name: str) -> Callable[[str], None]:
+    def report(line: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {name}: {line}", file=sys.stdout, flush=True)
+
+    return report

@@ -1,0 +1,87 @@
+"""The ServerApp of a deployment: the same federation as the simulation's, on a SuperLink's clients.
+
+Flower starts it in a separate process; a channel leads to `run_server.py`, which shows what
+happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from orchestra_flwr.deployment.channel.unix_socket import Channel, ChannelClosedError
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Runs the federation that the other end of the channel describes."""
+    with Channel.connect(str(context.run_config["channel"])) as channel:
+        task, _ = channel.receive()
+        finished = threading.Event()
+        threading.Thread(target=_end_with, args=(channel, finished), daemon=True).start()
+        try:
+            _serve(grid, channel, str(task["config"]), Path(task["folder"]))
+        except ChannelClosedError:
+            os._exit(1)  # nobody reads a message any more
+        except Exception as error:
+            channel.send({"event": "failed", "error": _failure(error)})
+            raise
+        finally:
+            finished.set()
+
+
+def _end_with(channel: Channel, finished: threading.Event) -> None:
+    """Ends this process at once when run_server.py has ended: Flower would try for minutes."""
+    with contextlib.suppress(ChannelClosedError):
+        channel.receive()  # nothing comes any more but the end
+    if not finished.is_set():
+        os._exit(1)
+
+
+def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
+    # Imported with the channel open, so that a failure is reported.
+    from flwr.app import ConfigRecord
+
+    from orchestra_flwr import __version__
+    from orchestra_flwr.data import load_dataset
+    from orchestra_flwr.deployment.channel.progress_events import RelayedProgress
+    from orchestra_flwr.deployment.server_config import ServerConfig
+    from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
+    from orchestra_flwr.federation.messages.schema import Schemas
+    from orchestra_flwr.federation.server.loop import run_federation
+    from orchestra_flwr.federation.server.members import ConnectedMembers
+    from orchestra_flwr.reporting import RunFolder
+    from orchestra_flwr.training import build_learner
+
+    server_config = ServerConfig.from_json(config_json)
+    config = server_config.for_clients()
+    dataset = load_dataset(server_config.data) if server_config.has_images else None
+    schemas = Schemas.of(build_learner(config, config.data.channels), config)
+    greeting = ConfigRecord(
+        {
+            "version": __version__,
+            "config": config.to_json(),
+            "schema": schemas.fingerprint,
+        }
+    )
+    progress = RelayedProgress(channel, config.federation.rounds)
+    streaming = StreamingGrid(grid)
+    assert config.federation.min_clients is not None
+    members = ConnectedMembers(streaming, greeting, config.federation.min_clients, progress.message)
+    folder = RunFolder.resume(path)
+    summary = run_federation(
+        streaming, config, members, dataset=dataset, folder=folder, progress=progress
+    )
+    channel.send({"event": "finished", "summary": summary})
+
+
+def _failure(error: Exception) -> str:
+    expected = type(error).__name__ in {"FederationError", "ConfigError"}
+    return str(error) if expected else f"{type(error).__name__}: {error}"

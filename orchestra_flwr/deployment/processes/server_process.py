@@ -1,0 +1,163 @@
+"""`run_server.py`: a federation of real clients, from an empty port to a trained encoder."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from orchestra_flwr.data import load_dataset
+from orchestra_flwr.deployment.addresses import is_loopback
+from orchestra_flwr.deployment.channel.progress_events import show
+from orchestra_flwr.deployment.channel.unix_socket import (
+    Channel,
+    ChannelClosedError,
+    ChannelListener,
+)
+from orchestra_flwr.deployment.gate import Gate, GateTls, listen
+from orchestra_flwr.deployment.keys import server_files
+from orchestra_flwr.deployment.processes.child import Child, free_port
+from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
+from orchestra_flwr.deployment.processes.roster import Roster
+from orchestra_flwr.deployment.processes.superlink import (
+    check_alive,
+    superlink_command,
+    wait_until_up,
+)
+from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.reporting import Progress, RunFolder
+from orchestra_flwr.training import build_learner
+
+START_SECONDS = 60.0  # for the server's app to report
+ATTEMPTS = 3
+POLL_SECONDS = 1.0
+REPLY_SLACK = 1 << 20  # bytes of a reply beside its arrays
+
+
+def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[str, Any]:
+    """Runs or resumes a federation with the clients that connect.
+
+    Args:
+        config: the server's configuration.
+        folder: the run's folder.
+        progress: what a person sees.
+
+    Returns:
+        The summary, as it stands in `summary.json`.
+
+    Raises:
+        ConfigError: keys that are missing or wrong, or an address that cannot be used.
+        FederationError: the run could not be completed.
+    """
+    keys = server_files(Path(config.security)) if config.tls else None
+    clients = Path(config.security) if keys else None
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orch")))
+        address = f"127.0.0.1:{free_port()}"
+        link = Child(
+            superlink_command(address, keys),
+            {"FLWR_HOME": str(home / "flwr")},
+            folder.path / "superlink.log",
+        )
+        stack.callback(link.stop)
+        flower = Flower(home / "flwr", address, keys.ca if keys else None)
+        roster = Roster(flower, clients, progress.message)
+        gate = Gate(
+            config.host,
+            config.port,
+            address,
+            tls=GateTls(keys.certificate, keys.key, keys.ca) if keys else None,
+            reply_limit=reply_limit(config),
+            names=roster.names,
+            refused=lambda line: progress.message(f"refused: {line}"),
+        )
+        stack.enter_context(gate)
+        wait_until_up(address, link)
+        stack.enter_context(roster.watching())
+        progress.message(_invitation(config, gate.port))
+        listener = ChannelListener(home)
+        stack.callback(listener.close)
+        channel = _start(flower, listener, link, progress)
+        listener.close()  # an app that comes late finds nobody
+        with channel:
+            channel.send({"config": config.to_json(), "folder": str(folder.path.resolve())})
+            return _follow(channel, link, progress)
+
+
+def check(config: ServerConfig) -> None:
+    """Checks what could prevent the run from starting, before anything is written.
+
+    Raises:
+        ConfigError: wrong options of the method, keys, address or the server's own images.
+    """
+    listen(config.host, config.port).close()
+    build_learner(config, config.data.channels)
+    if config.tls:
+        server_files(Path(config.security))
+    if config.has_images:
+        load_dataset(config.data)
+
+
+def reply_limit(config: ServerConfig) -> int:
+    """Bytes that an honest reply cannot exceed: all arrays in float32, and what surrounds them."""
+    learner = build_learner(config, config.data.channels)
+    release = config.method.plugin.release(config)
+    rows = sum(most * width for most, width in release.rows.values()) if release else 0
+    return 4 * (Schemas.of(learner, config).shared.size + rows) * 2 + REPLY_SLACK
+
+
+def _invitation(config: ServerConfig, port: int) -> str:
+    """How clients connect."""
+    everywhere = config.host in {"0.0.0.0", "::"}
+    shown = "<this machine's address>" if everywhere else config.host
+    command = f"run_client.py server={shown}:{port} data.root=<images>"
+    if not config.tls and not is_loopback(config.host):
+        command += " insecure=true"
+    how = "TLS" if config.tls else "plain text"
+    return f"listening on {config.host}:{port} ({how}); clients: {command}"
+
+
+def _start(flower: Flower, listener: ChannelListener, link: Child, progress: Progress) -> Channel:
+    """Submits the run until its app reports.
+
+    Flower gives up an app that takes more than half a minute to start, as a busy machine may.
+    """
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            progress.message("the server's app did not start in time: starting it again")
+        try:
+            flower.start_run(listener.address)
+        except FlowerError as error:
+            raise FederationError(str(error)) from None
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if (channel := listener.accept(POLL_SECONDS)) is not None:
+                return channel
+            check_alive(link)
+    raise FederationError(f"the server's app did not start (see {link.log})")
+
+
+def _follow(channel: Channel, link: Child, progress: Progress) -> dict[str, Any]:
+    """Shows what the server's app reports, until it has finished."""
+    try:
+        while True:
+            event = _next(channel, link)
+            if event["event"] == "finished":
+                summary: dict[str, Any] = event["summary"]
+                return summary
+            if event["event"] == "failed":
+                raise FederationError(event["error"])
+            show(event, progress)
+    except ChannelClosedError:
+        check_alive(link)
+        raise FederationError(f"the server's app was ended (see {link.log})") from None
+
+
+def _next(channel: Channel, link: Child) -> dict[str, Any]:
+    while not channel.ready(POLL_SECONDS):
+        check_alive(link)
+    return channel.receive()[0]

@@ -1,0 +1,59 @@
+"""Flower's SuperLink as a child process of the server."""
+
+from __future__ import annotations
+
+import time
+
+from orchestra_flwr.deployment.keys import ServerFiles
+from orchestra_flwr.deployment.processes.child import Child, is_listening
+from orchestra_flwr.federation.server.round_report import FederationError
+
+START_SECONDS = 60.0
+
+
+def superlink_command(address: str, keys: ServerFiles | None) -> list[str]:
+    """The program and its arguments.
+
+    Args:
+        address: HOST:PORT to listen on.
+        keys: for TLS and for the authentication of clients; None: plain text.
+    """
+    host, _, port = address.rpartition(":")
+    command = ["flower-superlink", "--host", host, "--port", port]
+    command += ["--disable-runtime-dependency-installation"]
+    if keys is None:
+        return [*command, "--insecure"]
+    return [
+        *command,
+        "--enable-supernode-auth",
+        "--ssl-ca-certfile",
+        str(keys.ca),
+        "--ssl-certfile",
+        str(keys.certificate),
+        "--ssl-keyfile",
+        str(keys.key),
+    ]
+
+
+def wait_until_up(address: str, link: Child) -> None:
+    """Returns when the SuperLink listens.
+
+    Raises:
+        FederationError: it ended, or did not listen in time.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while not is_listening(address):
+        if link.returncode is not None or time.monotonic() > deadline:
+            last = next((line for line in reversed(link.tail()) if line.strip()), "no output")
+            raise FederationError(f"Flower's SuperLink did not start: {last} (see {link.log})")
+        time.sleep(0.1)
+
+
+def check_alive(link: Child) -> None:
+    """Checks that the SuperLink still runs.
+
+    Raises:
+        FederationError: it has ended.
+    """
+    if link.returncode is not None:
+        raise FederationError(f"Flower's SuperLink ended (see {link.log})")

@@ -1,0 +1,263 @@
+"""A client's own process: has its images in memory and trains on them when the server asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from orchestra_flwr import __version__
+from orchestra_flwr.config import Config, ConfigError, DataConfig, requested_plugins
+from orchestra_flwr.data import ImageSet, load_dataset
+from orchestra_flwr.deployment.channel.flower_records import Encoded, decode, encode
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.client.state_folder import ClientStateFolder
+from orchestra_flwr.federation.messages.arrays import (
+    CLIENT_FAILED,
+    CONFIG,
+    METRICS,
+    RUN,
+    SMALLEST_GROUP,
+)
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.fingerprints import fingerprint_of
+from orchestra_flwr.methods import Release, labels_for
+from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
+from orchestra_flwr.training import build_learner, resolve_device, usable_cpus
+
+
+class RefusalError(ValueError):
+    """This client cannot take part in a run; the text says what to do."""
+
+
+class Trainer:
+    """Answers the server's messages.
+
+    Args:
+        config: the client's configuration.
+        name: the client's name.
+        folder: for the record of releases, and for the state of this client in runs.
+        report: takes a line about what happens.
+
+    Raises:
+        ConfigError: the record of releases cannot be read, or the device is not there.
+    """
+
+    def __init__(
+        self, config: ClientConfig, name: str, folder: Path, report: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._name = name
+        self._report = report
+        self._folder = folder
+        bounds = config.privacy
+        self._ledger = ClientLedger(
+            folder / "releases.jsonl",
+            ClientBounds(bounds.delta, bounds.k_min, bounds.epsilon, bounds.total_epsilon),
+        )
+        self._device = resolve_device(config.device)
+        self._images: ImageSet | None = None
+        self._image_size: int | None = None
+        self._latest: tuple[tuple[Config, str], OrchestraClient] | None = None
+
+    def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
+        """The answer to a request of the relay app; an exception becomes an error."""
+        kinds = {"greet": self.greet, "train": self.train, "evaluate": self.evaluate}
+        work = kinds[request["kind"]]
+        content = decode(request["content"], blobs)
+        blobs.clear()  # large: the content's arrays alone are to hold them
+        try:
+            header, arrays = encode(work(content))
+        except Exception as error:
+            reason = describe(error)
+            self._report(f"failed: {reason}")
+            return {"error": reason, "code": CLIENT_FAILED}, []
+        return {"content": header}, arrays
+
+    def greet(self, content: RecordDict) -> RecordDict:
+        """Sends this client's name and number of images, or why it cannot take part in the run."""
+        task = content.config_records[CONFIG]
+        greeting: dict[str, Any] = {"client": self._name, "version": __version__}
+        try:
+            config = self._accept(task)
+            count, size = len(self._load(config)), config.data.image_size
+            greeting["images"] = count
+            self._report(
+                f"takes part with {count} images of {size} x {size} pixels: "
+                f"{config.method.name}, {config.model.name}, {config.federation.rounds} rounds"
+            )
+        except (RefusalError, ConfigError) as refusal:
+            greeting["refusal"] = str(refusal)
+            self._report(f"cannot take part: {refusal}")
+        return RecordDict({CONFIG: ConfigRecord(greeting)})
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """A round on this client's images."""
+        task = content.config_records[CONFIG]
+        round_ = int(task["round"])  # type: ignore[arg-type]
+        received = self._received(task)
+        release: Release | None = received.method.plugin.release(received)
+        label = release.label if release else "state"
+        self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
+        client = self._client(received, str(task.get(RUN, "")))
+        why_silent = self._why_silent(received, client, task)
+        reply = train_reply(client, content)
+        metrics = reply.metric_records[METRICS]
+        loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
+        trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
+        if metrics.get(SMALLEST_GROUP) == 0:
+            why_silent = f"fewer than privacy.k_min={received.privacy.k_min} images"
+        silent = [f"sent no {label}: {why_silent}"] if why_silent else []
+        facts = [*trained, *silent, f"{metrics['seconds']:.1f} s"]
+        self._report(f"round {round_}: {', '.join(facts)}")
+        return reply
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """The averaged encoder's scores on this client's images."""
+        task = content.config_records[CONFIG]
+        round_ = int(task["round"])  # type: ignore[arg-type]
+        reply = evaluate_reply(self._client(self._received(task), str(task.get(RUN, ""))), content)
+        scores = reply.metric_records[METRICS]
+        self._report(
+            f"round {round_}: the average has alignment {scores['alignment']:.3f}, "
+            f"uniformity {scores['uniformity']:.3f} on the images here"
+        )
+        return reply
+
+    def _client(self, received: Config, run: str) -> OrchestraClient:
+        if self._latest is None or self._latest[0] != (received, run):
+            config = self._localised(received)
+            images = self._load(config)
+            labels = labels_for(config, images)
+            folder = ClientStateFolder(self._folder / "runs", run) if run else None
+            client = OrchestraClient(
+                config,
+                self._name,
+                images.images,
+                labels,
+                state_folder=folder,
+                secret_noise=True,
+            )
+            # Not for the greeting alone: a round may come with another configuration.
+            self._permit(received, len(client.images))
+            self._latest = ((received, run), client)
+        return self._latest[1]
+
+    def _permit(self, received: Config, images: int) -> None:
+        release: Release | None = received.method.plugin.release(received)
+        if release is not None:
+            release.check_images(images)
+            self._ledger.check(
+                _run_digest(received),
+                release.mechanism,
+                k_min=release.least_images,
+                label=release.label,
+            )
+
+    def _why_silent(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> str:
+        """Why no centroids are sent, "" if they are; then the release is on record already."""
+        if not task["contribute"]:
+            return "privacy.total_epsilon is spent"
+        release: Release | None = received.method.plugin.release(received)
+        mechanism = release.mechanism if release else None
+        round_ = int(task["round"])  # type: ignore[arg-type]
+        if mechanism and not self._ledger.release(_run_digest(received), round_, mechanism):
+            task["contribute"] = False
+            return "this client's own privacy.total_epsilon is spent"
+        return ""
+
+    def _accept(self, task: ConfigRecord) -> Config:
+        server = str(task["version"])
+        if server != __version__:
+            raise RefusalError(
+                f"the server runs orchestra_flwr {server}, this client {__version__}: "
+                "install the same version on both"
+            )
+        received = self._received(task)
+        config = self._localised(received)
+        size, wanted = config.data.image_size, self._config.data.image_size
+        if wanted is not None and wanted != size:
+            raise RefusalError(
+                f"the server trains on images of {size} x {size} pixels, this client has "
+                f"data.image_size={wanted}: start it with data.image_size={size}, or without it"
+            )
+        learner = build_learner(config, config.data.channels)
+        schema = Schemas.of(learner, config).fingerprint
+        server_schema = str(task["schema"])
+        if schema != server_schema:
+            raise RefusalError(
+                f"the server's model has schema {server_schema}, this client's {schema}: "
+                "install the same version of orchestra_flwr, and of its plugins, on both"
+            )
+        images, least = self._load(config), config.federation.min_images
+        if len(images) < least:
+            raise RefusalError(
+                f"{len(images)} images, the server asks for at least {least}: add images to "
+                f"{self._config.data.root}, or lower federation.min_images at the server"
+            )
+        self._permit(received, len(images))
+        labels_for(config, images)
+        return config
+
+    def _received(self, task: ConfigRecord) -> Config:
+        """The server's configuration.
+
+        Raises:
+            RefusalError: it names packages that this client does not allow; they are not imported.
+            ConfigError: a key or a value is not allowed.
+        """
+        text = str(task["config"])
+        allowed = self._config.plugins
+        wanted = requested_plugins(text)
+        if not set(wanted) <= set(allowed):
+            raise RefusalError(
+                f"the server asks for plugins=[{','.join(wanted)}], this client allows "
+                f"plugins=[{','.join(allowed)}]: install the packages here and start it with "
+                "that setting if you trust them"
+            )
+        return Config.from_json(text)
+
+    def _localised(self, config: Config) -> Config:
+        """The server's configuration on this machine.
+
+        Raises:
+            RefusalError: it asks for what exposes single images, whatever the server's checks are.
+        """
+        release: Release | None = config.method.plugin.release(config)
+        if release is not None and release.exposes:
+            raise RefusalError(
+                f"the server asks for {release.exposes}, which this client does not send"
+            )
+        local = self._config.training
+        machine = {
+            "threads": local.threads or usable_cpus(),
+            "precision": local.precision or config.training.precision,
+        }
+        training = config.training.model_copy(update=machine)
+        return config.model_copy(update={"training": training, "device": self._config.device})
+
+    def _load(self, config: Config) -> ImageSet:
+        if self._images is None or self._image_size != config.data.image_size:
+            local = self._config.data
+            data = {
+                "name": "image_folder",
+                "root": local.root,
+                "image_size": config.data.image_size,
+                "train_limit": local.limit,
+                "cache": local.cache,
+            }
+            dataset = load_dataset(DataConfig.model_validate(data))
+            if dataset.skipped:
+                self._report(f"{len(dataset.skipped)} image files cannot be read and are left out")
+            self._images = dataset.train.to(self._device)
+            self._image_size = config.data.image_size
+        return self._images
+
+
+def _run_digest(config: Config) -> str:
+    """Differs for runs of different configurations."""
+    return fingerprint_of(config.to_json())

@@ -1,0 +1,68 @@
+"""The configuration of a server of real clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.deployment.addresses import uses_tls
+from orchestra_flwr.methods import Release
+
+
+class ServerConfig(Config):
+    """A run with real clients, and where its server listens."""
+
+    file = "server"
+
+    host: str = Field(min_length=1)
+    port: int = Field(ge=0, le=65535)  # 0: any free one
+    insecure: bool
+    security: str
+
+    @model_validator(mode="after")
+    def _clients_are_not_counted_ahead(self) -> ServerConfig:
+        clients, least = self.federation.clients, self.federation.min_clients
+        if least is None or clients != least:
+            raise ValueError(
+                f"federation.clients={clients}: real clients come and go; "
+                "set federation.min_clients, the number that a round waits for"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _real_clients_can_take_part(self) -> ServerConfig:
+        release: Release | None = self.method.plugin.release(self)
+        if release and release.exposes:
+            raise ValueError(
+                f"method={self.method.name}: with these options {release.exposes} would leave the "
+                "clients; real clients do not take part in such a run, only simulated ones do"
+            )
+        if not self.exchange.plugin.deployable:
+            raise ValueError(
+                f"exchange={self.exchange.name}: only simulated clients can take part in it"
+            )
+        if self.shift.name != "none":
+            raise ValueError(
+                f"shift={self.shift.name}: must be none, real clients' images are as they are"
+            )
+        return self
+
+    @property
+    def tls(self) -> bool:
+        """Whether the server speaks TLS: always, but for `insecure` and keyless loopback."""
+        return uses_tls(self.host, self.insecure, Path(self.security) / "server.crt")
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the server has images of its own, to evaluate encoders on."""
+        return self.data.name != "image_folder" or bool(self.data.options.get("root"))
+
+    def for_clients(self) -> Config:
+        """The configuration that is sent to clients: without the server's paths and addresses."""
+        values = self.model_dump(include=set(Config.model_fields))
+        values |= {"run_dir": None, "resume": None}
+        for local in ("root", "cache"):
+            values["data"].pop(local, None)
+        return Config.model_validate(values)

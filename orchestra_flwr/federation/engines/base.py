@@ -1,0 +1,55 @@
+"""What an engine is: a grid on which simulated clients answer, and the resources that they need."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from orchestra_flwr.config import Config, Plugin
+
+# Runs the whole federation on a grid with so many clients at work at the same time.
+Serve = Callable[[Grid, int], dict[str, Any]]
+
+
+class Engine(Plugin, ABC):
+    """Runs simulated clients.
+
+    Args:
+        settings: its own options under `engine.` in the configuration.
+        config: of the run.
+    """
+
+    def __init__(self, settings: Any, config: Config) -> None:
+        self.settings = settings
+        self.config = config
+
+    @classmethod
+    def is_remote(cls, settings: Any) -> bool:
+        """Whether clients are trained on other machines, whose devices are others than here."""
+        return False
+
+    def check_resources(self) -> None:
+        """Refuses a run for which this machine lacks something, before anything is written.
+
+        Raises:
+            ConfigError: a GPU that is not there, or a package that is not installed.
+        """
+
+    @abstractmethod
+    def run(self, serve: Serve, clients: int) -> dict[str, Any]:
+        """Calls `serve` with a grid and the number of clients at work at the same time.
+
+        Args:
+            serve: the server's rounds.
+            clients: how many clients the simulation has.
+
+        Returns:
+            What `serve` returned.
+
+        Raises:
+            ConfigError: resources that are not there.
+            FederationError: the engine failed.
+        """

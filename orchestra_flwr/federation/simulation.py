@@ -1,0 +1,68 @@
+"""Simulated federations: all images are here, and an engine runs the clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import class_counts
+from orchestra_flwr.federation.engines import Engine
+from orchestra_flwr.federation.population import Population
+from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.reporting import Progress, RunFolder, plot_partition, summary_writer
+
+
+def simulate(
+    config: Config, population: Population, folder: RunFolder, progress: Progress
+) -> dict[str, Any]:
+    """Runs the federation by the configuration's engine.
+
+    Returns:
+        The summary, as it stands in `summary.json`.
+
+    Raises:
+        ConfigError: resources that this machine does not have.
+        FederationError: the run could not be completed.
+    """
+    _plot_split(population, folder)
+
+    def serve(grid: Grid, workers: int) -> dict[str, Any]:
+        members = SimulatedMembers(grid, list(population.parts))
+        return run_federation(
+            grid,
+            config,
+            members,
+            dataset=population.dataset,
+            folder=folder,
+            progress=progress,
+            workers=workers,
+        )
+
+    engine: Engine = config.engine.build(config)
+    return engine.run(serve, len(population.parts))
+
+
+def check_resources(config: Config) -> None:
+    """Tells what this machine lacks for a run before anything is written.
+
+    Raises:
+        ConfigError: a GPU that is not there, or a package that is not installed.
+    """
+    if config.logging.tensorboard:
+        summary_writer()
+    engine: Engine = config.engine.build(config)
+    engine.check_resources()
+
+
+def _plot_split(population: Population, folder: RunFolder) -> None:
+    train = population.dataset.train
+    if train.labels is None:
+        counts, names = np.array([[len(part)] for part in population.parts.values()]), ["images"]
+    else:
+        counts = class_counts(list(population.parts.values()), train.labels, len(train.classes))
+        names = list(train.classes)
+    plot_partition(counts, names, folder.path / "partition.png")

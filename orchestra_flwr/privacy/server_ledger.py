@@ -1,0 +1,112 @@
+"""The server's ledger: which clients were asked for a private release, and what that has cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestra_flwr.privacy.accounting import ClusteringMechanism
+from orchestra_flwr.privacy.ledger import Ledger
+from orchestra_flwr.privacy.release_record import ReleaseRecord, parse_name, parse_round
+
+
+@dataclass(frozen=True)
+class AskedClients:
+    """A line of the record: the clients that were asked for a release in a round."""
+
+    round: int
+    clients: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, line: Any) -> AskedClients:
+        """As :class:`ReleaseRecord` asks for."""
+        clients = line["clients"]
+        if not isinstance(clients, list):
+            raise TypeError(f"clients must be a list, not {clients!r}")
+        return cls(parse_round(line["round"]), tuple(map(parse_name, clients)))
+
+
+class ServerLedger:
+    """Counts what every client of a run has released, over all rounds and across crashes.
+
+    A client counts from the moment before it is asked; one whose reply was lost has released.
+
+    Args:
+        file: the record; it is continued where it exists.
+        mechanism: the noise of one release.
+        delta: the probability with which all releases of a client together may cost more.
+        total_epsilon: what all releases of a client may cost; None: anything.
+        replays: whether a round that is repeated after a crash draws the same noise for the same
+            features, and so releases nothing new. Real clients draw fresh noise.
+
+    Raises:
+        ConfigError: the record cannot be read or is damaged.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        mechanism: ClusteringMechanism,
+        *,
+        delta: float,
+        total_epsilon: float | None = None,
+        replays: bool,
+    ) -> None:
+        self._mechanism = mechanism
+        self._delta = delta
+        self._total_epsilon = total_epsilon
+        self._replays = replays
+        self._record = ReleaseRecord(file, AskedClients.parse)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Releases so far by the client's name, in the order in which they were first asked."""
+        releases = [(entry.round, name) for entry in self._record.entries for name in entry.clients]
+        if self._replays:
+            releases = list(dict.fromkeys(releases))
+        return dict(Counter(name for _, name in releases))
+
+    def spent(self) -> float:
+        """The epsilon of the client that spent most; 0 before any release."""
+        return self._ledger(max(self.counts.values(), default=0)).spent()
+
+    def exhausted(self, names: Collection[str], round_: int) -> set[str]:
+        """Those of `names` that would exceed the total epsilon by a release in `round_`."""
+        total = self._total_epsilon
+        if total is None:
+            return set()
+        counts = self.counts
+        repeated = self._asked_in(round_) if self._replays else set()
+
+        def may_release(name: str) -> bool:
+            return self._ledger(counts.get(name, 0)).may_release(self._mechanism, total)
+
+        return {name for name in names if name not in repeated and not may_release(name)}
+
+    def ask(self, round_: int, names: Collection[str]) -> None:
+        """Writes down that these clients are about to release.
+
+        Raises:
+            OSError: the line cannot be written; then nobody may be asked.
+        """
+        self._record.append(AskedClients(round_, tuple(names)))
+
+    def metrics(self) -> dict[str, Any]:
+        """For metrics and summary: the epsilon of the client that spent most, and all counts."""
+        return {
+            "epsilon": self.spent(),
+            "delta": self._delta,
+            "epsilon_each": self._mechanism.epsilon,
+            "releases": self.counts,
+        }
+
+    def _asked_in(self, round_: int) -> set[str]:
+        entries = self._record.entries
+        return {name for entry in entries if entry.round == round_ for name in entry.clients}
+
+    def _ledger(self, times: int) -> Ledger:
+        """Of a client that has released so often."""
+        return Ledger(self._delta, {self._mechanism: times})

@@ -1,0 +1,91 @@
+import os
+import threading
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from orchestra_flwr.deployment.channel.flower_records import decode, encode
+from orchestra_flwr.deployment.channel.unix_socket import (
+    Channel,
+    ChannelClosedError,
+    ChannelListener,
+)
+
+
+@pytest.fixture
+def listener(tmp_path_factory):
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory(prefix="orch") as folder:  # short: a socket's path is limited
+        listener = ChannelListener(Path(folder))
+        yield listener
+        listener.close()
+
+
+@pytest.fixture
+def ends(listener):
+    one = Channel.connect(listener.address)
+    other = listener.accept(5)
+    yield one, other
+    one.close()
+    other.close()
+
+
+def test_headers_and_bytes_arrive_whole_and_in_order(ends):
+    one, other = ends
+    large = os.urandom(5_000_000)  # more than any socket buffers
+    sender = threading.Thread(target=one.send, args=({"n": 1, "text": "ü"}, [b"", large]))
+    sender.start()
+    assert other.receive() == ({"n": 1, "text": "ü"}, [b"", large])
+    sender.join()
+    other.send({"back": None})
+    assert one.ready(5)
+    assert one.receive() == ({"back": None}, [])
+    assert not one.ready(0)
+
+
+def test_an_end_that_goes_is_noticed_also_in_the_middle(ends):
+    one, other = ends
+    one._socket.sendall(b"\0\0\0")
+    one.close()
+    assert other.ready(5)
+    with pytest.raises(ChannelClosedError, match="has ended"):
+        other.receive()
+    with pytest.raises(ChannelClosedError):
+        for _ in range(2):
+            other.send({}, [bytes(1 << 20)])
+
+
+def test_a_length_out_of_this_world_is_refused(ends):
+    one, other = ends
+    one._socket.sendall(b"\xff" * 8)
+    with pytest.raises(ChannelClosedError, match="language"):
+        other.receive()
+
+
+def test_nobody_listens(listener, tmp_path):
+    assert listener.accept(0.01) is None
+    with pytest.raises(ChannelClosedError, match="nobody listens"):
+        Channel.connect(str(tmp_path / "none"))
+
+
+def test_records_survive_the_journey():
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(
+                {
+                    "shared": Array(np.arange(6, dtype=np.float32).reshape(2, 3)),
+                    "centroids": Array(np.ones((1, 4), np.float32)),
+                }
+            ),
+            "config": ConfigRecord({"round": 3, "train": True, "schema": "x", "rate": 0.5}),
+            "metrics": MetricRecord({"loss": 0.25, "examples": 7}),
+        }
+    )
+    import json
+
+    header, blobs = encode(content)
+    again = decode(json.loads(json.dumps(header)), blobs)
+    assert again.object_id == content.object_id  # Flower's hash of everything inside

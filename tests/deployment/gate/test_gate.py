@@ -1,0 +1,889 @@
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import http.client
+import ipaddress
+import itertools
+import json
+import logging
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import uvicorn
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.deployment.gate import Gate, GateTls, connection, forward, listening
+
+# A key and what `ssh-keygen -l` says of it.
+KEY = b"""-----BEGIN PUBLIC KEY-----
+MHYwEAYHKoZIzj0CAQYFK4EEACIDYgAERl2/tB3amop8x2CuGu1DCuCKPesctF+C
+AexRAA1CbdwRG6h56fZwxBTL5MLgDITFywY0yUCGVPOq1/GpAzbBIGygpQfZ8qTC
+isWt7F4rduAUm4WLnCgIuZtIVBDxAekv
+-----END PUBLIC KEY-----
+"""
+FINGERPRINT = "SHA256:TsYJzOo9Z3barbat1I5YSO7FaotAQVzDMjL8lQK1dtE"
+ALICE = b"alice's public key"
+PULL = "/v1/fleet/pull-messages"
+PUSH_MESSAGES = "/v1/fleet/push-messages"
+PUSH = "/v1/fleet/push-object"
+MIB = 1024**2
+
+
+def wait(condition, seconds=5.0):
+    """Polls until there is something, which it returns."""
+    end = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+    return result
+
+
+def key_header(key):
+    return {"flwr-public-key": base64.b64encode(key).decode()}
+
+
+class SuperLink:
+    """Stands for the SuperLink: an ASGI application that notes what comes.
+
+    A request with the header `flwr-test` gets a special treatment; `answers` holds
+    (status, body) by path.
+    """
+
+    def __init__(self):
+        self.requests = []
+        self.bodies = {}  # by flwr-test: what has arrived so far
+        self.broken_off = []
+        self.answers = {}
+        self.go_on = threading.Event()
+
+    async def __call__(self, scope, receive, send):
+        headers = {k.decode(): v.decode() for k, v in scope["headers"]}
+        test = headers.get("flwr-test", "")
+        body = bytearray()
+        self.bodies[test] = body
+        more = True
+        while more:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                self.broken_off.append(test)
+                return
+            body += event["body"]
+            more = event["more_body"]
+        self.requests.append((scope["method"], scope["path"], headers, bytes(body)))
+        status, answer = self.answers.get(scope["path"], (200, b"%d" % len(body)))
+        given = [(b"flwr-version-incompatibility-message", b"old"), (b"x-secret", b"1")]
+        if test == "two parts":
+            await send({"type": "http.response.start", "status": 200, "headers": given})
+            await send({"type": "http.response.body", "body": b"first", "more_body": True})
+            await asyncio.get_running_loop().run_in_executor(None, self.go_on.wait, 5)
+            await send({"type": "http.response.body", "body": b"second"})
+            return
+        length = len(answer) + (9 if test == "break off" else 0)
+        given.append((b"content-length", b"%d" % length))
+        await send({"type": "http.response.start", "status": status, "headers": given})
+        await send({"type": "http.response.body", "body": answer})
+
+    def seen(self, test):
+        return [r for r in self.requests if r[2].get("flwr-test") == test]
+
+
+@contextlib.contextmanager
+def serving(application, port=0, **options):
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    options |= {"lifespan": "off", "log_config": None, "timeout_graceful_shutdown": 1}
+    config = uvicorn.Config(application, port=port, **options)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait(lambda: server.started)
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def pem(key):
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def make_certificates(folder, ca_name="CA", days=1):
+    """A CA and a certificate for 127.0.0.1 that it has signed."""
+
+    def build(name, key, issuer, issuer_key, *extensions):
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(datetime.now(UTC) - timedelta(days=9))
+            .not_valid_after(datetime.now(UTC) + timedelta(days=days))
+        )
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    files = GateTls(folder / "server.crt", folder / "server.key", folder / "ca.crt")
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    ca = x509.BasicConstraints(ca=True, path_length=None)
+    files.ca.write_bytes(build(ca_name, ca_key, ca_name, ca_key, ca))
+    files.certificate.write_bytes(build("server", key, ca_name, ca_key, names))
+    files.key.write_bytes(pem(key))
+    return files
+
+
+class Client:
+    """A client with an address of its own, 127.0.0.x, so that its lines are its own."""
+
+    def __init__(self, gate, lines, ca=None):
+        self.gate = gate
+        self.address = f"127.0.0.{next(ADDRESSES)}"
+        self._lines = lines
+        self._tls = ssl.create_default_context(cafile=ca) if ca else None
+
+    def socket(self):
+        plain = socket.create_connection(
+            ("127.0.0.1", self.gate.port), timeout=5, source_address=(self.address, 0)
+        )
+        return self._tls.wrap_socket(plain, server_hostname="127.0.0.1") if self._tls else plain
+
+    def connection(self):
+        made = http.client.HTTPConnection("127.0.0.1", self.gate.port)
+        made.sock = self.socket()
+        return made
+
+    def request(self, method, path, body=b"", headers=None):
+        with contextlib.closing(self.connection()) as made:
+            made.request(method, path, body, headers or {})
+            response = made.getresponse()
+            return response.status, response.read()
+
+    def post(self, path, body=b"", **headers):
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.request("POST", path, body, {"content-type": "application/protobuf", **named})
+
+    def raw(self, data):
+        """What comes back for these bytes until the gate closes or nothing more comes."""
+        with contextlib.closing(self.socket()) as made:
+            made.sendall(data)
+            answer = b""
+            with contextlib.suppress(TimeoutError, ConnectionResetError):
+                while chunk := made.recv(65536):
+                    answer += chunk
+                    made.settimeout(0.1)
+        return answer
+
+    def line(self, part=""):
+        """The first line about this client that holds `part`, without its address."""
+        start = self.address + ": "
+        found = wait(lambda: [x for x in self._lines if x.startswith(start) and part in x])
+        return found[0].removeprefix(start)
+
+    def lines(self):
+        return [line for line in self._lines if line.startswith(self.address + ": ")]
+
+
+ADDRESSES = itertools.count(2)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def superlink():
+    return SuperLink()
+
+
+@pytest.fixture(scope="module")
+def plain_port(superlink):
+    with serving(superlink) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def lines():
+    return []
+
+
+@pytest.fixture(scope="module")
+def open_gate(plain_port, lines):
+    """Makes gates, in front of the upstream without TLS unless told otherwise."""
+
+    def make(port=plain_port, **options):
+        usual = {"tls": None, "reply_limit": None, "names": dict, "refused": lines.append}
+        return Gate("127.0.0.1", 0, f"127.0.0.1:{port}", **(usual | options))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def plain_gate(open_gate):
+    with open_gate(reply_limit=3 * MIB) as gate:
+        yield gate
+
+
+@pytest.fixture(scope="module")
+def tls_gate(superlink, certificates, open_gate):
+    tls = {"ssl_certfile": certificates.certificate, "ssl_keyfile": certificates.key}
+    with (
+        serving(superlink, **tls) as port,
+        open_gate(port, tls=certificates, names=lambda: {ALICE: "alice"}) as gate,
+    ):
+        yield gate
+
+
+@pytest.fixture
+def client(plain_gate, lines):
+    return Client(plain_gate, lines)
+
+
+@pytest.fixture
+def tls_client(tls_gate, lines, certificates):
+    return Client(tls_gate, lines, certificates.ca)
+
+
+@pytest.fixture
+def test(request, superlink):
+    """Marks the requests of a test, and forgets the answers that it has set."""
+    yield request.node.name
+    superlink.answers.clear()
+
+
+# What passes
+
+
+@pytest.mark.parametrize("kind", ["client", "tls_client"])
+def test_passes_a_request_and_its_response(kind, request, superlink, test):
+    body = os.urandom(100_000)
+    given = {"content-type": "application/protobuf", "flwr-public-key": "YWxpY2Ui", "accept": "a/b"}
+    given |= key_header(ALICE) | {"flwr-timestamp": "now", "flwr-test": test}
+    dropped = {"cookie": "1", "x-forwarded-for": "10.0.0.1", "te": "trailers", "keep-alive": "9"}
+    with contextlib.closing(request.getfixturevalue(kind).connection()) as made:
+        made.request("POST", PUSH, body, given | dropped | {"connection": "keep-alive"})
+        response = made.getresponse()
+        assert (response.status, response.read()) == (200, b"100000")
+        assert response.headers["flwr-version-incompatibility-message"] == "old"
+        assert {"x-secret", "server", "date"}.isdisjoint(k.lower() for k in response.headers)
+        ((method, path, headers, received),) = superlink.seen(test)
+        assert (method, path, received) == ("POST", PUSH, body)
+        assert given.items() <= headers.items()
+        assert headers.keys() - given.keys() == {"host", "content-length"}
+
+
+def test_keeps_connections_on_both_sides(client, superlink, test):
+    with contextlib.closing(client.connection()) as made:
+        for _ in range(3):
+            made.request("POST", PULL, b"x", {"flwr-test": test})
+            assert made.getresponse().read() == b"1"
+    assert len(superlink.seen(test)) == 3
+
+
+def test_a_body_passes_before_it_is_complete(client, superlink, test):
+    head = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\nflwr-test: {test}\r\n\r\n"
+    with contextlib.closing(client.socket()) as made:
+        made.sendall(head.encode() + b"first ")
+        wait(lambda: superlink.bodies.get(test) == b"first ")
+        made.sendall(b"second")
+        assert made.recv(1000).startswith(b"HTTP/1.1 200")
+    assert superlink.bodies[test] == b"first second"
+
+
+def test_a_response_passes_before_it_is_complete(client, superlink):
+    with contextlib.closing(client.connection()) as made:
+        made.request("POST", PULL, headers={"flwr-test": "two parts"})
+        response = made.getresponse()
+        assert response.read(5) == b"first"
+        superlink.go_on.set()
+        assert response.read() == b"second"
+
+
+def test_health(client, tls_client, open_gate):
+    version = json.loads(client.request("GET", "/health")[1])["version"]
+    assert version[0].isdigit()
+    for made in (client, tls_client):
+        status, body = made.request("GET", "/health")
+        assert (status, json.loads(body)) == (200, {"version": version, "superlink": True})
+    with open_gate(1) as gate:
+        body = Client(gate, []).request("GET", "/health")[1]
+        assert json.loads(body)["superlink"] is False
+
+
+# What does not
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/docs",
+        "/openapi.json",
+        "/v1/fleet",
+        "/v1/fleet/",
+        "/v1/fleet/start-run",
+        "/v1/control/start-run",
+        "/v1/runtime/acquire-task",
+        "//v1/fleet/pull-messages",
+        "/v1//fleet/pull-messages",
+        "/v1/fleet/pull-messages/",
+        "/v1/fleet/pull-messages?x=1",
+        "/v1/fleet/pull-messages;x",
+        "/v1/fleet/pull%2dmessages",
+        "/V1/fleet/pull-messages",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/%2e%2e/control/start-run",
+        "/v1/fleet/..%2fcontrol/start-run",
+        "/v1/fleet\\..\\control\\start-run",
+    ],
+)
+def test_only_the_fleet_api_is_served(path, client, superlink):
+    before = len(superlink.requests)
+    assert client.post(path)[0] == 404
+    assert len(superlink.requests) == before
+    local = path.startswith(("/v1/control", "/v1/runtime"))
+    assert client.line() == (
+        f"asked for {path}, which is only served to this machine"
+        if local
+        else f"asked for POST {path}, which is not served"
+    )
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"])
+def test_only_post_is_served(method, client, superlink):
+    before = len(superlink.requests)
+    assert client.request(method, PULL)[0] == 404
+    assert client.request("POST", "/health")[0] == 404
+    assert len(superlink.requests) == before
+
+
+POST = f"POST {PULL} HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (POST + "content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n", 400),
+        (POST + "transfer-encoding: chunked\r\ncontent-length: 1\r\n\r\n1\r\nx\r\n0\r\n\r\n", 400),
+        (POST + "content-length: 1\r\ncontent-length: 2\r\n\r\nxy", 400),
+        (POST + "content-length: -1\r\n\r\n", 400),
+        (POST + "content-length: 1\r\nflwr-x : y\r\n\r\nx", 400),
+        (POST + "content-length: 1\r\nflwr-x: y\n z: 1\r\n\r\nx", 400),
+        (POST + "content-length: 0\r\nflwr-x: y\x00\r\n\r\n", 400),
+        (f"POST http://other{PULL} HTTP/1.1\r\ncontent-length: 0\r\n\r\n", 400),
+        ("CONNECT 10.0.0.1:80 HTTP/1.1\r\n\r\n", 400),
+        ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        ("hello\r\n\r\n", 400),
+        (POST + "transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n", 411),
+        (POST + "connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n", 411),
+        (POST + "\r\n", 411),
+    ],
+)
+def test_requests_with_two_readings_are_refused(data, status, client, superlink):
+    before = len(superlink.requests)
+    assert client.raw(data.encode("latin-1")).startswith(b"HTTP/1.1 %d " % status)
+    assert len(superlink.requests) == before
+    assert ("no HTTP request" if status == 400 else "without its length") in client.line()
+
+
+def test_pipelined_requests_are_refused(client, test, superlink):
+    one = f"{POST}content-length: 0\r\nflwr-test: {test}\r\n\r\n"
+    assert client.raw((one + one).encode()).count(b"HTTP/1.1 200") <= 1
+    assert len(superlink.seen(test)) <= 1
+
+
+def test_a_request_beside_another_is_refused(client, superlink):
+    superlink.go_on.clear()
+    try:
+        with contextlib.closing(client.socket()) as made:
+            made.sendall(f"{POST}content-length: 0\r\nflwr-test: two parts\r\n\r\n".encode())
+            answer = b""
+            while b"first" not in answer:
+                answer += made.recv(1000)
+            made.sendall(POST.encode())
+            assert closed(made)
+    finally:
+        superlink.go_on.set()
+    assert "no HTTP request" in client.line()
+
+
+def test_a_client_may_go_on_as_soon_as_it_has_the_response(client, superlink, test):
+    request = f"{POST}content-length: 0\r\nflwr-test: {test}\r\n\r\n".encode()
+    with contextlib.closing(client.socket()) as made:
+        for _ in range(50):
+            made.sendall(request)
+            answer = b""
+            while not answer.endswith(b"\r\n\r\n0"):  # the body: so many bytes came
+                chunk = made.recv(1000)
+                assert chunk, answer
+                answer += chunk
+    assert len(superlink.seen(test)) == 50
+    assert not client.lines()
+
+
+def test_a_stranger_cannot_write_the_log(client):
+    client.raw(b"GET /%0a\x1b[31m" + b"x" * 5000 + b" HTTP/1.1\r\n\r\n")
+    line = client.line()
+    assert line.isprintable()
+    assert len(line) < 400
+
+
+@pytest.mark.parametrize(
+    ("path", "limit"), [(PUSH, 16 * MIB), (PUSH_MESSAGES, 4 * MIB), (PULL, 64 * 1024)]
+)
+def test_a_request_has_a_limit_and_the_connection_goes_on(path, limit, client, superlink, test):
+    with contextlib.closing(client.connection()) as made:
+        for size, status in ((limit + 1, 413), (limit, 200)):
+            made.request("POST", path, bytes(size), key_header(b"new") | {"flwr-test": test})
+            response = made.getresponse()
+            assert (response.status, bool(response.read())) == (status, True)
+    assert [len(r[3]) for r in superlink.seen(test)] == [limit]
+    assert f"to {path}, which takes {limit / 1e6:.1f} MB" in client.line()
+
+
+# The budget of a reply
+
+
+def push_messages(reply):
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+
+    metadata = Metadata(run_id=7, message_id=reply)
+    return PushMessagesRequest(
+        node=Node(node_id=3), messages_list=[Message(metadata=metadata)]
+    ).SerializeToString()
+
+
+def test_a_reply_has_a_budget(client, superlink, test):
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+    key = key_header(b"greedy " + KEY) | {"flwr-test": test}
+
+    def send(path, body=b""):
+        return client.request("POST", path, body, key)[0]
+
+    assert send(PUSH, bytes(5 * MIB)) == 200  # it was given nothing yet: the SuperLink says no
+    assert send(PULL) == 200
+    assert send(PUSH_MESSAGES, push_messages("its reply")) == 200
+    assert [send(PUSH, bytes(MIB)) for _ in range(4)] == [200, 200, 200, 413]
+    assert send(PUSH, bytes(MIB)) == 413
+    assert "pushed 4.2 MB for one reply, which may have 3.1 MB" in client.line()
+    assert len(client.lines()) == 1
+    # The reply is taken back, so that the server need not wait for what is missing of it.
+    withdrawn = superlink.seen(test)[-1]
+    assert withdrawn[1] == "/v1/fleet/confirm-message-received"
+    assert withdrawn[2]["flwr-public-key"] == key["flwr-public-key"]
+    message = ConfirmMessageReceivedRequest.FromString(withdrawn[3])
+    assert (message.node.node_id, message.run_id, message.message_object_id) == (3, 7, "its reply")
+    # Another client is not concerned, and only a new message gives a new budget.
+    assert client.request("POST", PUSH, bytes(MIB), key_header(b"other"))[0] == 200
+    assert send(PUSH_MESSAGES, push_messages("the same again")) == 200
+    assert send(PUSH, bytes(MIB)) == 413
+    superlink.answers[PULL] = (200, b"")
+    assert send(PULL) == 200
+    assert send(PUSH, bytes(MIB)) == 413
+    superlink.answers[PULL] = (200, b"a message")
+    assert send(PULL) == 200
+    assert send(PUSH, bytes(MIB)) == 200
+
+
+def test_what_is_not_stored_costs_nothing(client, superlink, test):
+    key = key_header(b"unlucky " + KEY)
+    assert client.request("POST", PULL, b"x", key)[0] == 200
+    superlink.answers[PUSH] = (401, b"{}")
+    assert {client.request("POST", PUSH, bytes(MIB), key)[0] for _ in range(5)} == {401}
+    with contextlib.closing(client.socket()) as made:
+        made.sendall(
+            f"POST {PUSH} HTTP/1.1\r\ncontent-length: {3 * MIB}\r\nflwr-test: {test}\r\n"
+            f"flwr-public-key: {key['flwr-public-key']}\r\n\r\nonly a part".encode()
+        )
+        wait(lambda: superlink.bodies.get(test))
+    wait(lambda: test in superlink.broken_off)
+    superlink.answers.clear()
+    assert [client.request("POST", PUSH, bytes(MIB), key)[0] for _ in range(4)] == [
+        200,
+        200,
+        200,
+        413,
+    ]
+
+
+# Who is turned away, in words
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "key", "ahead", "words"),
+    [
+        ("activate-node", 412, KEY, 0, f"key {FINGERPRINT} is not registered"),
+        ("activate-node", 401, b"no key", 0, "key (unreadable) is not registered"),
+        ("activate-node", 412, ALICE, 0, "client alice is connected already"),
+        ("register-node", 412, KEY, 0, "came without a key"),
+        (PULL[10:], 401, ALICE, 0, "client alice: its signature does not fit"),
+        (PULL[10:], 401, ALICE, 1000, "client alice: its clock is 1000 s ahead"),
+        (PULL[10:], 401, ALICE, -4000, "client alice: its clock is 4000 s behind"),
+    ],
+)
+def test_a_refusal_of_the_superlink_is_told(
+    path, status, key, ahead, words, tls_client, superlink, test
+):
+    superlink.answers["/v1/fleet/" + path] = (status, b'{"code": 1}')
+    signed = (datetime.now(UTC) + timedelta(seconds=ahead)).isoformat()
+    answer = tls_client.post("/v1/fleet/" + path, b"x", **key_header(key), flwr_timestamp=signed)
+    assert answer == (status, b'{"code": 1}')
+    assert words in tls_client.line()
+
+
+def test_an_unknown_key_cannot_fill_the_superlink(tls_client, superlink, test):
+    for path in (PUSH, PUSH_MESSAGES):
+        assert tls_client.post(path, b"x", **key_header(KEY), flwr_test=test)[0] == 401
+    assert not superlink.seen(test)
+    assert tls_client.line() == f"key {FINGERPRINT} is not registered here"
+
+
+# TLS
+
+
+@pytest.mark.parametrize("name", ["CA", "another CA"])  # the same name: made anew
+def test_a_client_that_does_not_trust_us(name, tls_gate, lines, tmp_path):
+    client = Client(tls_gate, lines, make_certificates(tmp_path, name).ca)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        client.socket()
+    assert client.line().startswith("does not trust our certificate")
+
+
+def test_a_certificate_that_has_expired(open_gate, lines, tmp_path):
+    tls = make_certificates(tmp_path, days=-1)
+    with open_gate(tls=tls) as gate:
+        client = Client(gate, lines, tls.ca)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            client.socket()
+        assert "it has expired" in client.line()
+
+
+def test_a_client_that_knows_us_by_another_name(tls_client, certificates):
+    context = ssl.create_default_context(cafile=certificates.ca)
+    address = ("127.0.0.1", tls_client.gate.port)
+    with (
+        socket.create_connection(address, source_address=(tls_client.address, 0)) as plain,
+        pytest.raises(ssl.SSLCertVerificationError),
+    ):
+        context.wrap_socket(plain, server_hostname="server.example.org")
+    assert "does not hold the name or address" in tls_client.line()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (f"POST {PULL} HTTP/1.1\r\n\r\n".encode(), "spoke plain text to the TLS port"),
+        (b"\x00\x01\x02 garbage" * 9, "sent something that is no TLS"),
+        (b"", "closed the connection before a TLS handshake"),
+        (b"\x16\x03\x01\x02\x00\x01", "closed the connection before a TLS handshake"),
+    ],
+)
+def test_what_is_no_tls(data, words, tls_gate, lines):
+    client = Client(tls_gate, lines)
+    with contextlib.closing(client.socket()) as made:
+        made.sendall(data)
+        if data[:1] != b"\x16":
+            made.shutdown(socket.SHUT_WR)
+            made.recv(100)
+    assert words in client.line()
+
+
+def test_tls_spoken_to_a_plain_port(plain_gate, lines, certificates):
+    client = Client(plain_gate, lines, certificates.ca)
+    with pytest.raises(OSError):
+        client.socket()
+    assert client.line().startswith("spoke TLS, but this server runs with insecure=true")
+
+
+def test_a_superlink_that_is_not_ours(superlink, certificates, tmp_path, lines, open_gate):
+    other = make_certificates(tmp_path)
+    tls = {"ssl_certfile": other.certificate, "ssl_keyfile": other.key}
+    with serving(superlink, **tls) as port, open_gate(port, tls=certificates) as gate:
+        assert Client(gate, lines, certificates.ca).post(PULL)[0] == 503
+
+
+# A SuperLink that fails
+
+
+def test_a_dead_superlink(open_gate, lines):
+    with open_gate(1) as gate:
+        client = Client(gate, lines)
+        begun = time.monotonic()
+        assert client.post(PULL, b"x")[0] == 503
+        assert client.post(PUSH, bytes(MIB))[0] == 503
+        assert time.monotonic() - begun < 2
+    assert any("SuperLink behind the gate does not answer" in line for line in lines)
+
+
+def test_a_superlink_that_comes_back(open_gate, superlink):
+    with contextlib.ExitStack() as stack:
+        with serving(superlink) as port:
+            client = Client(stack.enter_context(open_gate(port)), [])
+            assert client.post(PULL)[0] == 200
+        assert client.post(PULL)[0] == 503
+        stack.enter_context(serving(superlink, port=port))
+        assert client.post(PULL)[0] == 200
+
+
+def test_a_response_that_breaks_off(client, superlink):
+    with contextlib.closing(client.connection()) as made:
+        made.request("POST", PULL, headers={"flwr-test": "break off"})
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            made.getresponse().read()
+    assert client.post(PULL)[0] == 200
+
+
+# Clients that fail
+
+
+def test_a_client_that_vanishes(client, superlink, test):
+    with contextlib.closing(client.socket()) as made:
+        head = f"POST {PUSH} HTTP/1.1\r\ncontent-length: 1000000\r\nflwr-test: {test}\r\n\r\n"
+        made.sendall(head.encode() + bytes(1000))
+        wait(lambda: superlink.bodies.get(test))
+    wait(lambda: test in superlink.broken_off)
+    assert client.post(PULL)[0] == 200
+
+
+def closed(made):
+    made.settimeout(5)
+    with contextlib.suppress(ConnectionResetError):
+        while made.recv(65536):
+            pass
+    return True
+
+
+@pytest.mark.parametrize("begun", [b"", b"\r\n", b"POST /v1/fleet/pull"])
+def test_waiting_is_bounded(begun, open_gate, monkeypatch):
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.3)
+    lines = []
+    with open_gate(refused=lines.append) as gate:
+        client = Client(gate, lines)
+        with contextlib.closing(client.socket()) as made:
+            made.sendall(begun)
+            assert closed(made)
+        with contextlib.closing(client.connection()) as made:
+            made.request("POST", PULL, b"x")
+            assert made.getresponse().read() == b"1"
+            made.sock.sendall(begun)
+            assert closed(made.sock)
+    assert bool(lines) == begun.startswith(b"POST")
+    assert all("did not end the head of a request within 0.3 s" in line for line in lines)
+
+
+@pytest.mark.parametrize("length", [100, 64 * 1024 + 1])
+def test_a_slow_body_is_bounded(length, open_gate, monkeypatch):
+    monkeypatch.setattr(connection, "EXCHANGE_SECONDS", 0.5)
+    lines = []
+    with open_gate(refused=lines.append) as gate:
+        client = Client(gate, lines)
+        with contextlib.closing(client.socket()) as made:
+            made.sendall(f"POST {PULL} HTTP/1.1\r\ncontent-length: {length}\r\n\r\n".encode())
+            begun = time.monotonic()
+            with contextlib.suppress(OSError):
+                while time.monotonic() - begun < 5:
+                    made.sendall(b"x")
+                    time.sleep(0.05)
+            assert time.monotonic() - begun < 3
+        assert client.line("did not end a request")
+
+
+def test_a_response_that_nobody_takes(open_gate, superlink, monkeypatch, test):
+    monkeypatch.setattr(connection, "EXCHANGE_SECONDS", 0.5)
+    superlink.answers[PULL] = (200, bytes(30 * MIB))
+    lines = []
+    with open_gate(refused=lines.append) as gate:
+        client = Client(gate, lines)
+        with contextlib.closing(client.socket()) as made:
+            made.sendall(f"{POST}content-length: 0\r\n\r\n".encode())
+            assert "take its response within 0.5 s" in client.line()
+            assert closed(made)
+        superlink.answers.clear()
+        assert client.post(PULL)[0] == 200
+
+
+def test_a_head_is_bounded(client, superlink):
+    before = len(superlink.requests)
+    with contextlib.closing(client.socket()) as made, pytest.raises(OSError):
+        made.sendall(POST.encode())
+        for _ in range(1000):
+            made.sendall(b"flwr-x: " + bytes([120]) * 1000 + b"\r\n")
+            time.sleep(0.001)
+    assert "sent a head of more than 65536 bytes" in client.line()
+    assert len(superlink.requests) == before
+
+
+def test_connections_are_bounded_and_forgotten(open_gate, certificates, monkeypatch):
+    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(connection, "MOST_OF_A_PEER", 2)
+    lines = []
+    with open_gate(1, tls=certificates, refused=lines.append) as gate:
+        for _ in range(5):  # handshakes that fail leave nothing behind
+            Client(gate, lines).raw(b"garbage")
+            with contextlib.closing(Client(gate, lines, certificates.ca).socket()):
+                pass
+        one, other = (Client(gate, lines, certificates.ca) for _ in range(2))
+        with contextlib.ExitStack() as stack:
+
+            def connect(client):
+                stack.enter_context(contextlib.closing(client.socket()))
+
+            wait(lambda: one.post(PULL)[0] == 503)
+            connect(one)
+            connect(one)
+            with pytest.raises(OSError):
+                connect(one)
+            assert one.line() == (
+                "has 2 of 2 connections, and gets no more (a peer may have 2, all together 3)"
+            )
+            connect(other)
+            with pytest.raises(OSError):
+                connect(other)
+            assert other.line().startswith("has 1 of 3 connections")
+        wait(lambda: reachable(other))
+
+
+def reachable(client):
+    with contextlib.suppress(OSError):
+        return client.post(PULL)[0] == 503
+    return False
+
+
+# Start and stop
+
+
+def test_an_address_that_is_taken(plain_gate):
+    taken = Gate(
+        "127.0.0.1",
+        plain_gate.port,
+        "127.0.0.1:1",
+        tls=None,
+        reply_limit=None,
+        names=dict,
+        refused=print,
+    )
+    with pytest.raises(
+        ConfigError, match=f"port={plain_gate.port}: Address already in use"
+    ) as error:
+        taken.start()
+    assert "\n" not in str(error.value)
+    taken.stop()
+
+
+@pytest.mark.parametrize("missing", ["certificate", "key", "ca"])
+def test_files_that_are_no_certificates(missing, certificates, tmp_path, open_gate):
+    broken = tmp_path / "broken"
+    broken.write_text("no PEM")
+    for file in (broken, tmp_path / "none"):
+        files = dataclasses.replace(certificates, **{missing: file})
+        with pytest.raises(ConfigError, match=str(file)):
+            open_gate(tls=files).start()
+
+
+def test_stop_ends_what_is_under_way(open_gate, monkeypatch):
+    monkeypatch.setattr(listening, "STOP_SECONDS", 0.2)
+    threads = threading.active_count()
+    gate = open_gate()
+    gate.start()
+    client = Client(gate, [])
+    with contextlib.closing(client.socket()) as made:
+        made.sendall(f"POST {PUSH} HTTP/1.1\r\ncontent-length: 9\r\n\r\n".encode())
+        begun = time.monotonic()
+        gate.stop()
+        assert time.monotonic() - begun < 5
+        assert closed(made)
+    assert threading.active_count() == threads
+    with pytest.raises(ConnectionRefusedError):
+        client.socket()
+
+
+# Flower itself
+
+
+def test_the_methods_are_those_of_flower():
+    from flwr.superlink.routers.fleet.router import router
+
+    assert set(forward.METHODS) == {route.path for route in router.routes}
+
+
+@pytest.mark.slow
+def test_a_supernode_connects_and_nobody_controls(open_gate, lines, tmp_path):
+    programs = Path(sys.executable).parent
+    environment = os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(tmp_path),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+
+    def start(stack, name, *arguments):
+        started = subprocess.Popen(
+            [programs / name, "--insecure", "--host", "127.0.0.1", *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        stack.callback(end, started)
+        return started
+
+    link, node = free_port(), free_port()
+    with contextlib.ExitStack() as stack:
+        start(
+            stack, "flower-superlink", "--port", link, "--disable-runtime-dependency-installation"
+        )
+        gate = stack.enter_context(open_gate(link))
+        supernode = start(
+            stack, "flower-supernode", "--port", node, "--superlink", f"127.0.0.1:{gate.port}"
+        )
+        log = itertools.takewhile(lambda line: "SuperNode ID" not in line, supernode.stdout)
+        print(*log, sep="")
+        assert supernode.poll() is None
+        client = Client(gate, lines)
+        assert json.loads(client.request("GET", "/health")[1])["superlink"] is True
+        for call in ("control/list-runs", "control/start-run", "runtime/acquire-task"):
+            assert client.post("/v1/" + call)[0] == 404
+        direct = http.client.HTTPConnection("127.0.0.1", link)
+        direct.request(
+            "POST", "/v1/control/list-runs", b"", {"content-type": "application/protobuf"}
+        )
+        assert direct.getresponse().status == 200
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def end(process):
+    """Ends a process and what it has started."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=20)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

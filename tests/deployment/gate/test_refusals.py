@@ -1,0 +1,47 @@
+import asyncio
+
+from orchestra_flwr.deployment.gate import refusals
+
+
+def test_lines_are_counted_for_a_minute(monkeypatch):
+    monkeypatch.setattr(refusals, "QUIET_SECONDS", 0.01)
+    lines = []
+
+    async def report():
+        reports = refusals.Refusals(lines.append)
+        for _ in range(13):
+            reports.report("10.0.0.1", "path", "asked for x")
+        reports.report("10.0.0.1", "http", "is odd")
+        reports.report("10.0.0.2", "path", "asked for y")
+        assert len(lines) == 3
+        await asyncio.sleep(0.1)
+        reports.report("10.0.0.1", "path", "asked for x")
+        reports.report("10.0.0.1", "path", "asked for z")
+        reports.close()
+
+    asyncio.run(report())
+    assert lines == [
+        "10.0.0.1: asked for x",
+        "10.0.0.1: is odd",
+        "10.0.0.2: asked for y",
+        "10.0.0.1: asked for x (12 times)",
+        "10.0.0.1: asked for x",
+        "10.0.0.1: asked for z",
+    ]
+
+
+def test_many_peers_do_not_fill_the_log(monkeypatch):
+    monkeypatch.setattr(refusals, "MOST_REASONS", 3)
+    lines = []
+
+    async def report():
+        reports = refusals.Refusals(lines.append)
+        for number in range(50):
+            reports.report(f"10.0.0.{number}", "http", "is odd")
+        reports.close()
+
+    asyncio.run(report())
+    assert len(lines) == 5
+    assert (
+        lines[-1] == "more than 3 peers are turned away, the last is 10.0.0.49: is odd (46 times)"
+    )

@@ -1,0 +1,154 @@
+"""Who may take part: register, revoke, list, and what a running server reads."""
+
+import io
+import os
+import re
+import shutil
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.deployment.keys import (
+    fingerprint,
+    public_key_bytes,
+    registered,
+)
+
+
+def test_register_revoke_and_list(keys, security, public):
+    code, out, _ = keys("register", public, "--folder", security)
+    assert code == 0 and out == f"registered site-2 ({fingerprint(public.read_bytes())})\n"
+    path = security / "clients" / "site-2.pub"
+    assert path.read_bytes() == public.read_bytes() and path.stat().st_mode & 0o777 == 0o644
+    assert registered(security)["site-2"] == path
+    os.utime(path, (0, datetime(2026, 3, 4, 5, 6).timestamp()))
+    lines = keys("list", "--folder", security)[1].splitlines()
+    assert [line.split()[0] for line in lines] == ["name", "site-1", "site-2"]
+    assert re.split(" {2,}", lines[2]) == [
+        "site-2",
+        fingerprint(public.read_bytes()),
+        "2026-03-04 05:06",
+    ]
+    assert keys("revoke", "site-2", "--folder", security) == (0, "revoked site-2\n", "")
+    assert list(registered(security)) == ["site-1"]
+    assert keys("register", public, "--folder", security)[0] == 0
+
+
+def test_list_of_nobody(keys):
+    assert keys("list", "--folder", ".") == (0, "no client is registered in .\n", "")
+
+
+def test_registering_again_changes_nothing(keys, security, public):
+    assert keys("register", public, "--folder", security)[0] == 0
+    before = {p: p.stat().st_mtime_ns for p in security.rglob("*")}
+    code, out, _ = keys("register", public, "--folder", security, "--name", "site-2")
+    assert code == 0 and "already registered" in out and "site-2" in out
+    assert {p: p.stat().st_mtime_ns for p in security.rglob("*")} == before
+
+
+def test_a_key_has_one_name_and_a_name_one_key(keys, refused, security, public, new_line):
+    assert keys("register", public, "--folder", security, "--name", "other")[0] == 0
+    assert registered(security)["other"].read_text().endswith(" other\n")
+    assert "under the name other" in refused("register", public, "--folder", security)
+    public.write_bytes(new_line())
+    err = refused("register", public, "--folder", security, "--name", "other")
+    assert "other is taken" in err
+    assert fingerprint((security / "clients/other.pub").read_bytes()) in err
+
+
+def test_a_damaged_entry_is_not_overwritten(refused, keys, security, public):
+    (security / "clients" / "site-2.pub").write_text("damaged")
+    assert "revoke site-2" in refused("register", public, "--folder", security)
+    assert keys("revoke", "site-2", "--folder", security)[0] == 0
+    assert keys("register", public, "--folder", security)[0] == 0
+
+
+def test_an_entry_made_at_the_same_moment_is_not_overwritten(
+    refused, security, public, new_line, monkeypatch
+):
+    path = security / "clients" / "site-2.pub"
+    path.write_bytes(new_line())
+    monkeypatch.setattr(
+        "orchestra_flwr.deployment.keys.client_registry.registered_keys", lambda _: {}
+    )
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    assert f"{path}: File exists" in refused("register", public, "--folder", security)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "-a", ".a", "_a", "a b", "a\n", "é", "a" * 65, "a@b"]
+)
+def test_what_is_no_name_is_refused(refused, security, public, new_line, name):
+    err = refused("register", public, "--folder", security, f"--name={name}")
+    assert "no name of a client" in err
+    public.write_bytes(new_line(name.strip("\n") or "@"))
+    if name != "a\n":
+        assert "use --name" in refused("register", public, "--folder", security)
+    assert "no name of a client" in refused("revoke", "--folder", security, "--", name)
+    assert "no name of a client" in refused("client", "--folder", "c", f"--name={name}")
+    assert "no name of a client" in refused("server", "--folder", security, f"--client={name}")
+
+
+@pytest.mark.parametrize("name", ["a", "A" * 64, "0.a_b-C", "a..b", "x.pub"])
+def test_what_is_a_name(keys, security, public, name):
+    assert keys("register", public, "--folder", security, "--name", name)[0] == 0
+    assert set(registered(security)) == {"site-1", name}
+
+
+def test_a_name_cannot_write_to_the_terminal(refused, security, public, new_line):
+    public.write_bytes(new_line("\x1b[31mred"))
+    assert "\x1b" not in refused("register", public, "--folder", security)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda line: b"\xef\xbb\xbf" + line,
+        lambda line: line.replace(b"\n", b"\r\n"),
+        lambda line: b"\n  " + line.replace(b" ", b" \t ") + b"\n\n",
+        lambda line: line.strip(),
+    ],
+    ids=["mark", "windows", "blanks", "bare"],
+)
+def test_a_key_survives_mail_and_editors(keys, security, public, wrap):
+    line = public.read_bytes()
+    public.write_bytes(wrap(line))
+    assert keys("register", public, "--folder", security)[0] == 0
+    assert (security / "clients" / "site-2.pub").read_bytes() == line
+
+
+def test_the_line_that_the_client_prints_registers_it(keys, security, monkeypatch):
+    out = keys("client", "--folder", "c", "--name", "mine")[1]
+    (line,) = re.findall(r"echo '([^']+)' \| .* register -", out)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line.encode())))
+    assert keys("register", "-", "--folder", security)[0] == 0
+    assert public_key_bytes(registered(security)["mine"]) == public_key_bytes(Path("c/client.pub"))
+
+
+def test_registered_skips_what_is_no_client_and_says_so(security, new_line, caplog):
+    clients = security / "clients"
+    for name in ("b", "a.c", "a-b", "a", "B"):
+        (clients / f"{name}.pub").write_bytes(new_line())
+    shutil.copy(clients / "b.pub", clients / "c.pub")
+    shutil.copy(clients / "b.pub", clients / "._b.pub")
+    (clients / "damaged.pub").write_bytes(new_line()[:90])
+    (clients / "folder.pub").mkdir()
+    (clients / ".new.pub.1234.tmp").write_bytes(b"half")
+    (clients / "README").write_text("not a key, and not said to be one")
+    names = ["B", "a", "a-b", "a.c", "b", "site-1"]
+    found = registered(security)
+    assert list(found.items()) == [(name, clients / f"{name}.pub") for name in names]
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 4 and all("is skipped" in text for text in texts)
+    for part in ("._b.pub", "c.pub is skipped: the same key as b", "damaged.pub", "folder.pub"):
+        assert any(part in text for text in texts)
+
+
+def test_registered_without_a_list_is_nobody_but_an_unreadable_list_is_an_error(tmp_path):
+    assert registered(tmp_path) == {}
+    (tmp_path / "clients").write_text("")
+    with pytest.raises(ConfigError, match="clients cannot be read: Not a directory"):
+        registered(tmp_path)

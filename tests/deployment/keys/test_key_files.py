@@ -1,0 +1,234 @@
+"""The command: what it makes, bad input, and what is left when it breaks off."""
+
+import errno
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestra_flwr.deployment.keys import (
+    client_files,
+    fingerprint,
+    key_files,
+    main,
+    registered,
+    server_files,
+)
+
+
+def tree(path: Path) -> list[Path]:
+    return sorted(path.rglob("*"))
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ((), "--help"),
+        (("make",), "make"),
+        (("server", "--folder", "s"), "--host"),
+        (("server", "--folder", "s", "--client", "a"), "--host"),
+        (("server", "--folder", "s", "--host", "a", "--days", "0"), "--days 0"),
+        (("server", "--folder", "s", "--host", "a", "--days", "3651"), "--days 3651"),
+        (("server", "--folder", "s", "--host", "a", "--days", "soon"), "soon"),
+        (("server", "--folder", "s", "--host", "a", "--client", "../x"), "'../x'"),
+        (("server", "--folder", "file", "--host", "a"), "file"),
+        (("server", "--folder", "file/s", "--host", "a"), "file"),
+        (("client", "--folder", "s", "--name", "a b"), "'a b'"),
+        (("client", "--folder", "s", "--name", ""), "''"),
+        (("client", "--folder", "file"), "file"),
+        (("register", "file", "--folder", "missing"), "missing"),
+        (("register", "missing.pub", "--folder", "."), "missing.pub"),
+        (("register", ".", "--folder", "."), "cannot be read"),
+        (("revoke", "a", "--folder", "missing"), "missing"),
+        (("revoke", "a", "--folder", "."), "no client a"),
+        (("revoke", "../file", "--folder", "."), "'../file'"),
+        (("list", "--folder", "missing"), "missing"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(refused, tmp_path, arguments, names):
+    (tmp_path / "file").write_text("")
+    assert names in refused(*arguments)
+
+
+def test_what_the_server_makes(keys, tmp_path):
+    previous = os.umask(0)  # modes must not rest on a person's umask
+    try:
+        code, out, _ = keys(
+            "server", "--folder", "a/security", "--host", "example.org", "--client", "x",
+            "--client", "y", "--client", "x",
+        )  # fmt: skip
+    finally:
+        os.umask(previous)
+    assert code == 0
+    modes = {str(p.relative_to(tmp_path)): mode(p) for p in tree(tmp_path)}
+    private = {name: found for name, found in modes.items() if found != 0o644}
+    assert set(modes) - set(private) == {
+        "a/security/ca.crt",
+        "a/security/server.crt",
+        *(f"a/security/bundles/{n}/{f}" for n in "xy" for f in ("ca.crt", "client.pub")),
+        *(f"a/security/clients/{n}.pub" for n in "xy"),
+    }
+    assert private == {
+        "a": 0o700,
+        "a/security": 0o700,
+        "a/security/bundles": 0o700,
+        "a/security/bundles/x": 0o700,
+        "a/security/bundles/y": 0o700,
+        "a/security/clients": 0o700,
+        "a/security/ca.key": 0o600,
+        "a/security/server.key": 0o600,
+        "a/security/bundles/x/client.key": 0o600,
+        "a/security/bundles/y/client.key": 0o600,
+    }
+    for told in ("ca.crt", "server.crt for example.org", "bundles/x", "bundles/y", "register"):
+        assert told in out
+    assert "PRIVATE" not in out
+
+
+def test_no_private_key_is_ever_open_and_no_public_one_half_there(keys, tmp_path, monkeypatch):
+    sync, seen = os.fsync, set()
+
+    def watched(descriptor):
+        sync(descriptor)
+        for path in tree(tmp_path):
+            if path.is_file() and b"PRIVATE KEY" in path.read_bytes():
+                assert mode(path) == 0o600 and mode(path.parent) == 0o700
+                seen.add(path.suffix)
+        for path in (tmp_path / "s" / "clients").glob("*.pub"):
+            assert fingerprint(path.read_bytes())
+            seen.add(path.name)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    assert keys("server", "--folder", "s", "--host", "a", "--client", "x", "--client", "y")[0] == 0
+    assert seen == {".tmp", ".key", "x.pub", "y.pub"}
+
+
+def test_a_bundle_is_never_overwritten(refused, keys, security):
+    err = refused("server", "--folder", security, "--client", "site-1")
+    assert "bundles/site-1 exists already: choose another name" in err
+    assert keys("revoke", "site-1", "--folder", security)[0] == 0
+    assert "site-1" in refused(
+        "server", "--folder", security, "--client", "n", "--client", "site-1"
+    )
+
+
+def test_a_bundle_does_not_take_a_registered_name(refused, keys, security, new_line, tmp_path):
+    (tmp_path / "key.pub").write_bytes(new_line("mine"))
+    assert keys("register", "key.pub", "--folder", security)[0] == 0
+    assert "mine is taken" in refused("server", "--folder", security, "--client", "mine")
+
+
+def test_clients_may_be_added_later(keys, security, bundle, contents):
+    before = contents(bundle)
+    assert keys("server", "--folder", security, "--client", "later")[0] == 0
+    assert list(registered(security)) == ["later", "site-1"]
+    assert client_files(security / "bundles" / "later").name == "later"
+    assert contents(bundle) == before
+
+
+def test_a_private_key_that_others_can_read_is_warned_of(security, bundle, caplog):
+    (security / "server.key").chmod(0o644)
+    (bundle / "client.key").chmod(0o640)
+    server_files(security)
+    client_files(bundle)
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 2 and all("chmod 600" in text for text in texts)
+
+
+COMMANDS = {
+    "server": ("server", "--folder", "new/s", "--host", "a", "--client", "x", "--client", "y"),
+    "renewal": ("server", "--folder", "security", "--client", "x"),
+    "client": ("client", "--folder", "new/c"),
+    "client beside others": ("client", "--folder", "security"),
+    "register": ("register", "client.pub", "--folder", "security"),
+}
+WRITE = key_files.write_atomically
+OPERATIONS = [
+    (Path, "mkdir"),
+    (key_files, "write_atomically"),
+    (key_files, "_name_new"),
+    (Path, "replace"),
+]
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(("reason", "code"), [(FULL, 2), (KeyboardInterrupt(), 130)])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_breaks_off_anywhere_leaves_nothing(
+    keys, security, public, contents, tmp_path, monkeypatch, command, reason, code
+):
+    before, calls = contents(tmp_path), 0
+
+    def breaking_off(real, step):
+        def operation(*arguments, **options):
+            nonlocal calls
+            calls += 1
+            number = calls  # a write renames, which counts as well
+            if real is WRITE:  # a full disk shows when a part is written
+                real(*arguments, **options)
+            if number == step:
+                raise reason
+            return None if real is WRITE else real(*arguments, **options)
+
+        return operation
+
+    for step in itertools.count(1):
+        calls = 0
+        with monkeypatch.context() as patch:
+            for owner, name in OPERATIONS:
+                patch.setattr(owner, name, breaking_off(getattr(owner, name), step))
+            found, out, err = keys(*COMMANDS[command])
+        if calls < step:
+            break
+        assert (found, out, err.count("\n")) == (code, "", 1)
+        assert code == 130 or err.endswith(": No space left on device\n")
+        assert contents(tmp_path) == before
+    assert step > 2 and found == 0 and contents(tmp_path) != before
+
+
+def test_a_file_system_without_links_will_do(keys, security, public, contents, monkeypatch):
+    def no_links(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", no_links)
+    assert keys("register", public, "--folder", security)[0] == 0
+    assert registered(security)["site-2"].read_bytes() == public.read_bytes()
+    assert not [path for path in tree(security) if path.suffix == ".tmp"]
+    before = contents(security)
+    with pytest.raises(FileExistsError, match="site-2.pub"):
+        key_files.write_all([key_files.NewFile(security / "clients" / "site-2.pub", b"other")])
+    assert contents(security) == before
+
+
+def test_the_command_starts_without_torch_and_flower():
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "orchestra_flwr.deployment.keys", "--help"],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    for word in ("server", "client", "register", "revoke", "list", "Exit code"):
+        assert word in done.stdout
+    imported = {
+        line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()
+    }
+    assert "cryptography" in imported
+    assert not imported & {"torch", "flwr", "numpy", "matplotlib"}
+
+
+@pytest.mark.parametrize("command", ["server", "client", "register", "revoke", "list"])
+def test_every_command_has_help(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert f"keys {command}" in out and "--folder" in out

@@ -1,0 +1,88 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestra_flwr.deployment.processes.child import (
+    Child,
+    child_environment,
+    free_port,
+    is_listening,
+)
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_output_is_logged_told_and_its_end_remembered(tmp_path):
+    lines = []
+    child = Child(
+        ["python", "-c", "print('one'); print('two')"], {}, tmp_path / "a" / "log", lines.append
+    )
+    wait_until(lambda: child.returncode is not None)
+    assert child.tail() == lines == ["one", "two"]
+    assert (tmp_path / "a" / "log").read_text().split() == ["one", "two"]
+    assert child.returncode == 0
+
+
+def test_a_child_that_does_not_want_to_end_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr("orchestra_flwr.deployment.processes.child.STOP_SECONDS", 0.3)
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); "
+    stubborn += "print('up', flush=True); time.sleep(60)"
+    child = Child(["python", "-c", stubborn], {}, tmp_path / "log")
+    wait_until(lambda: child.tail() == ["up"])
+    child.stop()
+    assert child.returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a child of its parent's death"
+)
+def test_a_killed_parent_takes_its_children_along(tmp_path):
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time\nfrom pathlib import Path\n"
+            "from orchestra_flwr.deployment.processes.child import Child\n"
+            f"child = Child(['sleep', '60'], {{}}, Path({str(tmp_path / 'log')!r}))\n"
+            "print(child.pid, flush=True)\ntime.sleep(60)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(parent.stdout.readline())
+    assert runs(child)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not runs(child))
+
+
+def test_flowers_programs_are_found_beside_python_and_told_to_be_quiet():
+    environment = child_environment({"FLWR_HOME": "/x"})
+    assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    assert (environment["FLWR_HOME"], environment["FLWR_TELEMETRY_ENABLED"]) == ("/x", "0")
+
+
+def test_ports():
+    import socket
+
+    port = free_port()
+    assert not is_listening(f"127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", port)):
+        assert is_listening(f"127.0.0.1:{port}")

@@ -1,0 +1,125 @@
+import pytest
+
+from orchestra_flwr.config import ConfigError, config_to_yaml, every_key, load
+from orchestra_flwr.deployment.addresses import is_loopback
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.server_config import ServerConfig
+
+
+def client(*overrides):
+    return load(ClientConfig, ["server=example.org:8443", "data.root=x", *overrides])
+
+
+def test_a_server_is_a_run_with_an_address():
+    config = load(ServerConfig, ["federation.min_clients=5"])
+    assert (config.host, config.port, config.data.name) == ("127.0.0.1", 8443, "image_folder")
+    assert config.federation.min_clients == config.federation.clients == 5
+    assert not config.has_images
+    assert load(ServerConfig, ["data=digits"]).has_images
+
+
+def test_clients_are_told_nothing_of_the_servers_machine(tmp_path):
+    secret = str(tmp_path / "secret")
+    config = load(
+        ServerConfig,
+        [f"data.root={secret}", f"data.cache={secret}", f"run_dir={secret}", f"security={secret}"],
+    )
+    told = config.for_clients()
+    assert secret not in told.to_json() and "8443" not in told.to_json()
+    assert told.training == config.training and told.seed == config.seed
+
+
+def test_plain_text_is_for_this_machine_or_on_demand(tmp_path):
+    def tls(*overrides):
+        return load(ServerConfig, [f"security={tmp_path}", *overrides]).tls
+
+    assert not tls()
+    assert tls("host=0.0.0.0") and tls("host=10.0.0.5") and tls("host=example.org")
+    assert not tls("host=0.0.0.0", "insecure=true")
+    (tmp_path / "server.crt").touch()
+    assert tls()  # keys that are there are used
+
+    assert client().tls and not client("insecure=true").tls
+    assert not client("server=127.0.0.1:1", f"security={tmp_path}").tls
+    (tmp_path / "ca.crt").touch()
+    assert client("server=127.0.0.1:1", f"security={tmp_path}").tls
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
+     ("::", False), ("localhost.example.org", False), ("10.1.1.1", False)],
+)  # fmt: skip
+def test_loopback(host, local):
+    assert is_loopback(host) is local
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("federation.clients=9", "federation.clients=9: real clients come and go"),
+        ("port=70000", "port=70000: input should be less"),
+        ("host=", "host=: string should have at least 1"),
+        ("federation.min_clients=0", "federation.min_clients=0: input should be greater"),
+        ("prot=1", "prot: unknown key (did you mean port?)"),
+    ],
+)
+def test_wrong_servers_are_told_in_one_line(override, says):
+    with pytest.raises(ConfigError) as error:
+        load(ServerConfig, [override])
+    assert str(error.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], "server=None: must be HOST:PORT"),
+        (["server=example.org"], "server=example.org: must be HOST:PORT"),
+        (["server=example.org:0"], "server=example.org:0: must be HOST:PORT"),
+        (["server=example.org:1"], "data.root must name a folder or a zip"),
+        (["server=a:1", "data.root=x", "name=../up"], "name=../up: string should match"),
+        (["server=a:1", "data.root=x", "device=tpu"], "device=tpu: must be auto, cpu"),
+        (["server=a:1", "data.root=x", "training.threads=0"], "training.threads=0: input"),
+        (["training.lr=1"], "training.lr: unknown key"),
+        (["privacy.k_min=0"], "privacy.k_min=0: input should be greater"),
+        (["privacy.epsilon=0"], "privacy.epsilon=0: input should be greater"),
+        (["privacy.total_epsilon=-1"], "privacy.total_epsilon=-1: input should be greater"),
+        (["privacy.delta=1"], "privacy.delta=1: input should be less"),
+    ],
+)
+def test_wrong_clients_are_told_in_one_line(overrides, says):
+    with pytest.raises(ConfigError) as error:
+        load(ClientConfig, overrides)
+    assert str(error.value).startswith(says)
+
+
+def test_a_delta_that_protects_no_image_is_refused_where_it_bounds_anything():
+    for key in ("epsilon", "total_epsilon"):
+        privacy = client(f"privacy.{key}=1", "privacy.delta=0.01").privacy
+        privacy.check_images(99)
+        with pytest.raises(ConfigError, match=r"^privacy.delta=0.01: must be below 1 / 100"):
+            privacy.check_images(100)
+    client("privacy.delta=0.01").privacy.check_images(100)
+
+
+def test_a_server_does_not_ask_real_clients_for_features():
+    with pytest.raises(ConfigError, match="clustering=features: real clients send no features"):
+        load(ServerConfig, ["clustering=features", "privacy.k_min=1"])
+
+
+def test_an_ipv6_server():
+    assert client('server="[::1]:8443"').host == "::1"
+
+
+def test_every_key_is_shown_also_where_some_must_be_given():
+    assert "server: null" in every_key(ClientConfig)
+    assert "min_clients: 2" in every_key(ServerConfig)
+
+
+def test_a_resumed_server_may_listen_elsewhere_but_compute_nothing_else(tmp_path):
+    config = load(ServerConfig, ["seed=4", "port=1234"])
+    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
+    again = load(ServerConfig, [f"resume={tmp_path}", "port=5678"])
+    assert (again.port, again.seed) == (5678, 4)
+    with pytest.raises(ConfigError, match="keeps its own configuration"):
+        load(ServerConfig, [f"resume={tmp_path}", "seed=5"])

@@ -1,0 +1,154 @@
+"""How plug-ins are found, with the room of shifts as the example."""
+
+import pytest
+
+from orchestra_flwr.plugins import PluginError, Room, conf_folders, fingerprint
+
+SHIFTS = Room("orchestra_flwr.data.shifts", "Shift")
+PLUGIN = """
+    from orchestra_flwr.data import Shift
+
+    class {name}(Shift):
+        def apply(self, images, indices, client, seed):
+            return images
+"""
+
+
+def plugin(name: str) -> str:
+    return PLUGIN.format(name=name)
+
+
+def refused(name: str, *packages: str) -> str:
+    with pytest.raises(PluginError) as error:
+        SHIFTS.find(name, packages)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_plugin_is_found_by_its_file(user_package):
+    user_package({"shifts/mine.py": plugin("Mine")})
+    assert SHIFTS.find("mine", ("my_package",)).__name__ == "Mine"
+    assert SHIFTS.find("none", ("my_package",)).__name__ == "NoShift"
+
+
+def test_a_package_may_lie_in_another(user_package):
+    user_package({"inner/__init__.py": "", "inner/shifts/mine.py": plugin("Mine")})
+    assert SHIFTS.find("mine", ("my_package.inner",)).__module__ == "my_package.inner.shifts.mine"
+
+
+def test_a_package_needs_no_room_of_each_kind(user_package):
+    user_package({"methods/mine.py": ""})
+    assert list(SHIFTS.found(("my_package",))) == ["none"]
+
+
+def test_plugins_are_listed_in_the_order_of_the_packages(user_package):
+    user_package({"shifts/beta.py": plugin("B"), "shifts/alpha.py": plugin("A")})
+    user_package({"shifts/aaa.py": plugin("First")}, package="another")
+    packages = ("my_package", "another")
+    assert list(SHIFTS.found(packages)) == ["none", "alpha", "beta", "aaa"]
+    assert list(SHIFTS.found(packages[::-1])) == ["none", "aaa", "alpha", "beta"]
+    assert refused("gamma", *packages) == "must be one of none, alpha, beta, aaa"
+
+
+@pytest.mark.parametrize("name", ["", "__init__", "os.path", "../none", "None"])
+def test_what_is_no_name_of_a_file_is_not_found(name):
+    assert refused(name) == "must be one of none"
+
+
+def test_a_module_is_imported_only_when_it_is_chosen(user_package):
+    user_package({"shifts/mine.py": plugin("Mine"), "shifts/broken.py": "raise RuntimeError"})
+    assert SHIFTS.find("mine", ("my_package",)).__name__ == "Mine"
+
+
+def test_helpers_are_no_plugins(user_package):
+    """Private classes, classes from elsewhere, and modules without a plug-in."""
+    mine = (
+        "from my_package.shifts.other import Other\n"
+        "from orchestra_flwr.data import Shift\n\n"
+        "class _Base(Shift):\n    pass\n\n"
+        "class Mine(_Base):\n    pass\n\n"
+        "class Angle:\n    pass\n"
+    )
+    files = {"shifts/mine.py": mine, "shifts/other.py": plugin("Other")}
+    user_package({**files, "shifts/angles.py": "FULL = 360"})
+    assert SHIFTS.find("mine", ("my_package",)).__name__ == "Mine"
+    assert list(SHIFTS.found(("my_package",))) == ["none", "mine", "other"]
+    assert refused("angles", "my_package") == "must be one of none, mine, other"
+
+
+def test_two_classes_in_a_file_are_refused(user_package):
+    two = plugin("Mine") + plugin("Other").replace("from orchestra_flwr.data import Shift", "")
+    user_package({"shifts/mine.py": two})
+    assert refused("mine", "my_package") == (
+        "my_package.shifts.mine holds both Mine and Other: one plug-in a file"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+        ("def f(:", "SyntaxError: invalid syntax (mine.py, line 1)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(user_package, text, reason):
+    user_package({"shifts/mine.py": text})
+    line = refused("mine", "my_package")
+    assert line == f"my_package.shifts.mine cannot be imported: {reason}"
+
+
+def test_a_name_in_two_places_is_refused(user_package):
+    user_package({"shifts/none.py": plugin("Mine"), "shifts/mine.py": plugin("Mine")})
+    user_package({"shifts/mine.py": plugin("Mine")}, package="another")
+    assert refused("none", "my_package") == (
+        "none is both in orchestra_flwr.data.shifts and in my_package.shifts"
+    )
+    assert refused("mine", "my_package", "another") == (
+        "mine is both in my_package.shifts and in another.shifts"
+    )
+
+
+def test_a_package_that_is_not_there_is_one_line():
+    line = "my_package cannot be imported: ModuleNotFoundError: No module named 'my_package'"
+    assert refused("none", "my_package") == line
+    for use in (fingerprint, conf_folders):
+        with pytest.raises(PluginError) as error:
+            use(("my_package",))
+        assert str(error.value) == line
+
+
+def test_a_single_module_is_no_package(user_package):
+    user_package({"mine.py": ""})
+    line = "my_package.mine is a single module: a package with folders is needed"
+    assert refused("none", "my_package.mine") == line
+    with pytest.raises(PluginError, match=line):
+        fingerprint(("my_package.mine",))
+
+
+def test_a_fingerprint_is_that_of_the_python_files(user_package):
+    assert fingerprint(()) == ""
+    folder = user_package({"shifts/mine.py": plugin("Mine")})
+    first = fingerprint(("my_package",))
+    assert len(first) == 16 and int(first, 16) >= 0
+
+    (folder / "notes.txt").write_text("no code")
+    assert fingerprint(("my_package",)) == first
+    user_package({"shifts/mine.py": plugin("Mine") + "\n"})
+    changed = fingerprint(("my_package",))
+    user_package({"shifts/helper.py": ""})
+    more = fingerprint(("my_package",))
+    (folder / "shifts" / "helper.py").rename(folder / "shifts" / "helpers.py")
+    renamed = fingerprint(("my_package",))
+    assert len({first, changed, more, renamed}) == 4
+
+    (folder / "shifts" / "helpers.py").unlink()
+    user_package({"shifts/mine.py": plugin("Mine")})
+    assert fingerprint(("my_package",)) == first
+
+
+def test_conf_folders_are_those_that_exist(user_package):
+    user_package({"x.py": ""})
+    folder = user_package({"x.py": ""}, package="another")
+    (folder / "conf").mkdir()
+    assert conf_folders(("my_package", "another")) == [folder / "conf"]
