@@ -101,7 +101,7 @@ def test_the_trained_weights_stay_nearer_with_a_larger_mu(tiny):
     distances = []
     for mu in (0, 1, 10):
         config = tiny(f"terms.proximal.weight={mu}", "training.local_epochs=3", "training.lr=0.01")
-        learner, received, result = train(config)
+        learner, _, result = train(config)
         distances.append(distance(learner, received))
         assert ("proximal" in result.losses) == (mu > 0)
     assert distances[0] > distances[1] > 1.5 * distances[2] > 0
@@ -153,7 +153,7 @@ def test_the_weights_as_sent_and_not_as_merged_pull(tiny):
 
 def test_what_stays_with_the_client_is_not_pulled(tiny):
     config = tiny("merging=fedbn", "terms.proximal.weight=1")
-    learner, received, result = train(config)
+    learner, _, result = train(config)
     term = learner.terms["proximal"]
     assert isinstance(term, Proximal) and result.losses["proximal"] > 0
     pulled = sum(t.numel() for t in term._trained)
