@@ -101,7 +101,7 @@ def test_the_trained_weights_stay_nearer_with_a_larger_mu(tiny):
     distances = []
     for mu in (0, 1, 10):
         config = tiny(f"terms.proximal.weight={mu}", "training.local_epochs=3", "training.lr=0.01")
-        learner, _, result = train(config)
+        learner, received, result = train(config)
         distances.append(distance(learner, received))
         assert ("proximal" in result.losses) == (mu > 0)
     assert distances[0] > distances[1] > 1.5 * distances[2] > 0
