@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-# Threads of torch that wait spin, unless told before torch is loaded. Where other processes want
+# Waiting threads of torch spin unless this is set before torch is loaded. Where other processes want
 # the same cores, that makes an evaluation five times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

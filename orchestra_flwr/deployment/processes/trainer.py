@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from orchestra_flwr.federation.messages.arrays import (
     SMALLEST_GROUP,
 )
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.methods import Release, labels_for
 from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 from orchestra_flwr.training import build_learner, resolve_device, usable_cpus
@@ -260,4 +260,4 @@ class Trainer:
 
 def _run_digest(config: Config) -> str:
     """Differs for runs of different configurations."""
-    return hashlib.sha256(config.to_json().encode()).hexdigest()[:16]
+    return fingerprint_of(config.to_json())

@@ -51,7 +51,7 @@ class Models:
 
     @property
     def first(self) -> str:
-        """The model that is judged and saved."""
+        """The model that is evaluated and saved."""
         return self.names[0]
 
     def load(self, name: str) -> Learner:
