@@ -36,12 +36,13 @@ class ServerConfig(Config):
         release: Release | None = self.method.plugin.release(self)
         if release and release.exposes:
             raise ValueError(
-                f"method={self.method.name}: with these options {release.exposes} would leave the "
-                "clients; real clients do not take part in such a run, only simulated ones do"
+                f"method={self.method.name}: real clients do not send {release.exposes}, "
+                "only simulated ones do"
             )
         if not self.exchange.plugin.deployable:
             raise ValueError(
-                f"exchange={self.exchange.name}: only simulated clients can take part in it"
+                f"exchange={self.exchange.name}: real clients cannot take part in it, "
+                "only simulated ones can"
             )
         if self.shift.name != "none":
             raise ValueError(

@@ -103,7 +103,11 @@ def test_a_delta_that_protects_no_image_is_refused_where_it_bounds_anything():
 
 
 def test_a_server_does_not_ask_real_clients_for_features():
-    with pytest.raises(ConfigError, match="clustering=features: real clients send no features"):
+    says = (
+        r"^method=orchestra: real clients do not send the features of single images "
+        r"\(clustering=features\), only simulated ones do$"
+    )
+    with pytest.raises(ConfigError, match=says):
         load(ServerConfig, ["clustering=features", "privacy.k_min=1"])
 
 
