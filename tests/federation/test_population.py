@@ -4,7 +4,7 @@ import torch
 
 from orchestra_flwr.data import Dataset, ImageSet
 from orchestra_flwr.federation.population import Population, with_class_names
-from orchestra_flwr.methods import build_method
+from orchestra_flwr.training import build_learner
 
 PHOTOS = ("data=image_folder", "data.root=x")
 
@@ -18,7 +18,7 @@ def population(*classes):
 def test_a_method_that_learns_classes_is_told_those_of_the_images(tiny):
     config = tiny(*PHOTOS, "method=supervised")
     named = with_class_names(config, population("cat", "dog"))
-    assert build_method(named, 3).class_names == ("cat", "dog")
+    assert build_learner(named, 3).class_names == ("cat", "dog")
     assert config.method.options["classes"] is None
     others = named.model_copy(update={"method": config.method})
     assert others == config  # nothing else has changed

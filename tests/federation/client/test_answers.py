@@ -5,19 +5,19 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from orchestra_flwr.federation import answers
-from orchestra_flwr.federation import client as client_module
-from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.wire import (
+from orchestra_flwr.federation.client import answers
+from orchestra_flwr.federation.client import numpy_client as client_module
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
     CLIENT_FAILED,
     CONFIG,
     METRICS,
     OUT_OF_MEMORY,
     from_record,
-    pack_state,
 )
+from orchestra_flwr.federation.messages.schema import pack_state
 
 
 @pytest.fixture

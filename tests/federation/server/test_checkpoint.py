@@ -4,7 +4,7 @@ import os
 import pytest
 import torch
 
-from orchestra_flwr.federation.checkpoint import (
+from orchestra_flwr.federation.server.checkpoint import (
     FILE,
     KEY_FILE,
     Position,
@@ -13,8 +13,8 @@ from orchestra_flwr.federation.checkpoint import (
     noise_key,
     save_checkpoint,
 )
-from orchestra_flwr.federation.report import FederationError
-from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.methods import Role
 
 
 def travelling(method):
@@ -22,7 +22,7 @@ def travelling(method):
 
 
 def test_state_and_position_come_back_bit_for_bit(tiny, tmp_path):
-    method, other = build_method(tiny(), 1), build_method(tiny("seed=1"), 1)
+    method, other = build_learner(tiny(), 1), build_learner(tiny("seed=1"), 1)
     method.global_centroids.normal_()
     position = Position(3, 12.5, 100, 200, 4, [[10, 5, 3]])
     save_checkpoint(tmp_path / "checkpoint", method, position)
@@ -32,11 +32,11 @@ def test_state_and_position_come_back_bit_for_bit(tiny, tmp_path):
 
 
 def test_no_checkpoint_yet(tiny, tmp_path):
-    assert load_checkpoint(tmp_path, build_method(tiny(), 1)) is None
+    assert load_checkpoint(tmp_path, build_learner(tiny(), 1)) is None
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tiny, tmp_path, monkeypatch):
-    method = build_method(tiny(), 1)
+    method = build_learner(tiny(), 1)
     save_checkpoint(tmp_path, method, Position(1))
 
     def full(*args, **kwargs):
@@ -51,7 +51,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("damage", [lambda b: b[:1000], lambda b: b"", lambda b: b"x" * 100])
 def test_a_damaged_file_is_told(tiny, tmp_path, damage):
-    method = build_method(tiny(), 1)
+    method = build_learner(tiny(), 1)
     save_checkpoint(tmp_path, method, Position(1))
     (tmp_path / FILE).write_bytes(damage((tmp_path / FILE).read_bytes()))
     with pytest.raises(FederationError, match="cannot resume from"):
@@ -59,8 +59,8 @@ def test_a_damaged_file_is_told(tiny, tmp_path, damage):
 
 
 def test_another_model_is_refused_and_nothing_changed(tiny, tmp_path):
-    save_checkpoint(tmp_path, build_method(tiny(), 1), Position(1))
-    other = build_method(tiny("model.width=16"), 1)
+    save_checkpoint(tmp_path, build_learner(tiny(), 1), Position(1))
+    other = build_learner(tiny("model.width=16"), 1)
     before = {n: t.clone() for n, t in travelling(other).items()}
     with pytest.raises(FederationError, match="another model"):
         load_checkpoint(tmp_path, other)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation.client_app import app as client_app
-from orchestra_flwr.federation.inline import InlineGrid
-from orchestra_flwr.federation.members import SimulatedMembers
+from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.messages.arrays import ARRAYS, from_record
+from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.population import check_population, load_population
-from orchestra_flwr.federation.server import run_federation
-from orchestra_flwr.federation.wire import ARRAYS, Schemas, from_record
-from orchestra_flwr.methods import METHODS, build_method
+from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.methods import METHODS
 from orchestra_flwr.reporting import RunFolder, make_progress
 
 
@@ -33,7 +34,7 @@ class ListeningGrid(InlineGrid):
 
 def run(config):
     population = load_population(config)
-    check_population(config, population, build_method(config, config.data.channels))
+    check_population(config, population, build_learner(config, config.data.channels))
     grid = ListeningGrid(client_app)
     members = SimulatedMembers(grid, list(population.parts))
     folder = RunFolder.create(config)
@@ -48,7 +49,7 @@ def run(config):
 def test_two_rounds_end_with_finite_scores_of_the_kept_backbone(tiny, tmp_path, name):
     config = tiny(f"method={name}", f"run_dir={tmp_path / 'run'}")
     summary, folder, heard = run(config)
-    method = build_method(config, 1)
+    method = build_learner(config, 1)
     kept = next(iter(method.backbones()))
     assert summary["backbone"] == kept == json.loads(folder.summary.read_text())["backbone"]
     for scores in (summary, summary["untrained"]):

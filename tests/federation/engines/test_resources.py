@@ -3,8 +3,8 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation import resources
-from orchestra_flwr.federation.resources import (
+from orchestra_flwr.federation.engines import resources
+from orchestra_flwr.federation.engines.resources import (
     Node,
     available_nodes,
     gpu_share,

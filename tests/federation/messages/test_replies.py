@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.object_store import beside_the_pickle
-from orchestra_flwr.federation.replies import BadReplyError, check_reply, check_similarities
-from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schema, Schemas, to_record
+from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS, to_record
+from orchestra_flwr.federation.messages.object_store import beside_the_pickle
+from orchestra_flwr.federation.messages.replies import (
+    BadReplyError,
+    check_reply,
+    check_similarities,
+)
+from orchestra_flwr.federation.messages.schema import Schema, Schemas
 
 identify_process()
 SCHEMAS = Schemas(Schema((("w", (2, 2)), ("b", (1,)))), Schema((("c", (3,)),)))
@@ -143,7 +148,7 @@ def test_no_rows_are_a_reply_where_the_method_says_so():
 
 @pytest.mark.parametrize(("told", "taken"), [(8, True), (7, False), (0, False), (-1, False)])
 def test_rows_that_the_client_itself_calls_too_small_are_not_taken(told, taken):
-    message = reply(metrics={"smallest_cluster": told})
+    message = reply(metrics={"smallest_group": told})
     if taken:
         check_reply(message, SCHEMAS, LIMITS, trained=True, k_min=8)
         return

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation.gpu_memory import measured_share, share_of, train_a_batch
+from orchestra_flwr.federation.engines.gpu_memory import measured_share, share_of, train_a_batch
 
 GB = 10**9
 

@@ -3,9 +3,10 @@ import pytest
 import torch
 
 from orchestra_flwr.evaluation import similarities
-from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.wire import Schemas, from_record, pack_state
-from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.messages.arrays import from_record
+from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.methods import Role
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import torch_threads, train_round
 
@@ -17,7 +18,7 @@ def images(n=20):
 
 def down(config):
     """What a server sends: its state as flat arrays, in the client's order."""
-    method = build_method(config, 1)
+    method = build_learner(config, 1)
     method.global_centroids.copy_(torch.eye(4, 16))
     schemas = Schemas.of(method, config.federation.wire)
     return method, list(from_record(pack_state(method, schemas)).values())
@@ -38,7 +39,7 @@ def test_fit_is_local_training_of_the_received_state(tiny):
     np.testing.assert_array_equal(arrays[1], expected.contribution.arrays["local_centroids"])
     assert examples == 20
     assert metrics["loss/cluster"] == expected.losses["cluster"]
-    assert metrics["smallest_cluster"] == expected.contribution.smallest_cluster
+    assert metrics["smallest_group"] == expected.contribution.smallest_group
 
 
 def test_the_first_round_returns_centroids_only(tiny):
@@ -136,7 +137,7 @@ def test_a_client_that_may_not_contribute_sends_no_rows(tiny, train):
         down(config)[1], {"round": 1, "train": train, "contribute": False}
     )
     assert arrays[-1].shape == (0, 16)
-    assert len(arrays) == 1 + train and "smallest_cluster" not in metrics
+    assert len(arrays) == 1 + train and "smallest_group" not in metrics
 
 
 def test_refuses_to_exist_without_images(tiny):

@@ -6,17 +6,9 @@ import pytest
 import torch
 from flwr.app import Array, RecordDict
 
-from orchestra_flwr.federation.wire import (
-    ARRAYS,
-    Schema,
-    Schemas,
-    from_record,
-    pack_state,
-    payload_bytes,
-    to_record,
-    unpack_state,
-)
-from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.federation.messages.arrays import ARRAYS, from_record, payload_bytes, to_record
+from orchestra_flwr.federation.messages.schema import Schema, Schemas, pack_state, unpack_state
+from orchestra_flwr.methods import Role
 
 
 def randomised(method, seed=0):
@@ -29,7 +21,7 @@ def randomised(method, seed=0):
 
 
 def test_state_survives_the_journey_bit_for_bit(tiny):
-    sender, receiver = randomised(build_method(tiny(), 1)), build_method(tiny(), 1)
+    sender, receiver = randomised(build_learner(tiny(), 1)), build_learner(tiny(), 1)
     record = pack_state(sender, Schemas.of(sender))
     assert set(record) == {"shared", "server"}
     unpack_state(from_record(record), receiver, Schemas.of(receiver))
@@ -41,7 +33,7 @@ def test_state_survives_the_journey_bit_for_bit(tiny):
 @pytest.mark.parametrize("wire", ["float16", "int8"])
 def test_with_fewer_bits_everybody_knows_what_arrives(tiny, wire):
     """The server works out, to the bit, the state that clients start from; centroids are exact."""
-    sender, receiver = randomised(build_method(tiny(), 1)), build_method(tiny(), 1)
+    sender, receiver = randomised(build_learner(tiny(), 1)), build_learner(tiny(), 1)
     schemas = Schemas.of(sender, wire)
     record = pack_state(sender, schemas)
     assert list(record) == schemas.down
@@ -55,7 +47,7 @@ def test_with_fewer_bits_everybody_knows_what_arrives(tiny, wire):
 
 @pytest.mark.parametrize("wire", ["float32", "float16", "int8"])
 def test_what_was_trained_comes_back(tiny, wire, generator):
-    schemas = Schemas.of(build_method(tiny(), 1), wire)
+    schemas = Schemas.of(build_learner(tiny(), 1), wire)
     rng = np.random.default_rng(0)
     received = rng.normal(size=schemas.shared.size).astype(np.float32)
     change = (1e-3 * rng.normal(size=schemas.shared.size)).astype(np.float32)
@@ -70,34 +62,34 @@ def test_what_was_trained_comes_back(tiny, wire, generator):
 
 def test_private_state_has_no_schema(tiny):
     with pytest.raises(ValueError, match="never travels"):
-        Schema.of(build_method(tiny(), 1), Role.PRIVATE)
+        Schema.of(build_learner(tiny(), 1), Role.PRIVATE)
 
 
 def test_no_counters_and_no_memory_travel(tiny):
-    names = [name for name, _ in Schemas.of(build_method(tiny(), 1)).shared.entries]
+    names = [name for name, _ in Schemas.of(build_learner(tiny(), 1)).shared.entries]
     assert not any("num_batches_tracked" in n or "memory" in n for n in names)
     assert any("running_var" in n for n in names)
 
 
 def test_the_fingerprint_tells_models_apart(tiny):
     def fingerprint(*overrides):
-        return Schemas.of(build_method(tiny(*overrides), 1)).fingerprint
+        return Schemas.of(build_learner(tiny(*overrides), 1)).fingerprint
 
     base = fingerprint()
     assert base == fingerprint("seed=7", "training.lr=1")
-    wires = {Schemas.of(build_method(tiny(), 1), w).fingerprint for w in ("float16", "int8")}
+    wires = {Schemas.of(build_learner(tiny(), 1), w).fingerprint for w in ("float16", "int8")}
     assert len({*wires, base}) == 3
     others = {
         fingerprint("model.width=16"),
         fingerprint("model.norm=group"),
         fingerprint("clustering.global_clusters=5"),
-        Schemas.of(build_method(tiny(), 3)).fingerprint,
+        Schemas.of(build_learner(tiny(), 3)).fingerprint,
     }
     assert len(others) == 4 and base not in others
 
 
 def test_arrays_of_another_size_are_refused(tiny):
-    method = build_method(tiny(), 1)
+    method = build_learner(tiny(), 1)
     schema = Schemas.of(method).shared
     with pytest.raises(ValueError, match="expected"):
         schema.unpack(np.zeros(schema.size + 1, np.float32), method.state(Role.SHARED))
