@@ -19,7 +19,7 @@ def test_a_client_finds_what_it_kept_after_its_last_round_before(tmp_path):
     folder.save(1, own(1))
     folder.save(4, own(4))
     assert [number(folder.before(r)) for r in (1, 2, 4, 5, 9)] == [None, 1, 1, 4, 4]
-    assert folder.before(9).figures == {"lambda": 4 / 3}  # to the last bit
+    assert folder.before(9).values == {"lambda": 4 / 3}  # to the last bit
 
 
 def test_a_round_that_is_repeated_starts_from_before_it(tmp_path):
@@ -54,7 +54,7 @@ def test_a_damaged_file_is_told_by_name(tmp_path):
     folder = ClientStateFolder(tmp_path, "run")
     folder.save(1, own(1))
     (tmp_path / "run" / "1.safetensors").write_bytes(b"half a fi")
-    with pytest.raises(ValueError, match=r"run/1.safetensors: this client's own state is damaged"):
+    with pytest.raises(ValueError, match=r"run/1.safetensors: this client's state is damaged"):
         folder.before(2)
 
 

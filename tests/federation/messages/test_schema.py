@@ -1,53 +1,104 @@
-import gc
-import weakref
-
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, RecordDict
 
-from orchestra_flwr.federation.messages.arrays import ARRAYS, from_record, payload_bytes, to_record
-from orchestra_flwr.federation.messages.schema import Schema, Schemas, pack_state, unpack_state
+from orchestra_flwr.federation.messages.arrays import from_record, to_record
+from orchestra_flwr.federation.messages.schema import (
+    Schema,
+    Schemas,
+    for_models,
+    names_down,
+    pack_state,
+    received_state,
+    unpack_state,
+)
 from orchestra_flwr.methods import Role
+from orchestra_flwr.training import build_learner
+
+WIRES = ("float32", "float16", "int8")
 
 
-def randomised(method, seed=0):
+def randomised(learner, seed=0):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for role in (Role.SHARED, Role.SERVER):
-            for tensor in method.state(role).values():
+            for tensor in learner.state(role).values():
                 tensor.copy_(torch.rand(tensor.shape, generator=generator))
-    return method
+    return learner
+
+
+def schemas_of(config, channels=1):
+    return Schemas.of(build_learner(config, channels), config)
+
+
+def journey(arrays):
+    return from_record(to_record(arrays))
 
 
 def test_state_survives_the_journey_bit_for_bit(tiny):
     sender, receiver = randomised(build_learner(tiny(), 1)), build_learner(tiny(), 1)
-    record = pack_state(sender, Schemas.of(sender))
-    assert set(record) == {"shared", "server"}
-    unpack_state(from_record(record), receiver, Schemas.of(receiver))
+    arrays = pack_state(sender, Schemas.of(sender, tiny()))
+    assert set(arrays) == {"shared", "server"}
+    unpack_state(journey(arrays), receiver, Schemas.of(receiver, tiny()))
     for role in (Role.SHARED, Role.SERVER):
         for name, tensor in sender.state(role).items():
             assert torch.equal(tensor, receiver.state(role)[name])
 
 
-@pytest.mark.parametrize("wire", ["float16", "int8"])
+@pytest.mark.parametrize("wire", WIRES[1:])
 def test_with_fewer_bits_everybody_knows_what_arrives(tiny, wire):
     """The server works out, to the bit, the state that clients start from; centroids are exact."""
     sender, receiver = randomised(build_learner(tiny(), 1)), build_learner(tiny(), 1)
-    schemas = Schemas.of(sender, wire)
-    record = pack_state(sender, schemas)
-    assert list(record) == schemas.down
-    unpack_state(from_record(record), receiver, schemas)
+    schemas = Schemas.of(sender, tiny(f"federation.wire={wire}"))
+    arrays = pack_state(sender, schemas)
+    assert list(arrays) == schemas.down
+    unpack_state(journey(arrays), receiver, schemas)
     sent = schemas.shared.pack(sender.state(Role.SHARED))
     arrived = schemas.shared.pack(receiver.state(Role.SHARED))
     np.testing.assert_array_equal(arrived, schemas.as_received(sent))
     assert 0 < np.abs(arrived - sent).max() <= 0.5 / 127
-    assert torch.equal(sender.global_centroids, receiver.global_centroids)
+    assert torch.equal(sender.method.global_centroids, receiver.method.global_centroids)
 
 
-@pytest.mark.parametrize("wire", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_tensors_of_a_message_can_be_read_without_a_learner(tiny, wire):
+    sender, receiver = randomised(build_learner(tiny(), 1)), build_learner(tiny(), 1)
+    schemas = Schemas.of(sender, tiny(f"federation.wire={wire}"))
+    arrays = journey(pack_state(sender, schemas))
+    unpack_state(arrays, receiver, schemas)
+    wanted = {**receiver.state(Role.SHARED), **receiver.state(Role.SERVER)}
+    state = received_state(arrays, schemas)
+    assert list(state) == list(wanted)
+    assert all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_several_models_travel_in_one_message(tiny, wire):
+    config = tiny(f"federation.wire={wire}")
+    senders = {name: randomised(build_learner(config, 1), seed) for seed, name in enumerate("ab")}
+    schemas = schemas_of(config)
+    packed = {name: pack_state(sender, schemas) for name, sender in senders.items()}
+    arrays = journey(for_models(packed))
+    assert list(arrays) == [name for names in names_down(schemas, "ab") for name in names]
+    assert len(arrays) == 2 * len(schemas.down)
+    for sender, names in zip(senders.values(), names_down(schemas, "ab"), strict=True):
+        receiver = build_learner(config, 1)
+        part = dict(zip(schemas.down, (arrays[name] for name in names), strict=True))
+        unpack_state(part, receiver, schemas)
+        sent = schemas.as_received(schemas.shared.pack(sender.state(Role.SHARED)))
+        np.testing.assert_array_equal(schemas.shared.pack(receiver.state(Role.SHARED)), sent)
+        assert torch.equal(sender.method.global_centroids, receiver.method.global_centroids)
+
+
+def test_a_single_model_travels_without_its_name(tiny):
+    schemas = schemas_of(tiny())
+    assert names_down(schemas, ["any"]) == [schemas.down]
+    assert list(for_models({"any": {"shared": np.zeros(2)}})) == ["shared"]
+
+
+@pytest.mark.parametrize("wire", WIRES)
 def test_what_was_trained_comes_back(tiny, wire, generator):
-    schemas = Schemas.of(build_learner(tiny(), 1), wire)
+    schemas = schemas_of(tiny(f"federation.wire={wire}"))
     rng = np.random.default_rng(0)
     received = rng.normal(size=schemas.shared.size).astype(np.float32)
     change = (1e-3 * rng.normal(size=schemas.shared.size)).astype(np.float32)
@@ -60,72 +111,48 @@ def test_what_was_trained_comes_back(tiny, wire, generator):
     assert np.abs(trained - (received + change)).max() <= limit
 
 
-def test_private_state_has_no_schema(tiny):
+@pytest.mark.parametrize("role", [Role.TRANSIENT, Role.LOCAL])
+def test_the_clients_own_state_has_no_schema(tiny, role):
     with pytest.raises(ValueError, match="never travels"):
-        Schema.of(build_learner(tiny(), 1), Role.PRIVATE)
+        Schema.of(build_learner(tiny(), 1), role)
 
 
 def test_no_counters_and_no_memory_travel(tiny):
-    names = [name for name, _ in Schemas.of(build_learner(tiny(), 1)).shared.entries]
+    names = [name for name, _ in schemas_of(tiny()).shared.entries]
     assert not any("num_batches_tracked" in n or "memory" in n for n in names)
     assert any("running_var" in n for n in names)
 
 
 def test_the_fingerprint_tells_models_apart(tiny):
     def fingerprint(*overrides):
-        return Schemas.of(build_learner(tiny(*overrides), 1)).fingerprint
+        return schemas_of(tiny(*overrides)).fingerprint
 
     base = fingerprint()
     assert base == fingerprint("seed=7", "training.lr=1")
-    wires = {Schemas.of(build_learner(tiny(), 1), w).fingerprint for w in ("float16", "int8")}
+    wires = {fingerprint(f"federation.wire={wire}") for wire in WIRES[1:]}
     assert len({*wires, base}) == 3
     others = {
         fingerprint("model.width=16"),
         fingerprint("model.norm=group"),
         fingerprint("clustering.global_clusters=5"),
-        Schemas.of(build_learner(tiny(), 3)).fingerprint,
+        schemas_of(tiny(), 3).fingerprint,
     }
     assert len(others) == 4 and base not in others
 
 
+def test_the_fingerprint_tells_versions_of_a_users_package_apart(tiny, user_package):
+    folder = user_package({"methods/mine.py": "A = 1"})
+    config = tiny("plugins=[my_package]")
+    without, first = schemas_of(tiny()).fingerprint, schemas_of(config).fingerprint
+    assert first == schemas_of(config).fingerprint
+    (folder / "methods" / "mine.py").write_text("A = 2")
+    assert len({without, first, schemas_of(config).fingerprint}) == 3
+
+
 def test_arrays_of_another_size_are_refused(tiny):
-    method = build_learner(tiny(), 1)
-    schema = Schemas.of(method).shared
+    learner = build_learner(tiny(), 1)
+    schema = Schemas.of(learner, tiny()).shared
     with pytest.raises(ValueError, match="expected"):
-        schema.unpack(np.zeros(schema.size + 1, np.float32), method.state(Role.SHARED))
+        schema.unpack(np.zeros(schema.size + 1, np.float32), learner.state(Role.SHARED))
     with pytest.raises(ValueError, match="no shared"):
-        unpack_state({}, method, Schemas.of(method))
-
-
-def test_records_keep_names_and_values():
-    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3).T, "b": np.zeros(0, np.float32)}
-    again = from_record(to_record(arrays))
-    assert list(again) == ["a", "b"]
-    np.testing.assert_array_equal(again["a"], arrays["a"])
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(7, dtype=np.float32),
-        np.arange(6, dtype=np.float32).reshape(2, 3).T,
-        np.zeros((0, 4), np.float32),
-        np.arange(4, dtype=np.int64),
-    ],
-    ids=["flat", "transposed", "empty", "integers"],
-)
-def test_arrays_are_encoded_as_flower_encodes_them(array):
-    assert to_record({"a": array})["a"] == Array(np.ascontiguousarray(array))
-
-
-def test_counting_bytes_holds_no_array():
-    """A server counts the bytes of every reply: no garbage collection shall be needed after it."""
-    content = RecordDict({ARRAYS: to_record({"a": np.zeros(6, np.float32)})})
-    array = weakref.ref(content[ARRAYS]["a"])
-    gc.disable()
-    try:
-        assert payload_bytes(content) == len(array().data)
-        del content
-        assert array() is None
-    finally:
-        gc.enable()
+        unpack_state({}, learner, Schemas.of(learner, tiny()))

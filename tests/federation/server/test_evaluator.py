@@ -9,7 +9,7 @@ from orchestra_flwr.training import build_learner
 
 def test_scores_of_both_backbones_leave_the_method_as_it_was(tiny):
     config = tiny()
-    method = build_learner(config, 1).train()
+    method = build_learner(config, 1).method.train()
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     scores = Evaluator(config, load_dataset(config.data)).scores(method)
     assert set(scores) == {"target", "online"}
@@ -21,7 +21,7 @@ def test_scores_of_both_backbones_leave_the_method_as_it_was(tiny):
 
 def test_features_that_are_not_finite_are_told(tiny):
     config = tiny()
-    method = build_learner(config, 1)
+    method = build_learner(config, 1).method
     with torch.no_grad():
         next(method.target_backbone.parameters()).fill_(torch.inf)
     with pytest.raises(FederationError, match="the encoder cannot be evaluated"):

@@ -31,6 +31,7 @@ from orchestra_flwr.privacy import calibrate, spent
 from orchestra_flwr.privacy.updates import update_epsilon
 from orchestra_flwr.reporting import RunFolder, make_progress
 from orchestra_flwr.seeding import torch_generator
+from orchestra_flwr.training import build_learner
 
 
 def run(config, app=client_app, folder=None):
