@@ -1,7 +1,7 @@
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from orchestra_flwr.federation.inline import InlineGrid
+from orchestra_flwr.federation.engines.inline import InlineGrid
 
 
 def test_nothing_runs_before_its_reply_is_due():

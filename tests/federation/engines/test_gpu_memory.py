@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation.gpu_memory import measured_share, share_of, train_a_batch
+from orchestra_flwr.federation.engines.gpu_memory import measured_share, share_of, train_a_batch
 
 GB = 10**9
 
@@ -35,7 +35,7 @@ def test_what_is_measured_is_a_round_of_this_configuration(tiny):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_what_to_give(tiny):
-    with pytest.raises(ConfigError, match=r"ray.gpus_per_client: cannot be measured here"):
+    with pytest.raises(ConfigError, match=r"engine.gpus_per_client: cannot be measured here"):
         measured_share(tiny())
 
 

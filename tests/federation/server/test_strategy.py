@@ -8,19 +8,19 @@ from scipy.stats import kstest
 from torch import nn
 
 from orchestra_flwr.config import MethodConfig, Section
-from orchestra_flwr.federation.cohort import draw_cohort
-from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.report import FederationError
-from orchestra_flwr.federation.strategy import OrchestraStrategy
-from orchestra_flwr.federation.wire import (
+from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
     CONFIG,
     METRICS,
     from_record,
-    pack_state,
     payload_bytes,
     to_record,
 )
+from orchestra_flwr.federation.messages.schema import pack_state
+from orchestra_flwr.federation.server.round import draw_cohort
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.methods import Method, Role
 from orchestra_flwr.privacy.updates import standard_normals
 
@@ -74,7 +74,7 @@ def answer(question, strategy, weights, rows, examples=1, smallest=5, schema=Non
                     {"shared": np.array(weights, np.float32), "rows": np.array(rows, np.float32)}
                 ),
                 METRICS: MetricRecord(
-                    {"examples": examples, "loss/a": examples / 10, "smallest_cluster": smallest}
+                    {"examples": examples, "loss/a": examples / 10, "smallest_group": smallest}
                 ),
                 CONFIG: ConfigRecord({"schema": schema or strategy.schemas.fingerprint}),
             }
@@ -104,7 +104,7 @@ def test_a_round_by_hand(strategy):
     np.testing.assert_array_equal(from_record(arrays)["server"], [2, 2, 6])
     assert metrics["loss/a"] == pytest.approx((1 * 0.1 + 2 * 0.2 + 5 * 0.5) / 8)
     assert strategy.report.examples == 8
-    assert strategy.report.smallest_cluster == 4
+    assert strategy.report.smallest_group == 4
 
 
 def test_uniform_weighting_is_algorithm_2(strategy):
@@ -187,8 +187,8 @@ def test_clients_without_rows_are_averaged_all_the_same(strategy):
     arrays, _ = strategy.aggregate_train(1, answers)
     np.testing.assert_array_equal(from_record(arrays)["shared"], [4.0, 5.25])
     np.testing.assert_array_equal(from_record(arrays)["server"], [1, 1, 5])
-    assert strategy.report.smallest_clusters == {"a": 4, "b": 9, "c": 0}
-    assert strategy.report.smallest_cluster == 4 and not strategy.report.server_state_kept
+    assert strategy.report.smallest_groups == {"a": 4, "b": 9, "c": 0}
+    assert strategy.report.smallest_group == 4 and not strategy.report.server_state_kept
 
 
 def nobody_sends_rows(strategy, round_):
@@ -205,8 +205,8 @@ def test_without_any_rows_the_servers_state_stays(strategy):
     np.testing.assert_array_equal(from_record(arrays)["shared"], [1, 1])
     np.testing.assert_array_equal(from_record(arrays)["server"], [7, 8, 9])
     assert strategy.report.server_state_kept
-    assert strategy.report.smallest_clusters == {"a": 0, "b": 0, "c": 0}
-    assert strategy.report.smallest_cluster is None
+    assert strategy.report.smallest_groups == {"a": 0, "b": 0, "c": 0}
+    assert strategy.report.smallest_group is None
 
 
 def test_without_any_rows_there_is_no_first_state(strategy):

@@ -1,17 +1,24 @@
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.object_store import beside_the_pickle
-from orchestra_flwr.federation.replies import BadReplyError, check_reply, check_similarities
-from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schema, Schemas, to_record
+from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS, to_record
+from orchestra_flwr.federation.messages.object_store import beside_the_pickle
+from orchestra_flwr.federation.messages.replies import (
+    BadReplyError,
+    check_reply,
+    check_similarities,
+)
+from orchestra_flwr.federation.messages.schema import Schema, Schemas
+from orchestra_flwr.methods import Release
 
 identify_process()
 SCHEMAS = Schemas(Schema((("w", (2, 2)), ("b", (1,)))), Schema((("c", (3,)),)))
-LIMITS = {"local_centroids": (4, 3)}
+RELEASE = Release({"local_centroids": (4, 3)}, "centroids")
 QUESTION = Message(RecordDict(), 7, "train")
 GOOD = {"shared": np.ones(5, np.float32), "local_centroids": np.ones((2, 3), np.float32)}
 
@@ -27,7 +34,7 @@ def reply(arrays=None, metrics=None, schema=SCHEMAS.fingerprint, without=()):
 
 
 def check(message, trained=True):
-    return check_reply(message, SCHEMAS, LIMITS, trained=trained)
+    return check_reply(message, SCHEMAS, RELEASE, models=["model"], trained=trained)
 
 
 def test_a_good_reply_is_taken_whole():
@@ -73,9 +80,9 @@ def bad(value, shape=5):
         (reply({"local_centroids": bad(1, (0, 3))}), "local_centroids of shape"),
         (reply({"local_centroids": bad(1, (2, 4))}), "local_centroids of shape"),
         (reply({"local_centroids": bad(1, 3)}), "local_centroids of shape"),
-        (reply(metrics={"examples": 0}), "tells of 0 images"),
-        (reply(metrics={"examples": -3}), "tells of -3 images"),
-        (reply(metrics={"examples": 2.5}), "tells of 2.5 images"),
+        (reply(metrics={"examples": 0}), "it reports 0 images"),
+        (reply(metrics={"examples": -3}), "it reports -3 images"),
+        (reply(metrics={"examples": 2.5}), "it reports 2.5 images"),
         (reply(metrics={"loss/x": float("nan")}), "metric loss/x is nan"),
         (reply(metrics={"loss/x": [1.0]}), "metric loss/x is"),
     ],
@@ -98,7 +105,9 @@ def updating(changes=None, without=()):
     message = reply(schema=INT8.fingerprint)
     arrays = {**UPDATE, "local_centroids": GOOD["local_centroids"], **(changes or {})}
     message.content[ARRAYS] = to_record({n: a for n, a in arrays.items() if n not in without})
-    return check_reply(message, INT8, LIMITS, trained=True, received=RECEIVED)
+    return check_reply(
+        message, INT8, RELEASE, models=["model"], trained=True, received={"model": RECEIVED}.get
+    )
 
 
 def test_an_update_is_added_to_the_state_that_was_sent():
@@ -136,19 +145,21 @@ NO_ROWS = {"local_centroids": np.ones((0, 3), np.float32)}
 
 
 def test_no_rows_are_a_reply_where_the_method_says_so():
-    taken = check_reply(reply(NO_ROWS), SCHEMAS, LIMITS, trained=True, may_be_empty=True, k_min=8)
+    release = replace(RELEASE, may_be_empty=True, least_images=8)
+    taken = check_reply(reply(NO_ROWS), SCHEMAS, release, models=["model"], trained=True)
     assert taken.contributions["local_centroids"].shape == (0, 3)
     np.testing.assert_array_equal(taken.shared, GOOD["shared"])
 
 
 @pytest.mark.parametrize(("told", "taken"), [(8, True), (7, False), (0, False), (-1, False)])
 def test_rows_that_the_client_itself_calls_too_small_are_not_taken(told, taken):
-    message = reply(metrics={"smallest_cluster": told})
+    message = reply(metrics={"smallest_group": told})
+    release = replace(RELEASE, least_images=8)
     if taken:
-        check_reply(message, SCHEMAS, LIMITS, trained=True, k_min=8)
+        check_reply(message, SCHEMAS, release, models=["model"], trained=True)
         return
     with pytest.raises(BadReplyError, match=f"rows of {told} images, privacy.k_min=8"):
-        check_reply(message, SCHEMAS, LIMITS, trained=True, k_min=8)
+        check_reply(message, SCHEMAS, release, models=["model"], trained=True)
 
 
 def test_garbage_bytes_are_a_bad_reply():
@@ -177,12 +188,12 @@ def test_good_scores_are_taken():
     [
         (Message(Error(1, "out of memory"), reply_to=QUESTION), "out of memory"),
         (scores(schema="other"), "schema other instead of"),
-        (scores(examples=0), "tells of 0 images"),
+        (scores(examples=0), "it reports 0 images"),
         (scores(alignment=1.1), "alignment is 1.1, at most 1"),
         (scores(uniformity=-5.1), "uniformity is -5.1, at most 5"),
         (scores(uniformity=float("nan")), "metric uniformity is nan"),
-        (scores(alignment=None), r"figures \['examples', 'uniformity'\] instead of"),
-        (scores(feature_0=0.3), "figures"),
+        (scores(alignment=None), r"metrics \['examples', 'uniformity'\] instead of"),
+        (scores(feature_0=0.3), "metrics .*feature_0.* instead of"),
         (reply(), r"arrays \['arrays'\] in answer to an evaluation"),
     ],
 )
@@ -199,3 +210,38 @@ def test_nothing_of_a_reply_keeps_its_bytes_once_it_was_added():
     assert taken.contributions["local_centroids"].base is None
     del message
     assert memory() is None  # without the garbage collector
+
+
+def of_model(name):
+    about = {"schema": SCHEMAS.fingerprint} | ({} if name is None else {"model": name})
+    message = reply()
+    message.content[CONFIG] = ConfigRecord(about)
+    return message
+
+
+def test_a_reply_says_which_of_several_models_it_trained():
+    taken = check_reply(of_model("b"), SCHEMAS, RELEASE, models=["a", "b"], trained=True)
+    assert taken.model == "b"
+    assert check_reply(of_model(None), SCHEMAS, RELEASE, models=["a"], trained=True).model == "a"
+
+
+@pytest.mark.parametrize(
+    ("name", "models", "says"),
+    [
+        ("c", ["a", "b"], "it trained the model 'c', and was sent a, b"),
+        (None, ["a", "b"], "it trained the model '', and was sent a, b"),
+        ("b", ["a"], "it trained the model 'b', and was sent a"),
+    ],
+)
+def test_a_model_that_was_not_sent_is_refused(name, models, says):
+    with pytest.raises(BadReplyError, match=says):
+        check_reply(of_model(name), SCHEMAS, RELEASE, models=models, trained=True)
+
+
+def test_an_update_belongs_to_the_model_that_was_trained():
+    message = of_model("b")
+    message.content[CONFIG]["schema"] = INT8.fingerprint
+    message.content[ARRAYS] = to_record({**UPDATE, "local_centroids": GOOD["local_centroids"]})
+    received = {"a": RECEIVED, "b": RECEIVED + 1000}.get
+    taken = check_reply(message, INT8, RELEASE, models=["a", "b"], trained=True, received=received)
+    np.testing.assert_array_equal(taken.shared, [1041.75, 988.25, 1030, 1040.25, 1051])

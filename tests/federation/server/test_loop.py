@@ -10,29 +10,28 @@ from flwr.clientapp import ClientApp
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation.checkpoint import KEY_FILE, load_checkpoint
-from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.client_app import app as client_app
-from orchestra_flwr.federation.inline import InlineGrid
-from orchestra_flwr.federation.members import SimulatedMembers
-from orchestra_flwr.federation.population import check_population, load_population
-from orchestra_flwr.federation.report import FederationError
-from orchestra_flwr.federation.server import run_federation
-from orchestra_flwr.federation.wire import (
+from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
     CONFIG,
     METRICS,
-    Schema,
-    Schemas,
     from_record,
-    pack_state,
     to_record,
 )
-from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.federation.messages.schema import Schema, Schemas, pack_state
+from orchestra_flwr.federation.population import check_population, load_population
+from orchestra_flwr.federation.server.checkpoint import KEY_FILE, load_checkpoint
+from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy import calibrate, spent
 from orchestra_flwr.privacy.updates import update_epsilon
 from orchestra_flwr.reporting import RunFolder, make_progress
 from orchestra_flwr.seeding import torch_generator
+from orchestra_flwr.training import build_learner
 
 
 def run(config, app=client_app, folder=None):
@@ -99,7 +98,7 @@ def test_two_rounds_are_clients_training_averaging_and_global_clustering(config)
     given = config()
     _, folder = run(given)
     population = load_population(given)
-    server = build_method(given, 1)
+    server = build_learner(given, 1)
     schemas = Schemas.of(server)
     clients = [
         OrchestraClient(given, k, population.dataset.train.images[torch.from_numpy(part)])
@@ -132,7 +131,7 @@ def test_updates_are_added_to_the_servers_own_state(config, wire):
     given = config(f"federation.wire={wire}", "federation.rounds=1")
     summary, folder = run(given)
     population = load_population(given)
-    server = build_method(given, 1)
+    server = build_learner(given, 1)
     schemas = Schemas.of(server, wire)
     state = schemas.shared.pack(server.state(Role.SHARED))
     clients = [
@@ -157,7 +156,7 @@ def test_updates_are_added_to_the_servers_own_state(config, wire):
         )
         down += 4 * sum(a.nbytes + 128 for a in arrays)  # 128: of numpy's header
         up += sum(a.nbytes + 128 for reply in replies for a in reply)
-    result = build_method(given, 1)
+    result = build_learner(given, 1)
     load_checkpoint(folder.checkpoint, result)
     kept = schemas.shared.pack(result.state(Role.SHARED))
     np.testing.assert_allclose(kept, state, atol=1e-6)
@@ -171,7 +170,7 @@ def test_only_encoders_heads_and_centroids_go_up(config):
     """Opens every real message of a run."""
     seen = []
     run(config(), meddling(lambda client, round_, reply: seen.append((round_, reply.content))))
-    method = build_method(config(), 1)
+    method = build_learner(config(), 1)
     allowed = {"backbone", "projector", "rotation_head", "target_backbone", "target_projector"}
     named = {name.partition(".")[0] for name, _ in Schemas.of(method).shared.entries}
     assert named == allowed
@@ -249,7 +248,7 @@ def test_clients_of_few_images_send_fewer_centroids_or_none(config, tmp_path):
 
     def look(client, round_, reply):
         arrays = from_record(reply.content[ARRAYS])
-        told = reply.content[METRICS]["smallest_cluster"]
+        told = reply.content[METRICS]["smallest_group"]
         seen[client, round_] = (len(arrays["local_centroids"]), told, "shared" in arrays)
 
     given = config(*photos, "privacy.k_min=8", "training.local_epochs=3")
@@ -261,7 +260,7 @@ def test_clients_of_few_images_send_fewer_centroids_or_none(config, tmp_path):
     for record in folder.read_metrics():
         assert record["clients"]["ok"] == 3 and record["clients"]["examples"] == 57
         assert record["clustering"] == {
-            "smallest_cluster": 12,
+            "smallest_group": 12,
             "clients": {"five": 0, "forty": 16, "twelve": 12},
             "kept": False,
         }
@@ -281,15 +280,15 @@ def test_a_cohort_without_centroids_keeps_the_global_ones_and_says_so(config, tm
     with make_progress("plain", 1) as progress:
         federate(given, folder, progress, meddling(forgetful))
     first, second = (record["clustering"] for record in folder.read_metrics())
-    assert (first["smallest_cluster"], first["kept"]) == (10, False)
-    assert second == {"smallest_cluster": None, "clients": {"a": 0, "b": 0}, "kept": True}
+    assert (first["smallest_group"], first["kept"]) == (10, False)
+    assert second == {"smallest_group": None, "clients": {"a": 0, "b": 0}, "kept": True}
     assert "round 1: no client sent centroids: the global ones stay" in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_make_centroids_is_told_before_or_in_its_first_round(config, tmp_path):
     photos = folders(tmp_path / "photos", a=5, b=3)
     given = config(*photos, "privacy.k_min=6")
-    population, method = load_population(given), build_method(given, 3)
+    population, method = load_population(given), build_learner(given, 3)
     with pytest.raises(ConfigError, match=r"privacy.k_min=6: .*must be at most 5"):
         check_population(given, population, method)
     check_population(config(*photos, "privacy.k_min=5"), population, method)
@@ -409,7 +408,7 @@ def test_a_rogue_client_moves_a_clipped_run_by_its_share(config, tmp_path):
     def result(name, change):
         given = config(*clip, f"run_dir={tmp_path / name}")
         _, folder = run(given, meddling(change))
-        method = build_method(given, 1)
+        method = build_learner(given, 1)
         load_checkpoint(folder.checkpoint, method)
         return Schema.of(method, Role.SHARED).pack(method.state(Role.SHARED)).astype(np.float64)
 
@@ -494,7 +493,7 @@ def test_images_without_labels_train_without_evaluation(config, tmp_path):
 
 def test_a_client_of_another_version_says_how_to_mend_it(tiny):
     config = tiny()
-    method = build_method(config, 1)
+    method = build_learner(config, 1)
     grid = InlineGrid(client_app)
     content_config = {"config": config.to_json(), "schema": "old", "round": 1, "train": True}
     content_config["client"] = "0"
@@ -593,7 +592,7 @@ def test_noise_that_leaves_no_centroid_at_all_is_told(config, monkeypatch):
 def test_a_delta_that_protects_nobody_is_refused(config):
     given = config(*PRIVATE, "privacy.delta=0.2")
     with pytest.raises(ConfigError, match=r"privacy.delta=0.2: must be below 1 / \d+"):
-        check_population(given, load_population(given), build_method(given, 1))
+        check_population(given, load_population(given), build_learner(given, 1))
 
 
 def test_clients_score_the_averages_and_only_figures_leave(config):
@@ -637,7 +636,7 @@ def test_the_backbone_to_keep_can_be_chosen(config):
     assert list(scores) == ["online", "target"]
     assert summary["knn"] == scores["online"]["knn"] and "target" in summary
     assert json.loads((folder.path / "encoder.json").read_text())["about"]["backbone"] == "online"
-    method = build_method(config(), 1)
+    method = build_learner(config(), 1)
     load_checkpoint(folder.checkpoint, method)
     kept = load_encoder(folder.path).backbone.state_dict()
     for name, tensor in method.backbone.state_dict().items():
@@ -647,7 +646,7 @@ def test_the_backbone_to_keep_can_be_chosen(config):
 
 def test_a_backbone_that_the_method_does_not_have_is_refused(tiny):
     with pytest.raises(ConfigError, match="evaluation.backbone=x: must be null or one of target"):
-        build_method(tiny("evaluation.backbone=x"), 1)
+        build_learner(tiny("evaluation.backbone=x"), 1)
 
 
 def test_the_share_of_a_round_in_which_nobody_trains_is_told(config):

@@ -3,11 +3,11 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 
-from orchestra_flwr.federation.client_app import app as client_app
-from orchestra_flwr.federation.inline import InlineGrid, identify_process
-from orchestra_flwr.federation.members import ConnectedMembers, SimulatedMembers
-from orchestra_flwr.federation.report import FederationError
-from orchestra_flwr.federation.wire import CONFIG
+from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.engines.inline import InlineGrid, identify_process
+from orchestra_flwr.federation.messages.arrays import CONFIG
+from orchestra_flwr.federation.server.members import ConnectedMembers, SimulatedMembers
+from orchestra_flwr.federation.server.round_report import FederationError
 
 identify_process()
 GREETING = ConfigRecord({"version": "1"})
@@ -76,7 +76,7 @@ def test_clients_are_greeted_once_and_known_by_their_own_names(network, said, me
     network.join(71, "a")
     network.join(70, "b")
     known = members(2)
-    assert known.gather() == known.gather() == {"a": 71, "b": 70}
+    assert known.connected() == known.connected() == {"a": 71, "b": 70}
     assert [m.metadata.dst_node_id for m in network.sent] == [70, 71]
     assert network.sent[0].content[CONFIG] == GREETING
     assert said == ["client b joined with 20 images", "client a joined with 20 images"]
@@ -85,29 +85,29 @@ def test_clients_are_greeted_once_and_known_by_their_own_names(network, said, me
 def test_waits_until_enough_are_there_and_says_so_once(network, said, members):
     nothing = lambda: None  # noqa: E731
     known = members(1, [nothing, nothing, lambda: network.join(5, "a")])
-    assert known.gather() == {"a": 5}
+    assert known.connected() == {"a": 5}
     assert said == ["waiting for clients: 0 of 1 are here", "client a joined with 20 images"]
 
 
 def test_a_late_joiner_and_one_that_leaves(network, said, members):
     network.join(1, "a")
     known = members()
-    known.gather()
+    known.connected()
     network.join(2, "b")
-    assert known.gather() == {"a": 1, "b": 2}
+    assert known.connected() == {"a": 1, "b": 2}
     del network.nodes[1]
-    assert known.gather() == {"b": 2}
+    assert known.connected() == {"b": 2}
     assert said[-1] == "client a has left"
 
 
 def test_a_client_that_comes_back_as_another_node_is_the_same_client(network, members):
     network.join(1, "a")
     known = members()
-    known.gather()
+    known.connected()
     network.join(2, "a")  # the old node is not yet known to be dead
-    assert known.gather() == {"a": 2}
+    assert known.connected() == {"a": 2}
     del network.nodes[1]
-    assert known.gather() == {"a": 2}
+    assert known.connected() == {"a": 2}
 
 
 def test_refusals_are_told_with_their_reason(network, said, members):
@@ -115,17 +115,17 @@ def test_refusals_are_told_with_their_reason(network, said, members):
     network.join(2, "b")
     network.nodes[3], network.answers[3] = "", "ImportError: no torch"
     known = members()
-    assert known.gather() == {"b": 2}
+    assert known.connected() == {"b": 2}
     assert "client a is refused: 3 images, the server asks for at least 16" in said
     assert "client at node 3 cannot take part: ImportError: no torch" in said
-    known.gather()
+    known.connected()
     assert len(network.sent) == 3  # who was refused is not asked again and again
 
 
 def test_a_registered_key_fixes_the_name(network, said, members):
     network.join(1, "mallory", registered="alice")
     network.join(2, "bob", registered="bob")
-    assert members().gather() == {"bob": 2}
+    assert members().connected() == {"bob": 2}
     assert "client mallory is refused: its key is registered as alice: start it with that name" in (
         said
     )
@@ -135,13 +135,13 @@ def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(net
     network.join(1, "a")
     network.join(2, "b")
     known = members()
-    known.gather()
-    known.lost(["a", "nobody"])
-    assert known.gather() == {"b": 2}
+    known.connected()
+    known.mark_lost(["a", "nobody"])
+    assert known.connected() == {"b": 2}
     assert network.pauses == 0
     assert [m.metadata.dst_node_id for m in network.sent] == [1, 2, 1]
     network.join(1, "a")
-    assert known.gather() == {"a": 1, "b": 2}
+    assert known.connected() == {"a": 1, "b": 2}
 
 
 class Registering(InlineGrid):
@@ -161,8 +161,8 @@ class Registering(InlineGrid):
 
 @pytest.fixture
 def hurried(monkeypatch):
-    monkeypatch.setattr("orchestra_flwr.federation.members.NODE_WAIT_SECONDS", 0.1)
-    monkeypatch.setattr("orchestra_flwr.federation.members.NODE_POLL_SECONDS", 0.01)
+    monkeypatch.setattr("orchestra_flwr.federation.server.members.NODE_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("orchestra_flwr.federation.server.members.NODE_POLL_SECONDS", 0.01)
 
 
 def test_missing_nodes_are_told(hurried):
@@ -173,8 +173,8 @@ def test_missing_nodes_are_told(hurried):
 def test_simulated_clients_share_the_nodes_of_which_one_is_asked_whether_workers_are_there(hurried):
     grid = Registering(client_app, 0, 1, 2, 2)
     members = SimulatedMembers(grid, ["x", "y", "z"])
-    members.lost(["x"])
-    assert members.gather() == {"x": 1, "y": 2, "z": 1}
+    members.mark_lost(["x"])
+    assert members.connected() == {"x": 1, "y": 2, "z": 1}
     assert len(grid.asked) == 1
 
 

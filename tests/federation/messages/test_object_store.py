@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.object_store import Broadcast, SharedArray, beside_the_pickle
-from orchestra_flwr.federation.wire import from_record, payload_bytes, to_record
+from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.messages.arrays import from_record, payload_bytes, to_record
+from orchestra_flwr.federation.messages.object_store import (
+    Broadcast,
+    SharedArray,
+    beside_the_pickle,
+)
 
 identify_process()
 VALUES = np.arange(100_000, dtype=np.float32)

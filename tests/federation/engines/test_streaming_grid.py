@@ -6,10 +6,10 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from orchestra_flwr.federation.answers import ran_out_of_memory
-from orchestra_flwr.federation.grid import EngineStoppedError, StreamingGrid
-from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.wire import OUT_OF_MEMORY
+from orchestra_flwr.federation.client.answers import ran_out_of_memory
+from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.engines.streaming_grid import EngineStoppedError, StreamingGrid
+from orchestra_flwr.federation.messages.arrays import OUT_OF_MEMORY
 
 identify_process()
 

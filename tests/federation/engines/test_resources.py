@@ -3,14 +3,16 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation import resources
-from orchestra_flwr.federation.resources import (
+from orchestra_flwr.federation.engines import resources
+from orchestra_flwr.federation.engines.resources import (
     Node,
     available_nodes,
     gpu_share,
     ray_backend,
     worker_count,
 )
+
+RAY = ("engine=ray",)
 
 
 @pytest.mark.parametrize(
@@ -38,18 +40,18 @@ def test_workers_are_counted_machine_by_machine(nodes, threads, share, workers):
 )
 def test_a_clients_share_is_what_its_memory_needs(tiny, monkeypatch, nodes, needs, share):
     monkeypatch.setattr(resources, "measured_share", lambda config: needs)
-    assert gpu_share(tiny("device=auto"), nodes) == pytest.approx(share)
-    assert gpu_share(tiny("device=auto", "ray.gpus_per_client=0.3"), nodes) == 0.3
-    assert gpu_share(tiny("device=cpu"), nodes) == 0
+    assert gpu_share(tiny(*RAY, "device=auto"), nodes) == pytest.approx(share)
+    assert gpu_share(tiny(*RAY, "device=auto", "engine.gpus_per_client=0.3"), nodes) == 0.3
+    assert gpu_share(tiny(*RAY, "device=cpu"), nodes) == 0
 
 
 def test_a_share_of_no_gpu_is_refused(tiny):
-    with pytest.raises(ConfigError, match=r"ray.gpus_per_client=0.5: no GPU"):
-        ray_backend(tiny("ray.gpus_per_client=0.5"))
+    with pytest.raises(ConfigError, match=r"engine.gpus_per_client=0.5: no GPU"):
+        ray_backend(tiny(*RAY, "engine.gpus_per_client=0.5"))
 
 
 def test_this_machine_has_as_many_cores_as_its_workers_need(tiny):
-    config = tiny("ray.workers=3", "training.threads=2")
+    config = tiny(*RAY, "engine.workers=3", "training.threads=2")
     assert available_nodes(config) == [Node(6, 0)]
     backend = ray_backend(config)
     assert backend["init_args"]["num_cpus"] == 6
@@ -59,16 +61,21 @@ def test_this_machine_has_as_many_cores_as_its_workers_need(tiny):
 def test_on_a_cluster_nothing_is_asked_of_this_machine(tiny, monkeypatch):
     cluster = [Node(4, 2), Node(2, 0)]
     monkeypatch.setattr(resources, "_cluster_nodes", lambda address: cluster)
-    backend = ray_backend(tiny("ray.address=10.0.0.1:6379", "device=cuda"))
+    backend = ray_backend(tiny(*RAY, "engine.address=10.0.0.1:6379", "device=cuda"))
     assert backend["client_resources"]["num_gpus"] == 0.5
     assert "num_cpus" not in backend["init_args"]
     with pytest.raises(ConfigError, match=r"training.threads=8: no machine"):
-        ray_backend(tiny("ray.address=10.0.0.1:6379", "training.threads=8"))
+        ray_backend(tiny(*RAY, "engine.address=10.0.0.1:6379", "training.threads=8"))
     cluster[:] = [Node(2, 0)]
-    with pytest.raises(ConfigError, match=r"device=cuda: no machine of ray.address=10.0.0.1:6379"):
-        ray_backend(tiny("ray.address=10.0.0.1:6379", "device=cuda"))
+    with pytest.raises(
+        ConfigError, match=r"device=cuda: no machine of engine.address=10.0.0.1"
+    ):
+        ray_backend(tiny(*RAY, "engine.address=10.0.0.1:6379", "device=cuda"))
 
 
 def test_workers_and_a_cluster_exclude_each_other(tiny):
-    with pytest.raises(ConfigError, match=r"ray.workers=2: must not be given with ray.address"):
-        tiny("ray.workers=2", "ray.address=10.0.0.1:6379")
+    """In the spelling of version 0.1, which is read as well."""
+    with pytest.raises(
+        ConfigError, match=r"engine.workers=2: must not be given with engine.add"
+    ):
+        tiny(*RAY, "ray.workers=2", "ray.address=10.0.0.1:6379")

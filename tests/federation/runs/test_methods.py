@@ -5,15 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation.client_app import app as client_app
-from orchestra_flwr.federation.inline import InlineGrid
-from orchestra_flwr.federation.members import SimulatedMembers
+from orchestra_flwr.config import ConfigError, MethodConfig
+from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.messages.arrays import ARRAYS, from_record
+from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.population import check_population, load_population
-from orchestra_flwr.federation.server import run_federation
-from orchestra_flwr.federation.wire import ARRAYS, Schemas, from_record
-from orchestra_flwr.methods import METHODS, build_method
+from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.reporting import RunFolder, make_progress
+from orchestra_flwr.training import build_learner
 
 
 class ListeningGrid(InlineGrid):
@@ -33,7 +34,7 @@ class ListeningGrid(InlineGrid):
 
 def run(config):
     population = load_population(config)
-    check_population(config, population, build_method(config, config.data.channels))
+    check_population(config, population)
     grid = ListeningGrid(client_app)
     members = SimulatedMembers(grid, list(population.parts))
     folder = RunFolder.create(config)
@@ -44,12 +45,12 @@ def run(config):
     return summary, folder, grid.heard
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", MethodConfig.room.found())
 def test_two_rounds_end_with_finite_scores_of_the_kept_backbone(tiny, tmp_path, name):
     config = tiny(f"method={name}", f"run_dir={tmp_path / 'run'}")
     summary, folder, heard = run(config)
-    method = build_method(config, 1)
-    kept = next(iter(method.backbones()))
+    learner = build_learner(config, 1)
+    kept = next(iter(learner.method.backbones()))
     assert summary["backbone"] == kept == json.loads(folder.summary.read_text())["backbone"]
     for scores in (summary, summary["untrained"]):
         told = [scores[key] for key in ("knn", "linear", "feature_std")]
@@ -59,8 +60,9 @@ def test_two_rounds_end_with_finite_scores_of_the_kept_backbone(tiny, tmp_path, 
     rounds = folder.read_metrics()
     assert [r["round"] for r in rounds] == [0, 1, 2]
     assert all(np.isfinite(r["loss"]["total"]) for r in rounds[1:])
-    sizes = Schemas.of(method).shared.size
-    allowed = set(method.contribution_limits())
+    sizes = Schemas.of(learner, config).shared.size
+    release = learner.method.release(config)
+    allowed = set(release.rows) if release else set()
     trained = [arrays for arrays in heard if "shared" in arrays]
     assert len(trained) == 2 * 4 and {arrays["shared"] for arrays in trained} == {sizes}
     assert {name for arrays in heard for name in arrays} == {"shared"} | allowed

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestra_flwr.federation.codec import BLOCK, CHUNK, BlockCodec, PlainCodec
+from orchestra_flwr.federation.messages.codec import BLOCK, CHUNK, BlockCodec, PlainCodec
 
 MAX = np.finfo(np.float32).max
 TINY = np.finfo(np.float32).tiny

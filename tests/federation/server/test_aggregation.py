@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from orchestra_flwr.federation.aggregation import BLOCK, ClippedMean, StreamingMean
+from orchestra_flwr.federation.server.aggregation import BLOCK, ClippedMean, StreamingMean
 
 
 def mean(pairs):

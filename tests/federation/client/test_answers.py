@@ -5,19 +5,20 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from orchestra_flwr.federation import answers
-from orchestra_flwr.federation import client as client_module
-from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.wire import (
+from orchestra_flwr.federation.client import answers
+from orchestra_flwr.federation.client import numpy_client as client_module
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
     CLIENT_FAILED,
     CONFIG,
     METRICS,
     OUT_OF_MEMORY,
     from_record,
-    pack_state,
+    to_record,
 )
+from orchestra_flwr.federation.messages.schema import pack_state
 
 
 @pytest.fixture
@@ -27,14 +28,14 @@ def client(tiny):
         0, 256, (20, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
     client = OrchestraClient(tiny(), "0", images)
-    client.method.global_centroids.copy_(torch.eye(4, 16))
+    client.learner.method.global_centroids.copy_(torch.eye(4, 16))
     return client
 
 
 def message(client, train=True):
     told = {"round": 1, "train": train, "schema": client.schemas.fingerprint, "contribute": True}
     return RecordDict(
-        {ARRAYS: pack_state(client.method, client.schemas), CONFIG: ConfigRecord(told)}
+        {ARRAYS: to_record(pack_state(client.learner, client.schemas)), CONFIG: ConfigRecord(told)}
     )
 
 

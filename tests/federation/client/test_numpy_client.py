@@ -3,11 +3,11 @@ import pytest
 import torch
 
 from orchestra_flwr.evaluation import similarities
-from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.wire import Schemas, from_record, pack_state
-from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.methods import Role
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import torch_threads, train_round
+from orchestra_flwr.training import build_learner, torch_threads, train_round
 
 
 def images(n=20):
@@ -17,28 +17,27 @@ def images(n=20):
 
 def down(config):
     """What a server sends: its state as flat arrays, in the client's order."""
-    method = build_method(config, 1)
-    method.global_centroids.copy_(torch.eye(4, 16))
-    schemas = Schemas.of(method, config.federation.wire)
-    return method, list(from_record(pack_state(method, schemas)).values())
+    learner = build_learner(config, 1)
+    learner.method.global_centroids.copy_(torch.eye(4, 16))
+    return learner, list(pack_state(learner, Schemas.of(learner, config)).values())
 
 
 def test_fit_is_local_training_of_the_received_state(tiny):
     config = tiny()
-    method, parameters = down(config)
+    learner, parameters = down(config)
     arrays, examples, metrics = OrchestraClient(config, "3", images()).fit(
         parameters, {"round": 2, "train": True}
     )
     seed = ClientSeed(config.seed, 2, 3)
     with torch_threads(config.training.threads):
-        expected = train_round(method, images(), config.training, config.data.augmentation, seed)
+        expected = train_round(learner, images(), config, seed)
     np.testing.assert_array_equal(
-        arrays[0], Schemas.of(method).shared.pack(method.state(Role.SHARED))
+        arrays[0], Schemas.of(learner, config).shared.pack(learner.state(Role.SHARED))
     )
     np.testing.assert_array_equal(arrays[1], expected.contribution.arrays["local_centroids"])
     assert examples == 20
     assert metrics["loss/cluster"] == expected.losses["cluster"]
-    assert metrics["smallest_cluster"] == expected.contribution.smallest_cluster
+    assert metrics["smallest_group"] == expected.contribution.smallest_group
 
 
 def test_the_first_round_returns_centroids_only(tiny):
@@ -103,13 +102,13 @@ def test_an_update_is_local_training_from_the_rounded_state(tiny, wire):
     """Its rounding follows from the client's seed of that round alone."""
     config = tiny(f"federation.wire={wire}")
     update, client = updated(config, "3", 2)
-    method, parameters = down(config)
+    learner, parameters = down(config)
     codec, seed = client.schemas.codec, ClientSeed(config.seed, 2, "3")
     arrived = codec.decode("shared", dict(zip(client.receives, parameters, strict=True)))
-    client.schemas.shared.unpack(arrived, method.state(Role.SHARED))
+    client.schemas.shared.unpack(arrived, learner.state(Role.SHARED))
     with torch_threads(config.training.threads):
-        train_round(method, images(), config.training, config.data.augmentation, seed)
-    change = client.schemas.shared.pack(method.state(Role.SHARED)) - arrived
+        train_round(learner, images(), config, seed)
+    change = client.schemas.shared.pack(learner.state(Role.SHARED)) - arrived
     assert np.abs(change).max() > 0.01
 
     def rounded(generator):
@@ -136,7 +135,7 @@ def test_a_client_that_may_not_contribute_sends_no_rows(tiny, train):
         down(config)[1], {"round": 1, "train": train, "contribute": False}
     )
     assert arrays[-1].shape == (0, 16)
-    assert len(arrays) == 1 + train and "smallest_cluster" not in metrics
+    assert len(arrays) == 1 + train and "smallest_group" not in metrics
 
 
 def test_refuses_to_exist_without_images(tiny):
@@ -153,14 +152,14 @@ def test_refuses_arrays_that_do_not_fit(tiny):
 
 def test_evaluate_scores_the_received_kept_backbone(tiny):
     config = tiny("evaluation.backbone=online")
-    method, parameters = down(config)
+    learner, parameters = down(config)
     with torch.no_grad():
-        next(method.backbone.parameters()).mul_(-1.5)  # online and target differ
-    parameters[0] = Schemas.of(method).shared.pack(method.state(Role.SHARED))
+        next(learner.method.backbone.parameters()).mul_(-1.5)  # online and target differ
+    parameters[0] = Schemas.of(learner, config).shared.pack(learner.state(Role.SHARED))
     client = OrchestraClient(config, "3", images())
     loss, examples, told = client.evaluate([p.copy() for p in parameters], {"round": 4})
     wanted = {}
-    for name, backbone in method.backbones().items():
+    for name, backbone in learner.method.backbones().items():
         draw = ClientSeed(config.seed, 4, "3").generator("similarity")
         wanted[name] = similarities(backbone, images(), config.data.augmentation, draw, 256)
     assert wanted["online"] != wanted["target"]

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 from orchestra_flwr.cli import main
 from orchestra_flwr.federation import simulation
+from orchestra_flwr.federation.engines import ray as ray_engine
 from orchestra_flwr.federation.population import Population
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_same_bits_inline_and_on_ray_whatever_is_killed(sim, tmp_path, tiny_over
     inline = tmp_path / "inline"
     assert main([*tiny_overrides, *long, f"run_dir={inline}"]) == 0
 
-    process, folder = sim("ray", *long, "engine=ray", "ray.workers=2")
+    process, folder = sim("ray", *long, "engine=ray", "engine.workers=2")
     wait_for_round(process, folder, 1)
     wait_until(lambda: actors(process, at_work=True), 20)
     os.kill(actors(process)[0], signal.SIGKILL)
@@ -114,7 +115,7 @@ def test_same_bits_inline_and_on_ray_whatever_is_killed(sim, tmp_path, tiny_over
     os.killpg(process.pid, signal.SIGKILL)  # in the middle of round 3
     process.wait()
     assert not (folder / "encoder.safetensors").exists()
-    resumed, _ = sim("resumed", f"resume={folder}", "ray.workers=1")
+    resumed, _ = sim("resumed", f"resume={folder}", "engine.workers=1")
     finish(resumed, folder.parent / "resumed")
 
     assert_same_bits(inline, folder)
@@ -233,8 +234,8 @@ def test_a_large_population_shares_a_hundred_nodes(tiny, monkeypatch, clients, w
     """As many as clients can be under way at most, and no more than a hundred without need."""
     asked = []
     monkeypatch.setattr(simulation, "_plot_split", lambda *_: None)
-    monkeypatch.setattr(simulation, "worker_count", lambda *_: workers)
-    monkeypatch.setattr(simulation, "_run_ray", lambda count, *_: asked.append(count) or {})
+    monkeypatch.setattr(ray_engine, "worker_count", lambda *_: workers)
+    monkeypatch.setattr(ray_engine, "_run_ray", lambda count, *_: asked.append(count) or {})
     population = Population(dataset=None, parts=dict.fromkeys(map(str, range(clients))))
     simulation.simulate(tiny("engine=ray"), population, None, None)
     assert asked == [nodes]

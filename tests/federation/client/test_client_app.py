@@ -3,20 +3,29 @@
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from orchestra_flwr.federation.client_app import app
-from orchestra_flwr.federation.inline import identify_process
-from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, Schemas, from_record, pack_state
-from orchestra_flwr.methods import build_method
+from orchestra_flwr.federation.client.client_app import app
+from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.messages.arrays import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    from_record,
+    to_record,
+)
+from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.training import build_learner
 
 identify_process()
 
 
 def ask(config, node, client):
-    method = build_method(config, 1)
-    schemas = Schemas.of(method)
+    learner = build_learner(config, 1)
+    schemas = Schemas.of(learner, config)
     told = {"config": config.to_json(), "schema": schemas.fingerprint, "round": 1, "train": True,
             "contribute": True, "client": client}  # fmt: skip
-    content = RecordDict({ARRAYS: pack_state(method, schemas), CONFIG: ConfigRecord(told)})
+    content = RecordDict(
+        {ARRAYS: to_record(pack_state(learner, schemas)), CONFIG: ConfigRecord(told)}
+    )
     context = Context(0, node, {"partition-id": node, "num-partitions": 4}, RecordDict(), {})
     return app(Message(content, node, "train"), context)
 

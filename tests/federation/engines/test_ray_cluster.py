@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from orchestra_flwr.cli import main
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 RAY = Path(sys.executable).parent / "ray"
 
 

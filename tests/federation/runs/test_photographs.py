@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_flwr.methods import METHODS
+from orchestra_flwr.config import MethodConfig
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 PHOTOS = REPOSITORY.parent / "shared" / "data" / "cifar10-jpeg.zip"
 LEAST_STD = 0.3  # 0: all features are the same; 1: they point into all directions
 GUESSED = 0.15  # accuracy that guessing among ten classes does not reach with 300 images
@@ -27,7 +27,7 @@ SMALL = (
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not PHOTOS.is_file(), reason="the photographs are not here")
-@pytest.mark.parametrize("method", [*METHODS, "byol federation.merge=fedu"])
+@pytest.mark.parametrize("method", [*MethodConfig.room.found(), "byol merging=fedu"])
 def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, method):
     overrides = [*SMALL, *f"method={method}".split(), f"run_dir={tmp_path / 'run'}"]
     started = time.perf_counter()
@@ -44,7 +44,7 @@ def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, metho
     if method != "orchestra":  # what it has to predict changes with the global centroids
         assert losses[-1] < losses[0]
     assert trained > LEAST_STD
-    assert (tmp_path / "run" / "clients").is_dir() == ("merge" in method)
+    assert (tmp_path / "run" / "clients").is_dir() == ("merging" in method)
     python(
         tmp_path, "-m", "orchestra_flwr.evaluation", "run=run", "seeds=1", "device=cpu",
         f"protocols=[{','.join(PROTOCOLS)}]",

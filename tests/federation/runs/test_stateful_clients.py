@@ -6,16 +6,17 @@ import torch
 from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 
-from orchestra_flwr.federation.client import OrchestraClient
-from orchestra_flwr.federation.client_app import app as client_app
-from orchestra_flwr.federation.inline import InlineGrid
-from orchestra_flwr.federation.members import SimulatedMembers
-from orchestra_flwr.federation.own_state import OwnStateFolder
+from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.client.state_folder import ClientStateFolder
+from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, from_record
+from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import load_population
-from orchestra_flwr.federation.server import run_federation
-from orchestra_flwr.federation.wire import ARRAYS, CONFIG, Schemas, from_record, pack_state
-from orchestra_flwr.methods import build_method
+from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.reporting import RunFolder, make_progress
+from orchestra_flwr.training import build_learner
 
 SILO = (
     "method=byol",
@@ -129,7 +130,7 @@ def test_fedu_fires_for_no_client_that_hardly_moves(config):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_kept_target_never_travels(config, policy):
     given = config(*policy)
-    method = build_method(given, 1)
+    method = build_learner(given, 1)
     schemas = Schemas.of(method)
     parts = {name.partition(".")[0] for name, _ in schemas.shared.entries}
     assert parts == {"backbone", "projector", "predictor"} and not schemas.server.size
@@ -150,7 +151,7 @@ def test_a_kept_target_never_travels(config, policy):
 
 
 def down(config):
-    method = build_method(config, 1)
+    method = build_learner(config, 1)
     return list(from_record(pack_state(method, Schemas.of(method))).values())
 
 
@@ -166,8 +167,8 @@ def fit(client, config, round_):
 def test_a_clients_target_starts_from_what_it_received_and_is_its_own_from_then_on(tiny, tmp_path):
     """Round 1: decay 1 - 1e-9 leaves the target at the received online weights, through round 2."""
     config = tiny("method=byol", "federation.merge=fedu", "method.ema=0.999999999")
-    client = OrchestraClient(config, "0", images(), keeps=OwnStateFolder(tmp_path, "run"))
-    server = build_method(config, 1)
+    client = OrchestraClient(config, "0", images(), keeps=ClientStateFolder(tmp_path, "run"))
+    server = build_learner(config, 1)
     with torch.no_grad():
         for parameter in server.backbone.parameters():
             parameter.mul_(0.9)
@@ -184,7 +185,7 @@ def test_a_round_repeated_gives_the_same_bits_and_the_next_one_others(tiny, tmp_
     config = tiny("method=byol", "federation.merge=fedema")
 
     def client():  # a new process, as it were
-        return OrchestraClient(config, "0", images(), keeps=OwnStateFolder(tmp_path, "run"))
+        return OrchestraClient(config, "0", images(), keeps=ClientStateFolder(tmp_path, "run"))
 
     fit(client(), config, 1)
     second = fit(client(), config, 2)
@@ -192,7 +193,7 @@ def test_a_round_repeated_gives_the_same_bits_and_the_next_one_others(tiny, tmp_
     kept = client()
     np.testing.assert_array_equal(fit(kept, config, 2), second)
     np.testing.assert_array_equal(fit(kept, config, 3), fit(client(), config, 3))
-    fresh = OrchestraClient(config, "0", images(), keeps=OwnStateFolder(tmp_path / "x", "run"))
+    fresh = OrchestraClient(config, "0", images(), keeps=ClientStateFolder(tmp_path / "x", "run"))
     assert (fit(fresh, config, 2) != second).any()
 
 
