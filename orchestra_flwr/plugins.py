@@ -7,7 +7,6 @@ registered anywhere; a module is imported when its name is chosen.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from orchestra_flwr.fingerprints import fingerprint_of
 
 
 class PluginError(ValueError):
@@ -108,13 +109,13 @@ def fingerprint(packages: Sequence[str]) -> str:
     """
     if not packages:
         return ""
-    digest = hashlib.sha256()
-    for package in packages:
-        for folder in sorted(_import_user_package(package).__path__):
-            for file in sorted(Path(folder).rglob("*.py")):
-                name = file.relative_to(folder).as_posix()
-                digest.update(f"{package}/{name}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    files = [
+        f"{package}/{file.relative_to(folder).as_posix()} {fingerprint_of(file.read_bytes())}"
+        for package in sorted(packages)
+        for folder in sorted(_import_user_package(package).__path__)
+        for file in sorted(Path(folder).rglob("*.py"))
+    ]
+    return fingerprint_of("\n".join(files))
 
 
 def conf_folders(packages: Sequence[str]) -> list[Path]:

@@ -40,13 +40,13 @@ class ClientSeed:
         seed: of the run; server and clients know it.
         round: the round.
         client: the client's name.
-        hides: whether :meth:`noise_key` must be a secret, as on a real client.
+        secret_noise: whether :meth:`noise_key` must be a secret, as on a real client.
     """
 
     seed: int
     round: int
     client: str
-    hides: bool = False
+    secret_noise: bool = False
 
     def generator(self, purpose: str, device: str | torch.device = "cpu") -> torch.Generator:
         """A generator for one purpose, such as "augment" or "shuffle"."""
@@ -54,7 +54,7 @@ class ClientSeed:
 
     def noise_key(self) -> bytes:
         """32 bytes for noise: fresh ones of the system, or, where nothing is to hide, derived."""
-        if self.hides:
+        if self.secret_noise:
             return secrets.token_bytes(32)
         text = f"{self.seed}/noise/{self.round}/{self.client}"
         return hashlib.blake2b(text.encode(), digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""What a part of the configuration is, and how its errors are told in one line."""
+"""What a part of the configuration is, and its errors in one line."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ class TrainingConfig(Section):
 
 
 class ScoresConfig(Section):
-    """How features are made and judged."""
+    """How features are made and evaluated."""
 
     batch_size: int = Field(256, ge=1)
     knn_k: int = Field(200, ge=1)
@@ -216,7 +216,7 @@ class ScoresConfig(Section):
 
 
 class EvaluationConfig(ScoresConfig):
-    """How often and how a run's encoders are judged."""
+    """How often and how a run's encoders are evaluated."""
 
     every: int = Field(ge=1)
     probe: Literal["converged", "published"] = "converged"

@@ -80,7 +80,7 @@ class ClientLedger:
             mechanism: the noise of one release; None: there is none.
             k_min: images that a released row stands for, at least; None: rows do not stand for
                 images.
-            label: what is released, or the setting that chose it, for messages.
+            label: what is released, in the plural, for messages.
 
         Raises:
             ConfigError: names the key, and what this client allows.
@@ -95,7 +95,10 @@ class ClientLedger:
         if not texts:
             return
         if mechanism is None:
-            raise ConfigError(f"{label}: must be private with this client, which allows {texts[0]}")
+            raise ConfigError(
+                f"privacy.epsilon: the run's {label} must be differentially private with this "
+                f"client, which allows {texts[0]}"
+            )
         self._check_one_release(mechanism)
         self._check_total(run, mechanism)
 

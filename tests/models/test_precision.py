@@ -2,13 +2,19 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from orchestra_flwr.precision import passes_in
+from orchestra_flwr.models.precision import in_float32, passes_in
+
+
+@in_float32
+def log_sum_exp(ones, others):
+    return (ones @ others.T).exp().sum().log()
 
 
 class Model(nn.Module):
-    """A part, parts in a container, and a product of the model's own."""
+    """A backbone and two heads, of whose outputs a loss makes a product."""
 
     def __init__(self):
         super().__init__()
@@ -18,7 +24,7 @@ class Model(nn.Module):
 
     def loss(self, images):
         features = self.body(images)
-        return (self.heads[0](features) @ self.heads[1](features).T).exp().sum().log()
+        return log_sum_exp(self.heads[0](features), self.heads[1](features))
 
 
 @pytest.fixture
@@ -43,19 +49,22 @@ def dtypes_inside(model, images):
     return seen
 
 
-def test_parts_compute_in_bfloat16_and_the_model_itself_in_float32(model, images):
-    """Heads show float32 because what leaves a part is float32."""
-    with passes_in("bfloat16", model, "cpu"):
-        assert dtypes_inside(model, images) == [torch.bfloat16] * 2 + [torch.float32] * 3
-        features = model.body(images)
-        assert torch.equal(features, features.bfloat16().float())  # it was in bfloat16
-        product = features @ features.T
-        assert not torch.equal(product, product.bfloat16().float())
+def test_networks_compute_in_bfloat16_and_the_loss_in_float32(model, images):
+    with passes_in("bfloat16", "cpu"):
+        assert dtypes_inside(model, images) == [torch.bfloat16] * 4 + [torch.float32]
+
+
+def test_float32_changes_no_bit(model, images):
+    expected = model.loss(images)
+    with passes_in("float32", "cpu"):
+        assert dtypes_inside(model, images) == [torch.float32] * 5
+        assert torch.equal(model.loss(images), expected)
 
 
 def test_weights_gradients_and_statistics_stay_float32(model, images):
-    with passes_in("bfloat16", model, "cpu"):
-        model.loss(images).backward()
+    with passes_in("bfloat16", "cpu"):
+        loss = model.loss(images)
+    loss.backward()
     tensors = [*model.parameters(), model.body[1].running_mean, model.body[1].running_var]
     tensors += [p.grad for p in model.parameters()]
     assert {t.dtype for t in tensors} == {torch.float32}
@@ -64,39 +73,57 @@ def test_weights_gradients_and_statistics_stay_float32(model, images):
 def test_gradients_are_close_to_those_in_float32(model, images):
     exact = copy.deepcopy(model)
     exact.loss(images).backward()
-    with passes_in("bfloat16", model, "cpu"):
-        model.loss(images).backward()
+    with passes_in("bfloat16", "cpu"):
+        loss = model.loss(images)
+    loss.backward()
     for a, b in zip(model.parameters(), exact.parameters(), strict=True):
         assert (a.grad - b.grad).norm() < 0.05 * b.grad.norm()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_outside_of_the_block_the_model_is_as_it_was(model, images, precision):
+def test_gradients_of_several_passes_are_summed_in_float32():
+    """256 + 1 is 256 in bfloat16, which has 8 binary digits."""
+    weight = nn.Parameter(torch.ones(1, 1))
+    with passes_in("bfloat16", "cpu"):
+        total = sum(F.linear(torch.full((1, 1), x), weight).float() for x in (256.0, 1.0))
+    total.backward()
+    assert weight.grad.item() == 257
+
+
+def test_outside_of_the_block_everything_is_as_it_was(model, images):
     expected = model.loss(images)
-    with pytest.raises(KeyError), passes_in(precision, model, "cpu"):
+    with pytest.raises(KeyError), passes_in("bfloat16", "cpu"):
         raise KeyError
     assert not torch.is_autocast_enabled("cpu")
-    assert "forward" not in vars(model.body)
     assert torch.equal(model.loss(images), expected)
 
 
-def test_float32_changes_no_bit(model, images):
-    expected = model.loss(images)
-    with passes_in("float32", model, "cpu"):
-        assert dtypes_inside(model, images) == [torch.float32] * 5
-        assert torch.equal(model.loss(images), expected)
+def test_a_function_in_float32_computes_as_without_autocast():
+    generator = torch.Generator().manual_seed(0)
+    low = torch.randn(5, 7, generator=generator).bfloat16().requires_grad_()
+    other = torch.randn(5, 7, generator=generator)
+    expected = log_sum_exp(low.float(), other)
+    with passes_in("bfloat16", "cpu"):
+        assert torch.equal(log_sum_exp(low, others=other), expected)
+        assert torch.is_autocast_enabled("cpu")  # on again
+    expected.backward()
+    assert low.grad.dtype == torch.bfloat16 and low.grad.abs().sum() > 0
 
 
-def test_a_copy_made_inside_passes_through_its_own_weights(model, images):
-    with passes_in("bfloat16", model, "cpu"):
-        twin = copy.deepcopy(model.body)
-        nn.init.zeros_(twin[0].weight)
-        assert not twin(images).any() and model.body(images).any()
+def test_tensors_in_lists_are_widened_and_nothing_else_is_touched():
+    @in_float32
+    def what(tensors, number, *, pair):
+        return [t.dtype for t in (*tensors, *pair)], number
+
+    low, whole, double = torch.ones(1).half(), torch.ones(1).long(), torch.ones(1).double()
+    dtypes, number = what([low, whole], 3, pair=(low, double))
+    assert dtypes == [torch.float32, torch.int64, torch.float32, torch.float64]
+    assert number == 3 and what.__name__ == "what"
 
 
 @pytest.mark.filterwarnings("ignore:TF32")
 def test_works_where_the_processor_has_no_bfloat16_kernels(model, images):
-    without = torch.backends.mkldnn.flags(enabled=False)
-    with without, passes_in("bfloat16", model, "cpu"):
-        model.loss(images).backward()
+    with torch.backends.mkldnn.flags(enabled=False):
+        with passes_in("bfloat16", "cpu"):
+            loss = model.loss(images)
+        loss.backward()
     assert torch.isfinite(model.body[0].weight.grad).all()

@@ -88,7 +88,7 @@ def test_releases_of_different_noise_add_up_as_the_library_says():
     ours, theirs = spent(releases, DELTA), accountant.get_epsilon(DELTA)
     assert 0.97 * theirs < ours <= theirs
     assert spent(dict(reversed(releases.items())), DELTA) == ours
-    assert ours < sum(spent({each: times}, DELTA) for each, times in releases.items())
+    assert ours < sum(spent({noise: times}, DELTA) for noise, times in releases.items())
 
 
 def test_noise_a_thousand_times_stronger_costs_almost_nothing_beside():

@@ -10,7 +10,7 @@ from orchestra_flwr.clustering import local_clustering, private_clustering
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import train_round
+from orchestra_flwr.training import build_learner, train_round
 
 MEMBERS, OTHERS, CLIENTS = 128, 128, 12
 ROUNDS, PUBLIC, SHADOWS = 20, 320, 3
@@ -55,7 +55,7 @@ def nearest(rows, sent):
 
 
 def auc(scores):
-    return float(np.mean([roc_auc_score(TRUTH, each) for each in scores]))
+    return float(np.mean([roc_auc_score(TRUTH, row) for row in scores]))
 
 
 def test_features_give_every_image_away_and_centroids_hardly_any(tiny, digits):
@@ -81,13 +81,14 @@ def test_features_give_every_image_away_and_centroids_hardly_any(tiny, digits):
 def test_rounds_add_up_for_centroids_and_hardly_for_private_ones(tiny, digits):
     """A better attacker, over the rounds of a run.
 
-    It clusters other people's digits as clients would, which tells how near a row an image lies
+    It clusters other people's digits as clients would, which shows how near a row an image lies
     that was not there; scores are cosines beyond that, averaged over rounds. The encoder is
-    trained on those other people's digits, so that it says nothing of the clients' by itself.
+    trained on those other people's digits, so that by itself it says nothing about the clients'.
     """
     config = tiny("model.width=16", "model.projector_dim=64", "training.lr=0.03")
     torch.manual_seed(0)
-    method = build_method(config, 1)
+    learner = build_learner(config, 1)
+    method = learner.method
     order = torch.randperm(len(digits), generator=seeded(99))
     public, rest = digits[order[:PUBLIC]], digits[order[PUBLIC:]]
     clients = draws(rest, 4)
@@ -95,23 +96,23 @@ def test_rounds_add_up_for_centroids_and_hardly_for_private_ones(tiny, digits):
     senders = {"clusters of 16": centroids(8, 2), "private": private}
     scores = {name: np.zeros((ROUNDS, len(clients), len(TRUTH))) for name in senders}
     for round_ in range(ROUNDS):
-        known = features(method, public)
-        method.global_centroids.copy_(centroids(4, 2)(known, round_))
+        reference = features(method, public)
+        method.global_centroids.copy_(centroids(4, 2)(reference, round_))
         for name, send in senders.items():
-            others = [send(known[rows], 1000 * round_ + s) for s, rows in enumerate(shadows)]
+            others = [send(reference[rows], 1000 * round_ + s) for s, rows in enumerate(shadows)]
             for c, images in enumerate(clients):
                 rows = features(method, images)
                 expected = torch.stack([nearest(rows, sent) for sent in others])
                 beyond = nearest(rows, send(rows[:MEMBERS], 1000 * round_ + 500 + c))
                 scores[name][round_, c] = beyond - expected.mean(0)
         seed = ClientSeed(0, round_ + 1, "public")
-        train_round(method, public, config.training, config.data.augmentation, seed)
+        train_round(learner, public, config, seed)
     found = {
-        name: {count: auc(each[:count].mean(0)) for count in (1, 5, ROUNDS)}
-        for name, each in scores.items()
+        name: {count: auc(rows[:count].mean(0)) for count in (1, 5, ROUNDS)}
+        for name, rows in scores.items()
     }
-    for name, told in found.items():
-        print(f"\nAUC of {name} by rounds:", {n: round(value, 3) for n, value in told.items()})
+    for name, areas in found.items():
+        print(f"\nAUC of {name} by rounds:", {n: round(value, 3) for n, value in areas.items()})
     assert found["clusters of 16"][1] < 0.75
     assert found["clusters of 16"][ROUNDS] > found["clusters of 16"][1] + 0.05
     assert found["private"][ROUNDS] < 0.6 < found["clusters of 16"][ROUNDS] - 0.05

@@ -88,21 +88,21 @@ def test_features_show_the_image_and_centroids_only_a_digit(encode, digits):
             "nothing": F.normalize(torch.randn(8, 256, generator=seeded(3)), dim=1),
         }.items()
     }
-    told = {name: likeness(images, mine, others) for name, images in found.items()}
+    likenesses = {name: likeness(images, mine, others) for name, images in found.items()}
     candidates = correlation(found["features"], torch.cat([mine, others]))
     named = float((candidates.argmax(1) == torch.arange(ATTACKED)).float().mean())
     print(f"\nrecognised among {2 * CLIENT} candidates: {named:.0%} of single images' features")
-    for name, (mine_, psnr, others_) in told.items():
+    for name, (mine_, psnr, others_) in likenesses.items():
         print(f"{name}: correlation {mine_:.2f}, PSNR {psnr:.1f} dB, with another's {others_:.2f}")
 
     # A feature shows its own image, to a likeness that no image of somebody else has ...
     assert named > 0.9
-    assert told["features"][0] > 0.95 and told["features"][1] > 20
-    assert told["features"][0] > told["features"][2] + 0.05
+    assert likenesses["features"][0] > 0.95 and likenesses["features"][1] > 20
+    assert likenesses["features"][0] > likenesses["features"][2] + 0.05
     # ... a centroid of 16 shows the kind of digit, as much the client's as anybody's ...
-    assert told["features"][1] > told["centroids of 16"][1] + 5
-    assert abs(told["centroids of 16"][0] - told["centroids of 16"][2]) < 0.03
+    assert likenesses["features"][1] > likenesses["centroids of 16"][1] + 5
+    assert abs(likenesses["centroids of 16"][0] - likenesses["centroids of 16"][2]) < 0.03
     # ... and a private one no more than a random direction.
-    assert told["centroids of 16"][0] > told["private"][0] + 0.05
-    assert abs(told["private"][0] - told["nothing"][0]) < 0.06
-    assert abs(told["private"][0] - told["private"][2]) < 0.06
+    assert likenesses["centroids of 16"][0] > likenesses["private"][0] + 0.05
+    assert abs(likenesses["private"][0] - likenesses["nothing"][0]) < 0.06
+    assert abs(likenesses["private"][0] - likenesses["private"][2]) < 0.06

@@ -61,7 +61,7 @@ def test_noise_is_standard_normal():
     assert abs(normals.var() - 1) < 5 * math.sqrt(2e-6)
     assert kstest(normals, "norm").pvalue > 1e-3
     assert 4.3 < abs(normals).max() < 7
-    for lag in (1, 2, 3, 2 * CHUNK):  # neither pairs nor chunks know of each other
+    for lag in (1, 2, 3, 2 * CHUNK):  # neither pairs nor chunks are correlated
         assert abs(np.corrcoef(normals[:-lag], normals[lag:])[0, 1]) < 5e-3
 
 
@@ -100,11 +100,11 @@ def gaussian_epsilon(deviation, delta):
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
 def test_everybody_in_every_round_is_the_gaussian_mechanism(noise, rounds, delta):
     """Between the exact value and zCDP's formula; the sensitivity of an exchange is 2 clips."""
-    told = update_epsilon(noise, 10, 10, rounds, delta)
+    epsilon = update_epsilon(noise, 10, 10, rounds, delta)
     exact = gaussian_epsilon(noise / (2 * math.sqrt(rounds)), delta)
     rho = rounds * 2**2 / (2 * noise**2)
-    assert exact <= told <= rho + 2 * math.sqrt(rho * math.log(1 / delta))
-    assert told <= 1.25 * exact + 0.05
+    assert exact <= epsilon <= rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    assert epsilon <= 1.25 * exact + 0.05
 
 
 @pytest.mark.parametrize(("noise", "cohort"), [(1.0, 1), (2.0, 5), (4.0, 20), (4.0, 60)])
@@ -121,7 +121,7 @@ def test_no_less_than_the_worst_pair_of_clients_shows(noise, cohort):
     one, other = (nothing + q * norm.pdf(x, mean, noise) for mean in (1, -1))
     spent = np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0), x)
     assert spent <= delta
-    # ... and it is no idle claim: a small cohort is protected by not being known.
+    # ... and it is no idle claim: a small cohort is protected by being secret.
     if cohort <= 5:
         assert epsilon < 0.5 * update_epsilon(noise, 100, 100, 1, delta)
 
@@ -141,7 +141,7 @@ def test_drawing_a_cohort_never_costs_privacy():
     assert all(update_epsilon(5, 100, m, 100, 1e-3) <= everybody for m in (10, 50, 90, 99))
 
 
-def test_without_rounds_nothing_and_without_noise_everything_is_told():
+def test_without_rounds_epsilon_is_0_and_without_noise_infinite():
     assert composed_epsilon(1, [], 1e-3) == 0
     assert update_epsilon(0, 10, 5, 1, 1e-3) == math.inf
 

@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from orchestra_flwr.graph import CapturedStep
-from orchestra_flwr.methods import build_method
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import train_round
+from orchestra_flwr.training import build_learner, train_round
+from orchestra_flwr.training.cuda_graph import CapturedStep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -34,15 +33,43 @@ def test_replays_are_the_step_on_other_rows_with_other_draws():
     assert torch.equal(captured[1], plain[1])
 
 
-def test_a_captured_round_is_a_plain_one(tiny):
+@pytest.mark.parametrize("method", ["orchestra", "specloss"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_captured_round_is_a_plain_one(tiny, method, optimizer, precision):
     """The whole step: augmentation, passes, losses, optimizer and moving average."""
     images = torch.randint(0, 256, (90, 1, 8, 8), dtype=torch.uint8, device="cuda")
     results = []
     for captured in ("false", "true"):
-        config = tiny("training.local_epochs=3", f"training.cuda_graphs={captured}")
-        method = build_method(config, 1).cuda()
-        method.global_centroids.copy_(torch.eye(4, 16))
-        seed, augmentation = ClientSeed(0, 1, "0"), config.data.augmentation
-        results.append(train_round(method, images, config.training, augmentation, seed))
+        config = tiny(
+            "training.local_epochs=3", f"training.cuda_graphs={captured}", f"method={method}",
+            f"optimizer={optimizer}", f"training.precision={precision}",
+        )  # fmt: skip
+        learner = build_learner(config, 1).cuda()
+        if method == "orchestra":
+            learner.method.global_centroids.copy_(torch.eye(4, 16))
+        results.append(train_round(learner, images, config, ClientSeed(0, 1, "0")))
     assert results[1].steps == results[0].steps == 18
-    assert results[1].losses == pytest.approx(results[0].losses, rel=1e-3)
+    rel = 1e-3 if precision == "float32" else 2e-2
+    assert results[1].losses == pytest.approx(results[0].losses, rel=rel)
+
+
+def test_a_loss_that_draws_is_captured_too(tiny, monkeypatch):
+    """Both streams go on from replay to replay: the losses are those of plain steps."""
+    images = torch.randint(0, 256, (90, 1, 8, 8), dtype=torch.uint8, device="cuda")
+    results = []
+    for captured in ("false", "true"):
+        config = tiny("method=simclr", "training.local_epochs=3",
+                      f"training.cuda_graphs={captured}")  # fmt: skip
+        learner = build_learner(config, 1).cuda()
+        loss = type(learner.method).loss
+
+        def drawing(self, batch, loss=loss):
+            step = loss(self, batch)
+            noise = torch.rand((), generator=batch.generator, device=batch.images.device)
+            return type(step)({**step.losses, "noise": noise}, step.features)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(learner.method), "loss", drawing)
+            results.append(train_round(learner, images, config, ClientSeed(0, 1, "0")).losses)
+    assert results[1] == pytest.approx(results[0], rel=1e-3)

@@ -6,35 +6,128 @@ import pytest
 import torch
 from torch import nn
 
-from orchestra_flwr.config import load_config
-from orchestra_flwr.optimizer import SGD
+from orchestra_flwr.config import ConfigError, load_config
+from orchestra_flwr.config.sections import OptimizerConfig
+from orchestra_flwr.training.optimizers.adamw import AdamW, AdamWSettings
+from orchestra_flwr.training.optimizers.sgd import SGD, SGDSettings
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
+
+
+def trained_beside(ours, make_reference, steps):
+    """Pairs of parameters after each of so many steps of two optimizers on the same losses.
+
+    Args:
+        ours: makes our optimizer of parameters.
+        make_reference: makes torch's of parameters.
+        steps: how many.
+    """
+    mine = network()
+    other = copy.deepcopy(mine)
+    optimizer, reference = ours(mine.parameters()), make_reference(other.parameters())
+    for step in range(steps):
+        images = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+        for model in (mine, other):
+            model(images).square().sum().backward()
+        optimizer.step()
+        reference.step()
+        reference.zero_grad()
+        for a, b in zip(mine.parameters(), other.parameters(), strict=True):
+            assert a.grad is None
+            yield a, b
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
-def test_same_bits_as_torch(momentum, weight_decay):
-    torch.manual_seed(0)
-    ours = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
-    theirs = copy.deepcopy(ours)
-    mine = SGD(ours.parameters(), 0.1, momentum, weight_decay)
-    reference = torch.optim.SGD(
-        theirs.parameters(), 0.1, momentum, weight_decay=weight_decay, foreach=True
-    )
-    for step in range(5):
-        images = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
-        for model in (ours, theirs):
-            model(images).square().sum().backward()
-        mine.step()
-        reference.step()
-        reference.zero_grad()
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(a, b)
-            assert a.grad is None
+@pytest.mark.parametrize("decay", [0.0, 1e-2])
+def test_sgd_has_the_same_bits_as_torch(momentum, decay):
+    settings = SGDSettings(momentum=momentum, weight_decay=decay)
+    for a, b in trained_beside(
+        lambda parameters: SGD(settings, parameters, 0.1),
+        lambda parameters: torch.optim.SGD(
+            parameters, 0.1, momentum, weight_decay=decay, foreach=True
+        ),
+        5,
+    ):
+        assert torch.equal(a, b)
 
 
-def test_a_parameter_without_gradient_is_told():
+@pytest.mark.parametrize("options", [{}, {"betas": (0.5, 0.9), "epsilon": 1e-3}])
+@pytest.mark.parametrize("decay", [0.0, 0.01, 1.0])
+def test_adamw_is_torchs(options, decay):
+    betas, epsilon = options.get("betas", (0.9, 0.999)), options.get("epsilon", 1e-8)
+    settings = AdamWSettings(weight_decay=decay, **options)
+    for a, b in trained_beside(
+        lambda parameters: AdamW(settings, parameters, 3e-3),
+        lambda parameters: torch.optim.AdamW(
+            parameters, 3e-3, betas=betas, eps=epsilon, weight_decay=decay
+        ),
+        300,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_adamws_first_steps_by_hand():
+    """Step 1: mean g / (1 - b1) = g, root |g|: the weight moves by lr, after the decay lr * wd * w.
+
+    Step 2 with gradient -g / 2: mean (.9 * .1 - .1 / 2) / .19 g, square (.99 * .01 + .01 / 4) /
+    .0199 g^2, so .040 / .19 / sqrt(.01240 / .0199) = .26671.
+    """
+    weight = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    settings = AdamWSettings(betas=(0.9, 0.99), epsilon=1e-12, weight_decay=0.5)
+    optimizer = AdamW(settings, [weight], 0.1)
+    weight.grad = torch.tensor([3.0], dtype=torch.float64)
+    optimizer.step()
+    after_one = 2 - 0.1 * 0.5 * 2 - 0.1
+    assert weight.item() == pytest.approx(after_one, abs=1e-7)
+    weight.grad = torch.tensor([-1.5], dtype=torch.float64)
+    optimizer.step()
+    assert weight.item() == pytest.approx(after_one * 0.95 - 0.1 * 0.26671, abs=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(SGDSettings(), p, 0.1),
+                                  lambda p: AdamW(AdamWSettings(), p, 0.1)])  # fmt: skip
+def test_a_parameter_without_gradient_is_an_error(make):
+    layer = nn.Linear(2, 2)
+    layer.weight.grad = torch.ones(2, 2)
     with pytest.raises(ValueError, match="needs a gradient"):
-        SGD(nn.Linear(2, 2).parameters(), 0.1, 0.9, 0.0).step()
+        make(layer.parameters()).step()
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(SGDSettings(), p, 0.1),
+                                  lambda p: AdamW(AdamWSettings(), p, 0.1)])  # fmt: skip
+def test_the_state_is_changed_in_place(make):
+    """As a captured CUDA graph demands: from the second step on, every tensor stays where it is."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = make([weight])
+
+    def tensors():
+        lists = (v if isinstance(v, list) else [v] for v in vars(optimizer).values())
+        return [t.data_ptr() for values in lists for t in values if isinstance(t, torch.Tensor)]
+
+    places = []
+    for _ in range(3):
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        places.append(tensors())
+    assert len(places[0]) > 1 and places[0] == places[1] == places[2]
+
+
+def test_options_are_checked_by_the_optimizer_that_is_chosen(tiny):
+    assert tiny().optimizer.settings == SGDSettings(momentum=0.9, weight_decay=1e-4)
+    assert tiny("optimizer=adamw").optimizer.settings == AdamWSettings()
+    for overrides, says in (
+        (["optimizer=adamw", "optimizer.betas=[0.9,1]"], r"optimizer.betas.1=1"),
+        (["optimizer=adamw", "optimizer.epsilon=0"], "optimizer.epsilon=0"),
+        (["optimizer=adamw", "+optimizer.momentum=0.9"], "optimizer=sgd has it"),
+        (["optimizer.momentum=1"], "optimizer.momentum=1"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            tiny(*overrides)
+    with pytest.raises(ConfigError, match="optimizer=lion: must be one of adamw, sgd"):
+        _ = OptimizerConfig(name="lion").plugin
 
 
 def test_clients_do_not_pay_for_what_they_do_not_use():
@@ -45,16 +138,17 @@ def test_clients_do_not_pay_for_what_they_do_not_use():
             imported = set(heavy) & set(sys.modules)
             if imported:
                 sys.exit(f"imported {imported}")
-        import orchestra_flwr.federation.client_app
         from orchestra_flwr.config import Config
-        from orchestra_flwr.federation.client import OrchestraClient
-        from orchestra_flwr.federation.wire import Schemas, from_record, pack_state
+        from orchestra_flwr.seeding import ClientSeed
+        from orchestra_flwr.training import build_learner, train_round
         config = Config.from_json(sys.argv[1])
-        client = OrchestraClient(config, "0", torch.zeros(8, 1, 8, 8, dtype=torch.uint8))
+        learner = build_learner(config, 1)
         refuse("scipy")
-        down = list(from_record(pack_state(client.method, client.schemas)).values())
-        client.fit(down, {"round": 1, "train": True})
-        refuse("torch._dynamo", "torchvision", "sklearn", "matplotlib", "pandas", "ray")
+        images = torch.zeros(8, 1, 8, 8, dtype=torch.uint8)
+        train_round(learner, images, config, ClientSeed(0, 1, "0"), contribute=False)
+        refuse("scipy", "torch._dynamo", "torchvision", "sklearn", "matplotlib", "pandas", "ray")
     """
-    config = load_config(["model.width=8", "training.local_epochs=1"]).to_json()
-    subprocess.run([sys.executable, "-c", script, config], check=True)
+    for optimizer in ("sgd", "adamw"):
+        overrides = ["model.width=8", "training.local_epochs=1", f"optimizer={optimizer}"]
+        config = load_config(overrides).to_json()
+        subprocess.run([sys.executable, "-c", script, config], check=True)

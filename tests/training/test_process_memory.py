@@ -4,14 +4,16 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to")
+pytestmark = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc has the settings"
+)
 
 # In a process of its own: what malloc does depends on all that was allocated before.
 BEGIN = """
 import resource
 from pathlib import Path
 import numpy as np
-from orchestra_flwr.heap import keep_freed_memory, return_freed_memory
+from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
 
 def step():
     activations = [np.ones(500_000) for _ in range(20)]  # 80 MB
@@ -25,7 +27,7 @@ def resident():
 """
 
 
-def told(program: str) -> int:
+def printed(program: str) -> int:
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + program], capture_output=True, text=True, check=True
     )
@@ -36,7 +38,7 @@ STEPS = "step(); step()\nbefore = faults()\nfor _ in range(5): step()\nprint(fau
 
 
 def test_kept_memory_is_not_fetched_again():
-    assert told("keep_freed_memory()\n" + STEPS) < 1000 < told(STEPS)
+    assert printed("keep_freed_memory()\n" + STEPS) < 1000 < printed(STEPS)
 
 
 def test_freed_memory_goes_back_to_the_system():
@@ -48,7 +50,7 @@ kept = resident() - base
 return_freed_memory()
 print(int(kept > 70e6 and resident() - base < 10e6))
 """
-    assert told(program) == 1
+    assert printed(program) == 1
 
 
 def test_pieces_below_used_memory_go_back_too():
@@ -60,4 +62,4 @@ before = resident()
 return_freed_memory()
 print(before - resident())
 """
-    assert told(program) > 20e6
+    assert printed(program) > 20e6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.files import replacing
+from orchestra_flwr.fingerprints import fingerprint_of
 
 logger = logging.getLogger("orchestra_flwr.data")
 
@@ -38,8 +38,7 @@ def cache_key(*facts: Any) -> str:
     Args:
         facts: all that decides what the decoded images are; values that JSON can hold.
     """
-    text = json.dumps([FORMAT, *facts])
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    return fingerprint_of(json.dumps([FORMAT, *facts]), digits=32)
 
 
 def cached(folder: Path, name: str, key: str, make: Callable[[], Dataset]) -> Dataset:

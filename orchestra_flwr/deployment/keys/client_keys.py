@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys.certificates import load_authority_certificate
 from orchestra_flwr.deployment.keys.key_files import COMMAND, NewFile, quoted, read, warn_if_open
+from orchestra_flwr.fingerprints import fingerprint_of
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or a digit"
@@ -191,7 +192,7 @@ def new_client(folder: Path, name: str | None = None) -> tuple[PublicKey, list[N
             raise ConfigError(f"{path} exists already: a client keeps its key")
     private = ec.generate_private_key(ec.SECP384R1())
     public = PublicKey(private.public_key(), "")
-    unique = hashlib.sha256(public.text.encode()).hexdigest()[:6]
+    unique = fingerprint_of(public.text, digits=6)
     public = replace(public, comment=name or host_name(unique))
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     files = [

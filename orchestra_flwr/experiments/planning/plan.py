@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from orchestra_flwr.experiments.planning.description import (
 )
 from orchestra_flwr.experiments.planning.scaling import scaled_override
 from orchestra_flwr.files import write_atomically
+from orchestra_flwr.fingerprints import fingerprint_of
 
 Axes = Mapping[str, AxisValues]
 # Overrides that a measure needs.
@@ -148,7 +148,7 @@ def run_name(config: Config, work: str = "train") -> str:
             section = section[part]
         section.pop(last, None)
     values["root"] = Path(root).name if root else None
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+    digest = fingerprint_of(json.dumps(values, sort_keys=True), digits=10)
     dirichlet = config.partition.name == "dirichlet"
     split = f"-a{config.partition.settings.alpha:g}" if dirichlet else ""
     clients = f"k{config.federation.clients}"

@@ -1,4 +1,4 @@
-"""How a client answers a message of the server, whoever carries it."""
+"""How a client answers a message of the server, in simulations and deployments."""
 
 from __future__ import annotations
 

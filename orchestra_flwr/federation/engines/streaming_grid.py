@@ -1,7 +1,7 @@
 """Grids whose replies arrive one by one, in the order of the messages.
 
 Flower's own grids collect all replies of a round before they return them. Here the server never
-holds more than a window of them, and aggregates in a fixed order whoever answers first.
+holds more than a window of them, and aggregates in a fixed order, not in that of the answers.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Exchange(Plugin, ABC):
         self.settings = settings
 
     def models(self, clients: Sequence[str]) -> tuple[str, ...]:
-        """Names of the server's models; the first is the one that is judged and saved.
+        """Names of the server's models; the first is the one that is evaluated and saved.
 
         Args:
             clients: of a simulation, in their order; () where clients come and go.

@@ -123,5 +123,5 @@ def _as_shared(array: Array) -> SharedArray:
 
 
 def _ray_runs() -> bool:
-    ray = sys.modules.get("ray")  # whoever has joined a cluster has imported it, and wholly
+    ray = sys.modules.get("ray")  # a process in a cluster has imported all of it
     return bool(getattr(ray, "is_initialized", bool)())

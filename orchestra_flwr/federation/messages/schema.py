@@ -8,15 +8,14 @@ private ones have no schema.
 With `federation.wire=float32` the shared state is one array, "shared", both ways. With fewer bits
 :mod:`orchestra_flwr.federation.messages.codec` makes several arrays of it, and clients send what
 training *changed* of the state that they received ("update"): changes are small, so fewer bits lose
-little of them. The server knows what clients made of its state, since encoding it has one outcome, and
-adds their updates to its own float32 state, so that no rounding is ever added up over the rounds.
-Server state and contributions are small, and clustering and its privacy depend on their values:
-they are always float32.
+little of them. The server knows what clients made of its state, since encoding it has one outcome,
+and adds their updates to its own float32 state, so that no rounding is ever added up over the
+rounds. Server state and contributions are small, and clustering and its privacy depend on their
+values: they are always float32.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +28,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config, Wire
 from orchestra_flwr.federation.messages.arrays import as_tensor
 from orchestra_flwr.federation.messages.codec import BlockCodec, Codec, PlainCodec
+from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.methods import Role
 from orchestra_flwr.plugins import fingerprint
 from orchestra_flwr.training import Learner
@@ -61,7 +61,7 @@ class Schema:
     @cached_property
     def fingerprint(self) -> str:
         """Differs whenever a name, a shape, the order or the message format differs."""
-        return hashlib.sha256(repr((FORMAT, self.entries)).encode()).hexdigest()[:16]
+        return fingerprint_of(repr((FORMAT, self.entries)))
 
     def pack(self, state: Mapping[str, Tensor]) -> np.ndarray:
         """(size,) float32 array of all tensors."""

@@ -100,7 +100,7 @@ def noise_key(folder: Path) -> bytes:
     """The run's secret key, from which its noise and its cohorts are drawn; made when first asked.
 
     It comes from the operating system, stands in a file of this folder that only its owner may
-    read, and nowhere else: whoever has it can take the noise off again. A resumed run finds it
+    read, and nowhere else: with it the noise can be subtracted again. A resumed run finds it
     there and ends in the same bits; :func:`forget_noise_key` removes it when the run is over.
 
     Raises:

@@ -12,18 +12,18 @@ from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.federation.exchanges import Exchange, Stage
+from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
 from orchestra_flwr.federation.messages.arrays import CLIENTS, RUN
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
     forget_noise_key,
     load_checkpoint,
-    noise_key,
     run_id,
     save_checkpoint,
 )
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
+from orchestra_flwr.federation.server.federation import Federation
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.models import Models
 from orchestra_flwr.federation.server.round import Round, cohort_seed, draw_cohort, numbered
@@ -31,15 +31,13 @@ from orchestra_flwr.federation.server.round_record import (
     final_metrics,
     overhead,
     round_record,
-    update_privacy,
 )
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
-from orchestra_flwr.federation.server.strategy import Federation, OrchestraStrategy
+from orchestra_flwr.federation.server.run_privacy import RunPrivacy
+from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import Release, kept_first
 from orchestra_flwr.models import save_encoder
-from orchestra_flwr.privacy.server_ledger import ServerLedger
-from orchestra_flwr.privacy.updates import drawn_once_more
 from orchestra_flwr.reporting import (
     Progress,
     RunFolder,
@@ -78,7 +76,15 @@ def run_federation(
         FederationError: too few clients answered well, or the run cannot be stored or resumed.
     """
     try:
-        run = _Run(grid, config, members, dataset, folder, progress, workers)
+        run = _Run(
+            grid,
+            config,
+            members,
+            dataset=dataset,
+            folder=folder,
+            progress=progress,
+            workers=workers,
+        )
         return run.run()
     except (OSError, SafetensorError) as error:
         raise FederationError(f"cannot write the run folder {folder.path}: {error}") from error
@@ -90,6 +96,7 @@ class _Run:
         grid: Grid,
         config: Config,
         members: Members,
+        *,
         dataset: Dataset | None,
         folder: RunFolder,
         progress: Progress,
@@ -107,12 +114,16 @@ class _Run:
         names = exchange.models(members.names)
         self.models = Models(config, self.learner, schemas, names)
         self.release: Release | None = config.method.plugin.release(config)
-        self.noisy = config.privacy.noise_multiplier > 0
-        key = noise_key(folder.checkpoint) if self.noisy else None
-        self.federation = Federation(
-            config, self.models, exchange, self.release, progress.client_done, key
+        self.privacy = RunPrivacy(
+            config,
+            self.release,
+            folder.checkpoint,
+            replays=members.replays,
+            message=progress.message,
         )
-        self.ledger = self._ledger()
+        self.federation = Federation(
+            config, self.models, exchange, self.release, progress.client_done, self.privacy.key
+        )
         self.evaluator = Evaluator(config, dataset)
         self.skipped = len(dataset.skipped) if dataset else 0
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
@@ -152,13 +163,12 @@ class _Run:
         evaluated = self._is_evaluated(number)
         learner = self.models.load(self.models.first)
         scores = self.evaluator.scores(learner.method) if evaluated else None
-        drawn = position.drawn
-        if self.noisy and number > 0:
-            drawn = drawn_once_more(drawn, len(round_.nodes), len(round_.cohort))
+        drawn = self.privacy.drawn(position.drawn, round_)
         record = round_record(round_, report, seconds, scores)
         if self.workers and exchanged:
             record["overhead"] = overhead(report, seconds, self.workers)
-        record |= self._privacy(drawn) if drawn or self.ledger else {}
+        if drawn or self.privacy.is_accounted:
+            record["privacy"] = self.privacy.metrics(drawn)
         self.folder.append_metrics(record)
         position = replace(
             position,
@@ -187,16 +197,14 @@ class _Run:
             nodes,
             draw_cohort(nodes, self.config.federation.participation, seed, number),
             {client: index for index, client in enumerate(clients)},
-            frozenset(self.ledger.exhausted(nodes, number) if self.ledger else ()),
+            self.privacy.exhausted(nodes, number),
             self._place(),
         )
         return round_, replace(position, clients=clients)
 
     def _exchange(self, round_: Round, report: RoundReport) -> None:
         """All stages of a round."""
-        self._check_delta(round_)
-        if self.ledger:
-            self._record_releases(round_, self.ledger)
+        self.privacy.before(round_)
         label = "training"
         if not round_.trains and self.release:
             label = f"first {self.release.label}"
@@ -219,9 +227,7 @@ class _Run:
 
     def _ask_for_scores(self, round_: Round, report: RoundReport) -> None:
         """Alignment and uniformity of the round's average, on the clients' own images."""
-        stages = self.federation.exchange.stages(round_.number, round_.cohort)
-        # A client of a deployment may have left since.
-        stage = Stage(tuple(task for task in next(stages).tasks if task.client in round_.nodes))
+        stage = Stage(tuple(Task(client, (self.models.first,)) for client in round_.cohort))
         strategy = OrchestraStrategy(self.federation, round_, stage, report)
         messages = list(
             strategy.configure_evaluate(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
@@ -236,16 +242,6 @@ class _Run:
             )
         self.members.mark_lost([each.client for each in report.unscored if each.silent])
 
-    def _check_delta(self, round_: Round) -> None:
-        """Real clients come and go: the configuration knows the least of them only."""
-        delta, clients = self.config.privacy.delta, len(round_.nodes)
-        if self.noisy and delta >= 1 / clients:
-            self.progress.message(
-                f"round {round_.number}: privacy.delta={delta:g} protects none of {clients} "
-                f"clients, it must be below {1 / clients:.3g}: this run is not covered by "
-                "differential privacy any more"
-            )
-
     def _place(self) -> dict[str, str]:
         """For tasks: which run this is, and where clients on this machine keep their state."""
         if not (keeps_state(self.config, self.learner) or self.federation.exchange.remembers):
@@ -254,38 +250,6 @@ class _Run:
         if self.members.share_disk:
             place[CLIENTS] = str(self.folder.clients.resolve())
         return place
-
-    def _ledger(self) -> ServerLedger | None:
-        mechanism = self.release.mechanism if self.release else None
-        if mechanism is None:
-            return None
-        return ServerLedger(
-            self.folder.checkpoint / "releases.jsonl",
-            mechanism,
-            delta=self.config.privacy.delta,
-            total_epsilon=self.config.privacy.total_epsilon,
-            replays=self.members.replays,
-        )
-
-    def _record_releases(self, round_: Round, ledger: ServerLedger) -> None:
-        """Before anybody is asked: what may have left a client is never missing in the ledger."""
-        assert self.release is not None
-        spent = [client for client in round_.cohort if client in round_.exhausted]
-        ledger.ask(
-            round_.number, [client for client in round_.cohort if client not in round_.exhausted]
-        )
-        if spent:
-            self.progress.message(
-                f"round {round_.number}: {len(spent)} of {len(round_.cohort)} clients have spent "
-                f"privacy.total_epsilon and send no {self.release.label}"
-            )
-
-    def _privacy(self, drawn: list[list[int]]) -> dict[str, Any]:
-        """What is known about privacy after a round."""
-        privacy: dict[str, Any] = {"updates": update_privacy(self.config, drawn)}
-        if self.ledger and self.release:
-            privacy[self.release.label] = self.ledger.metrics()
-        return {"privacy": privacy}
 
     def _is_evaluated(self, number: int) -> bool:
         last = number == self.config.federation.rounds
@@ -314,16 +278,12 @@ class _Run:
         summary = {
             **final_metrics(position, scores, list(backbones)),
             "batch_norm": self.evaluator.batch_norm,
-            **self._privacy(position.drawn),
+            **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
         unsupervised = [record["unsupervised"] for record in metrics if record.get("unsupervised")]
         if unsupervised:
             summary["unsupervised"] = unsupervised[-1]
-        if self.release and self.release.exposes:
-            summary["not_private"] = f"{self.release.exposes} left the clients"
-        if self.ledger:
-            summary["epsilon_spent"] = self.ledger.spent()
         saved, backbone = next(iter(backbones.items()))
         save_encoder(
             self.folder.encoder,

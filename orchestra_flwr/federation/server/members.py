@@ -78,9 +78,9 @@ class ConnectedMembers:
 
     Args:
         grid: the SuperLink's grid.
-        greeting: what a new node is told: `version`, `config` (JSON) and `schema`.
+        greeting: what a new node is sent: `version`, `config` (JSON) and `schema`.
         least: :meth:`connected` waits until so many clients can be asked.
-        tell: told, in a line, who came, left or was refused, and why.
+        tell: shows a line: who came, left or was refused, and why.
         pause: waits for a number of seconds; may raise to end the waiting.
     """
 
@@ -108,7 +108,7 @@ class ConnectedMembers:
 
     def connected(self) -> Mapping[str, int]:
         """As :meth:`Members.connected`; waits for as long as it takes."""
-        told = False
+        announced = False
         while True:
             registered = {node.node_id: node.name for node in self._grid.get_nodes()}
             self._forget_absent(registered)
@@ -121,8 +121,8 @@ class ConnectedMembers:
             )
             if len(self._nodes) >= self._least and not fresh:
                 return dict(self._nodes)
-            if not told and not fresh:
-                told = True
+            if not announced and not fresh:
+                announced = True
                 self._tell(f"waiting for clients: {len(self._nodes)} of {self._least} are here")
             self._pause(POLL_SECONDS)
 
@@ -164,15 +164,15 @@ class ConnectedMembers:
             who = registered_name or f"at node {node}"
             self._tell(f"client {who} cannot take part: {reply.error.reason or reply.error.code}")
             return
-        told = reply.content.config_records.get(CONFIG, ConfigRecord())
-        name, refusal = str(told.get("client", "")), str(told.get("refusal", ""))
+        answer = reply.content.config_records.get(CONFIG, ConfigRecord())
+        name, refusal = str(answer.get("client", "")), str(answer.get("refusal", ""))
         if registered_name and registered_name != name:
             refusal = f"its key is registered as {registered_name}: start it with that name"
         if not name or refusal:
             self._tell(f"client {name or node} is refused: {refusal or 'it gives no name'}")
             return
         self._nodes[name] = node  # a client that was started anew has a new node
-        self._tell(f"client {name} joined with {int(told['images'])} images")  # type: ignore[arg-type]
+        self._tell(f"client {name} joined with {int(answer['images'])} images")  # type: ignore[arg-type]
 
 
 def _working_nodes(grid: Grid) -> list[int]:

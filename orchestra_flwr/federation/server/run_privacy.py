@@ -1,0 +1,117 @@
+"""What a run promises about privacy: its secret, its ledger of releases, and what is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.server.checkpoint import noise_key
+from orchestra_flwr.federation.server.round import Round
+from orchestra_flwr.federation.server.round_record import update_privacy
+from orchestra_flwr.methods import Release
+from orchestra_flwr.privacy.server_ledger import ServerLedger
+from orchestra_flwr.privacy.updates import drawn_once_more
+
+
+class RunPrivacy:
+    """Keeps account of noisy averages and of private releases, over all sessions of a run.
+
+    Args:
+        config: the run's configuration.
+        release: what clients contribute beside their state; None: nothing.
+        folder: of the checkpoint, where the secret and the ledger are.
+        replays: whether a client that is asked for a round once more does the same to the bit.
+        message: shows a line to a person.
+
+    Attributes:
+        key: the run's secret, from which noise and cohorts are drawn; None: there is no noise.
+
+    Raises:
+        FederationError: the secret cannot be written or read.
+        ConfigError: the ledger cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        release: Release | None,
+        folder: Path,
+        *,
+        replays: bool,
+        message: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._release = release
+        self._message = message
+        self._noisy = config.privacy.noise_multiplier > 0
+        self.key = noise_key(folder) if self._noisy else None
+        self._ledger: ServerLedger | None = None
+        mechanism = release.mechanism if release else None
+        if mechanism is not None:
+            self._ledger = ServerLedger(
+                folder / "releases.jsonl",
+                mechanism,
+                delta=config.privacy.delta,
+                total_epsilon=config.privacy.total_epsilon,
+                replays=replays,
+            )
+
+    def exhausted(self, clients: Collection[str], round_: int) -> frozenset[str]:
+        """Those of the clients that have spent `privacy.total_epsilon`."""
+        return frozenset(self._ledger.exhausted(clients, round_) if self._ledger else ())
+
+    def before(self, round_: Round) -> None:
+        """Records what a round may release before anybody is asked, and warns where it must.
+
+        What may have left a client is so never missing in the ledger.
+        """
+        self._check_delta(round_)
+        if self._ledger is None or self._release is None:
+            return
+        spent = [client for client in round_.cohort if client in round_.exhausted]
+        asked = [client for client in round_.cohort if client not in round_.exhausted]
+        self._ledger.ask(round_.number, asked)
+        if spent:
+            self._message(
+                f"round {round_.number}: {len(spent)} of {len(round_.cohort)} clients have spent "
+                f"privacy.total_epsilon and send no {self._release.label}"
+            )
+
+    def drawn(self, before: list[list[int]], round_: Round) -> list[list[int]]:
+        """[clients, cohort, rounds] of all rounds that ended with noise, this one as well."""
+        if not (self._noisy and round_.trains):
+            return before
+        return drawn_once_more(before, len(round_.nodes), len(round_.cohort))
+
+    def metrics(self, drawn: list[list[int]]) -> dict[str, Any]:
+        """What is known about privacy after a round."""
+        privacy: dict[str, Any] = {"updates": update_privacy(self._config, drawn)}
+        if self._ledger and self._release:
+            privacy[self._release.label] = self._ledger.metrics()
+        return privacy
+
+    def summary(self, drawn: list[list[int]]) -> dict[str, Any]:
+        """The entries of `summary.json`."""
+        entries: dict[str, Any] = {"privacy": self.metrics(drawn)}
+        if self._release and self._release.exposes:
+            entries["not_private"] = f"{self._release.exposes} left the clients"
+        if self._ledger:
+            entries["epsilon_spent"] = self._ledger.spent()
+        return entries
+
+    @property
+    def is_accounted(self) -> bool:
+        """Whether clients make private releases."""
+        return self._ledger is not None
+
+    def _check_delta(self, round_: Round) -> None:
+        """Real clients come and go: the configuration knows the least of them only."""
+        delta, clients = self._config.privacy.delta, len(round_.nodes)
+        if self._noisy and delta >= 1 / clients:
+            self._message(
+                f"round {round_.number}: privacy.delta={delta:g} protects none of {clients} "
+                f"clients, it must be below {1 / clients:.3g}: this run is not covered by "
+                "differential privacy any more"
+            )

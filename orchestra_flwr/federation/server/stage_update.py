@@ -1,0 +1,165 @@
+"""What the good replies of a stage make of the server's models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from orchestra_flwr.federation.exchanges import Stage, Task
+from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
+from orchestra_flwr.federation.messages.replies import Reply
+from orchestra_flwr.federation.server.aggregation import ClippedMean, StreamingMean
+from orchestra_flwr.federation.server.federation import Federation
+from orchestra_flwr.federation.server.round import Round
+from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
+from orchestra_flwr.methods import Role
+from orchestra_flwr.privacy.updates import raise_to, standard_normals, variance_floors
+from orchestra_flwr.seeding import torch_generator
+from orchestra_flwr.training import torch_threads
+
+Aggregation = StreamingMean | ClippedMean
+
+
+class StageUpdate:
+    """Adds replies up one by one, then updates every model that one of them entered.
+
+    Memory is that of a running sum for each of these models, however many replies there are.
+
+    Args:
+        federation: what all rounds share; :meth:`apply` changes its models.
+        round_: the round.
+        stage: the stage.
+        report: what happens is added to it.
+        number: of the stage in the round.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        round_: Round,
+        stage: Stage,
+        report: RoundReport,
+        number: int,
+    ) -> None:
+        self._federation = federation
+        self._round = round_
+        self._stage = stage
+        self._report = report
+        self._number = number
+        self._config = federation.config
+        self._schemas = federation.schemas
+        self._models = federation.models
+        self._received: dict[str, np.ndarray] = {}  # by model, as clients decode it
+        self._means: dict[str, Aggregation] = {}
+        self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
+
+    def apply(self) -> None:
+        """Sets the shared state of the models, and lets the method make their server state.
+
+        Raises:
+            FederationError: no contribution at all to the first server state.
+        """
+        for name in list(self._means):
+            self._set_shared_state(name, self._means.pop(name).mean())
+        self._update_server_states()
+
+    def add(self, task: Task, reply: Reply) -> None:
+        """Adds a good reply to the means and rows that it enters, and to the report."""
+        weight = self._weight(reply.examples)
+        shares = self._federation.exchange.enters(task, reply.model)
+        if reply.shared is not None:
+            self._federation.exchange.result(task, reply.model, reply.shared)
+            for name, share in shares.items():
+                if name not in self._means:
+                    self._means[name] = self._aggregation(name)
+                self._means[name].add(reply.shared, weight * share)
+        for name in shares:
+            rows = self._contributions.setdefault(name, {})
+            for array_name, array in reply.contributions.items():
+                rows.setdefault(array_name, []).append(array)
+        self._report.results.append((weight, reply.metrics))
+        self._report.client_seconds += reply.metrics.get("seconds", 0.0)
+        if SMALLEST_GROUP in reply.metrics:
+            sent = any(map(len, reply.contributions.values()))
+            size = int(reply.metrics[SMALLEST_GROUP]) if sent else 0
+            self._report.smallest_groups[task.client] = size
+
+    def _weight(self, examples: int) -> float:
+        weighting = self._config.federation.weighting
+        if weighting == "batches":  # full ones, as the published code counts them
+            return max(1, examples // self._config.training.batch_size)
+        return examples if weighting == "samples" else 1.0
+
+    def as_received(self, model: str) -> np.ndarray | None:
+        """A model's shared state as clients received it; None where nothing depends on it."""
+        if not self._schemas.sends_updates and self._config.privacy.clip is None:
+            return None
+        if model not in self._received:
+            self._received[model] = self._schemas.as_received(self._models.shared(model))
+        return self._received[model]
+
+    def _aggregation(self, model: str) -> Aggregation:
+        privacy, size = self._config.privacy, self._schemas.shared.size
+        received = self.as_received(model)
+        if privacy.clip is None:
+            return StreamingMean(size)
+        assert received is not None
+        noise = None
+        if self._federation.key is not None:
+            noise = partial(self._noise, privacy.noise_multiplier * privacy.clip)
+        return ClippedMean(received, privacy.clip, len(self._stage.tasks), noise)
+
+    def _noise(self, deviation: float) -> np.ndarray:
+        assert self._federation.key is not None
+        size = self._schemas.shared.size
+        return deviation * standard_normals(self._federation.key, self._round.number, size)
+
+    def _set_shared_state(self, model: str, mean: np.ndarray) -> None:
+        if self._schemas.sends_updates:
+            # The clients' updates belong to the state itself, not to its rounded copy.
+            mean += self._models.shared(model) - self.as_received(model)
+        state = self._models.load(model).state(Role.SHARED)
+        floors = {} if self._config.privacy.clip is None else variance_floors(state)
+        self._models.update(model, mean)
+        raise_to(state, floors)
+
+    def _update_server_states(self) -> None:
+        if self._federation.release is None:
+            return
+        started = time.perf_counter()
+        contributed = False
+        for name, arrays in self._contributions.items():
+            stacked = {key: torch.from_numpy(np.concatenate(rows)) for key, rows in arrays.items()}
+            if any(map(len, stacked.values())):
+                contributed = True
+                self._update_server_state(name, stacked)
+        if contributed:
+            self._report.server_seconds += time.perf_counter() - started
+        elif self._round.trains:
+            self._report.server_state_kept = True
+        else:
+            raise FederationError(self._why_nothing_came())
+
+    def _update_server_state(self, model: str, stacked: Mapping[str, torch.Tensor]) -> None:
+        path: Sequence[int | str] = [self._round.number]
+        if self._number > 0 or model != self._models.first:
+            path = [*path, self._number, model]
+        generator = torch_generator(self._config.seed, "server", *path)
+        with torch_threads(self._config.training.threads):
+            self._models.load(model).method.update_server_state(stacked, generator)
+
+    def _why_nothing_came(self) -> str:
+        """Round 0 without a single row: there is no server state to go on with."""
+        release, privacy = self._federation.release, self._config.privacy
+        assert release is not None
+        why = f"all have fewer than privacy.k_min={privacy.k_min} images: lower it"
+        if release.epsilon is not None:
+            why = f"the noise of privacy.epsilon={release.epsilon:g} left none: raise it"
+        return (
+            f"round 0: no client sent {release.label}, {why}, or have clients with more "
+            f"(federation.min_images={self._config.federation.min_images})"
+        )

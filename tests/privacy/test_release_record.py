@@ -1,0 +1,157 @@
+"""The file behind both ledgers: it only grows, and nothing is released before its line is there."""
+
+import json
+import os
+from dataclasses import dataclass
+
+import pytest
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.privacy.client_ledger import RunRelease
+from orchestra_flwr.privacy.release_record import ReleaseRecord
+from orchestra_flwr.privacy.server_ledger import AskedClients
+
+ASKED = '{"round": 0, "clients": ["a", "b"]}'
+RELEASED = json.dumps(
+    {
+        "run": "0123456789abcdef",
+        "round": 2,
+        "noise": {
+            "epsilon": 1.0,
+            "delta": 0.001,
+            "depth": 20,
+            "sum_noise": 2.6457513110645907,
+            "count_noise": 0.018898223650461363,
+        },
+    }
+)
+KINDS = [(AskedClients.parse, ASKED), (RunRelease.parse, RELEASED)]
+
+
+@dataclass(frozen=True)
+class Number:
+    value: int
+
+    @classmethod
+    def parse(cls, line):
+        return cls(line["value"])
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "checkpoint" / "releases.jsonl"
+
+
+def written(file, *lines):
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return file
+
+
+def test_entries_are_found_again_without_anything_being_closed(file):
+    record = ReleaseRecord(file, Number.parse)
+    assert record.entries == () and not file.exists()
+    for value in (3, 1, 3):
+        record.append(Number(value))
+    again = ReleaseRecord(file, Number.parse)
+    assert again.entries == record.entries == (Number(3), Number(1), Number(3))
+    again.append(Number(4))
+    assert file.read_text() == "".join(f'{{"value": {value}}}\n' for value in (3, 1, 3, 4))
+
+
+@pytest.mark.parametrize(("parse", "line"), KINDS)
+def test_files_of_earlier_versions_are_read_and_continued_in_the_same_bytes(file, parse, line):
+    record = ReleaseRecord(written(file, line, line), parse)
+    first, second = record.entries
+    assert first == second
+    record.append(first)
+    assert file.read_text() == f"{line}\n" * 3
+
+
+def test_an_entry_is_on_the_disk_when_append_returns(file, monkeypatch):
+    """What a power cut at that moment leaves."""
+    events, sync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda number: (events.append(os.fstat(number).st_size), sync(number))
+    )
+    ReleaseRecord(file, Number.parse).append(Number(7))
+    assert events[-1] == len('{"value": 7}\n')
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync"])
+def test_an_entry_that_cannot_be_written_does_not_count(file, monkeypatch, failing):
+    record = ReleaseRecord(file, Number.parse)
+    record.append(Number(1))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if failing == "fsync":
+            patch.setattr(os, "fsync", full)
+        else:
+            patch.setattr("orchestra_flwr.privacy.release_record.append_durably", full)
+        with pytest.raises(OSError, match="No space"):
+            record.append(Number(2))
+    for reader in (record, ReleaseRecord(file, Number.parse)):
+        assert reader.entries == (Number(1),)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(file):
+    file.parent.write_text("a file in the way")
+    with pytest.raises(OSError, match="checkpoint"):
+        ReleaseRecord(file, Number.parse).append(Number(1))
+
+
+@pytest.mark.parametrize(("parse", "line"), KINDS)
+@pytest.mark.parametrize("torn", [1, 10, -1])
+def test_a_last_line_that_was_cut_off_was_never_acted_on(file, parse, line, torn):
+    written(file, line)
+    with file.open("a") as rest:
+        rest.write(line[:torn])
+    record = ReleaseRecord(file, parse)
+    assert len(record.entries) == 1
+    record.append(record.entries[0])
+    assert file.read_text() == f"{line}\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("parse", "line", "damaged"),
+    [
+        *[(parse, line, bad) for parse, line in KINDS
+          for bad in ("", "{", "[]", "7", "null", "{}", line[1:], line + line)],
+        (AskedClients.parse, ASKED, '{"round": 0}'),
+        (AskedClients.parse, ASKED, '{"round": 0, "clients": "ab"}'),
+        (AskedClients.parse, ASKED, '{"round": 0, "clients": [1]}'),
+        (AskedClients.parse, ASKED, '{"round": -1, "clients": []}'),
+        (AskedClients.parse, ASKED, '{"round": true, "clients": []}'),
+        (AskedClients.parse, ASKED, '{"round": NaN, "clients": []}'),
+        (RunRelease.parse, RELEASED, RELEASED.replace('"0123456789abcdef"', "1")),
+        (RunRelease.parse, RELEASED, RELEASED.replace('"round": 2', '"round": 2.5')),
+        (RunRelease.parse, RELEASED, RELEASED.replace('"epsilon": 1.0', '"epsilon": -1.0')),
+        (RunRelease.parse, RELEASED, RELEASED.replace('"epsilon": 1.0', '"epsilon": "1"')),
+        (RunRelease.parse, RELEASED, RELEASED.replace('"depth"', '"height"')),
+        (RunRelease.parse, RELEASED, RELEASED.replace('"sum_noise": 2.', '"sum_noise": NaN, "a":')),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_is_named(file, parse, line, damaged):
+    """It is no empty record: without that line nobody knows what was released."""
+    written(file, line, line, damaged, line)
+    before = file.read_bytes()
+    with pytest.raises(ConfigError) as refusal:
+        ReleaseRecord(file, parse)
+    assert str(refusal.value) == f"{file}, line 3: no record of a release"
+    assert file.read_bytes() == before
+
+
+def test_bytes_that_are_no_text_are_named(file):
+    written(file, ASKED, ASKED)
+    file.write_bytes(file.read_bytes() + b'{"round": 0, "clients": ["\xff\xfe"]}\n')
+    with pytest.raises(ConfigError, match="line 3: no record of a release"):
+        ReleaseRecord(file, AskedClients.parse)
+
+
+def test_a_file_that_cannot_be_read_is_no_empty_one(file):
+    file.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"releases\.jsonl cannot be read: Is a directory"):
+        ReleaseRecord(file, Number.parse)

@@ -1,0 +1,238 @@
+"""The plug-ins in the guides run as they are printed."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from threadpoolctl import threadpool_limits
+
+from orchestra_flwr import load_encoder
+from orchestra_flwr.cli import main
+from orchestra_flwr.config import load_config
+
+ROOT = Path(__file__).parents[1]
+GUIDES = ("README.md", "docs/contributing.md")
+EXAMPLE = re.compile(r"```(?:python|yaml)\n# my_package/(\S+)\n.*?```", re.S)
+COMMAND = re.compile(r"run_sim\.py (plugins=\[my_package\] [^`\n#]*\S)")
+QUICK = ("federation.rounds=1", "evaluation.every=9")
+
+
+def examples():
+    """For each section with a plug-in: its folder, its files by path, and the printed overrides."""
+    found = {}
+    for guide in GUIDES:
+        for section in re.split(r"^## ", (ROOT / guide).read_text(), flags=re.M):
+            files = {
+                match[1]: match[0].split("\n", 1)[1].removesuffix("```")
+                for match in EXAMPLE.finditer(section)
+            }
+            if files:
+                (command,) = COMMAND.findall(section)
+                found[next(iter(files))] = files, command.split()
+    return found
+
+
+EXAMPLES = examples()
+
+
+class Run:
+    """A finished run's folder."""
+
+    def __init__(self, folder, overrides):
+        self.folder = folder
+        self.config = load_config(overrides)
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        self.rounds = [json.loads(line) for line in lines]
+        with safe_open(folder / "checkpoint" / "state.safetensors", framework="pt") as file:
+            self.checkpoint = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+    @property
+    def loss(self):
+        return {name: value for name, value in self.rounds[-1]["loss"].items() if name != "total"}
+
+
+@pytest.fixture
+def run(tmp_path, tiny_overrides):
+    """Runs the command line of run_sim.py, tiny."""
+    runs = []
+
+    def run_(*overrides):
+        folder = tmp_path / f"run-{len(runs)}"
+        overrides = [*tiny_overrides, *QUICK, f"run_dir={folder}", *overrides]
+        with threadpool_limits(1):  # more threads of a linear probe wait for each other
+            assert main(overrides) == 0
+        runs.append(Run(folder, overrides))
+        return runs[-1]
+
+    return run_
+
+
+@pytest.fixture
+def printed(user_package, run):
+    """Runs what the guide prints for the plug-in of this path."""
+
+    def printed_(path, *overrides):
+        files, command = EXAMPLES[path]
+        user_package(files)
+        return run(*command, *overrides)
+
+    return printed_
+
+
+def initial(config):
+    """The state of what is trained, as a run begins."""
+    from orchestra_flwr.training import build_learner
+
+    return {n: t.clone() for n, t in build_learner(config, config.data.channels).trained().items()}
+
+
+def test_there_is_an_example_of_every_kind():
+    from orchestra_flwr.config import Config
+
+    kinds = {path.split("/")[0] for path in EXAMPLES}
+    groups = [field.annotation for field in Config.model_fields.values()]
+    rooms = {group.room.name for group in groups if hasattr(group, "room")} | {"terms"}
+    assert kinds == rooms
+    ran = Path(__file__).read_text()
+    assert all(f'"{path}"' in ran for path in EXAMPLES)
+
+
+def test_readme_method(printed):
+    assert set(printed("methods/rotation_only.py").loss) == {"rotation"}
+
+
+def test_method(printed):
+    run = printed("methods/spread.py")
+    assert set(run.loss) == {"distance", "narrowness"}
+    assert run.config.method.settings.noise == 0.2
+    assert run.config.method.paper["silo"] == {"lr": 0.03}
+
+
+def test_method_in_mixed_precision_and_with_a_term(printed):
+    run = printed("methods/spread.py", "training.precision=bfloat16", "terms.proximal.weight=0.1")
+    assert set(run.loss) == {"distance", "narrowness", "proximal"}
+
+
+@pytest.mark.slow
+def test_workers_of_ray_find_the_method(printed):
+    """The workers are processes of their own."""
+    inline = printed("methods/spread.py")
+    ray = printed("methods/spread.py", "engine=ray", "engine.workers=2")
+    assert ray.loss == inline.loss
+    assert all(torch.equal(t, inline.checkpoint[n]) for n, t in ray.checkpoint.items())
+
+
+def test_term(printed):
+    run = printed("terms/feature_size.py")
+    assert set(run.loss) == {"contrastive", "feature_size"} and run.loss["feature_size"] > 0
+
+
+def test_merging(printed):
+    run = printed("merging/halfway.py", "federation.rounds=2")
+    assert [each.get("merge") for each in run.rounds[1:]] == [{"share": 0.0}, {"share": 0.25}]
+    assert len(list((run.folder / "clients").rglob("2.safetensors"))) == 4
+
+
+def test_server_optimizer(printed):
+    run = printed("server_optimizers/sign_momentum.py")
+    momentum = run.checkpoint["server_optimizer/model/momentum"]
+    assert momentum.any()
+    moved = [(run.checkpoint[n] - t).abs() for n, t in initial(run.config).items()]
+    moved = torch.cat([each.flatten() for each in moved])
+    assert torch.allclose(moved[moved > 0], torch.tensor(0.002), rtol=1e-3)
+
+
+def test_exchange(printed):
+    from orchestra_flwr.federation.messages.schema import Schemas
+    from orchestra_flwr.methods import Role
+    from orchestra_flwr.training import build_learner
+
+    run = printed("exchanges/groups.py")
+    learner = build_learner(run.config, run.config.data.channels)
+    schema = Schemas.of(learner, run.config).shared
+    start = torch.from_numpy(schema.pack(learner.state(Role.SHARED)))
+    first = torch.from_numpy(schema.pack(run.checkpoint))
+    second = run.checkpoint["models/group-1/shared"]
+    assert not torch.equal(first, start)
+    assert not torch.equal(second, start) and not torch.equal(second, first)
+
+
+def test_partition(printed):
+    from orchestra_flwr.federation.population import load_population
+
+    run = printed("partitions/shrinking.py")
+    sizes = [len(part) for part in load_population(run.config).parts.values()]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 4 * sizes[-1]
+    assert run.rounds[-1]["clients"]["examples"] == sum(sizes)
+
+
+def test_shift(printed, run):
+    from orchestra_flwr.data import load_dataset, shift_images
+
+    shifted, plain = printed("shifts/brightness.py"), run("method=simclr")
+    assert shifted.loss != plain.loss
+    images, indices = load_dataset(plain.config.data).train.images[:9], torch.arange(9)
+    ones, others = (shift_images(shifted.config.shift, images, indices, c, 0) for c in "01")
+    assert not torch.equal(ones, images) and not torch.equal(ones, others)
+
+
+def test_source(printed):
+    run = printed("sources/stripes.py")
+    about = json.loads((run.folder / "encoder.json").read_text())["about"]
+    assert about["data"] == "stripes"
+    assert run.rounds[-1]["scores"]["online"]["linear"] > 0.5  # chance is .25
+
+
+def test_backbone(printed):
+    run = printed("backbones/patches.py")
+    about = json.loads((run.folder / "encoder.json").read_text())
+    assert about["spec"]["model"]["name"] == "patches"
+    assert about["spec"]["plugins"] == ["my_package"]
+    encoder = load_encoder(run.folder)
+    assert encoder(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 64)
+
+
+def test_optimizer(printed):
+    """One client, one step: every weight has moved by lr."""
+    run = printed("optimizers/sign.py", "federation.clients=1", "data.train_limit=16")
+    moved = [(run.checkpoint[n] - t).abs() for n, t in initial(run.config).items()]
+    moved = torch.cat([each.flatten() for each in moved])
+    assert torch.allclose(moved[moved > 0], torch.tensor(0.001), rtol=1e-3)
+    assert (moved > 0).float().mean() > 0.5
+
+
+def test_engine(printed, run):
+    slow, plain = printed("engines/slow_link.py"), run("method=simclr")
+    assert slow.loss == plain.loss
+    sent = slow.rounds[-1]["bytes_up"]
+    assert slow.rounds[-1]["seconds"] > sent / 2e6
+
+
+def test_a_resumed_run_needs_its_folder_only(printed, capsys):
+    run = printed("terms/feature_size.py", "federation.rounds=2")
+    assert main([f"resume={run.folder}"]) == 0
+    assert "my_package" in (run.folder / "config.yaml").read_text()
+
+
+def test_a_wrong_option_is_told_in_one_line(user_package, tiny_overrides, capsys):
+    files, command = EXAMPLES["methods/spread.py"]
+    user_package(files)
+    assert main([*tiny_overrides, *command, "method.nose=1"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "did you mean method.noise?" in error
+
+
+@pytest.mark.parametrize("program", ["run_server.py", "run_client.py"])
+def test_the_commands_for_real_clients_compose(user_package, program):
+    from orchestra_flwr.config import load
+    from orchestra_flwr.deployment.client_config import ClientConfig
+    from orchestra_flwr.deployment.server_config import ServerConfig
+
+    user_package(EXAMPLES["methods/spread.py"][0])
+    text = (ROOT / "docs" / "contributing.md").read_text()
+    (command,) = re.findall(rf"^{re.escape(program)} (.*)$", text, re.M)
+    kind = {"run_server.py": ServerConfig, "run_client.py": ClientConfig}[program]
+    assert load(kind, command.split()).plugins == ("my_package",)
