@@ -3,8 +3,8 @@
 import os
 from typing import TYPE_CHECKING
 
-# Waiting threads of torch spin unless this is set before torch is loaded. Where other processes want
-# the same cores, that makes an evaluation five times as long.
+# Waiting threads of torch spin unless this is set before torch is loaded. Where other processes
+# want the same cores, that makes an evaluation five times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:

@@ -189,7 +189,8 @@ def test_source(printed):
 def test_backbone(printed):
     run = printed("backbones/patches.py")
     about = json.loads((run.folder / "encoder.json").read_text())
-    assert about["spec"]["model"]["name"] == "patches" and about["spec"]["plugins"] == ["my_package"]
+    assert about["spec"]["model"]["name"] == "patches"
+    assert about["spec"]["plugins"] == ["my_package"]
     encoder = load_encoder(run.folder)
     assert encoder(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 64)
 

@@ -140,6 +140,6 @@ def requested_plugins(text: str) -> list[str]:
     """
     try:
         plugins = json.loads(text).get("plugins", [])
-    except (ValueError, AttributeError) as error:
+        return [str(package) for package in plugins]
+    except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f"the configuration is no JSON: {error}") from None
-    return [str(package) for package in plugins]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from orchestra_flwr.config import Config
+from orchestra_flwr.config import Config, DataConfig
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.methods import Release
+
+CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client
 
 
 class ServerConfig(Config):
@@ -36,12 +38,18 @@ class ServerConfig(Config):
         release: Release | None = self.method.plugin.release(self)
         if release and release.exposes:
             raise ValueError(
-                f"method={self.method.name}: with these options {release.exposes} would leave the "
-                "clients; real clients do not take part in such a run, only simulated ones do"
+                f"method={self.method.name}: real clients do not send {release.exposes}, "
+                "only simulated ones do"
             )
         if not self.exchange.plugin.deployable:
             raise ValueError(
-                f"exchange={self.exchange.name}: only simulated clients can take part in it"
+                f"exchange={self.exchange.name}: real clients cannot take part in it, "
+                "only simulated ones can"
+            )
+        if self.data.channels != CLIENT_CHANNELS:
+            raise ValueError(
+                f"data={self.data.name}: must have images of {CLIENT_CHANNELS} channels, as real "
+                f"clients' images have, not of {self.data.channels}"
             )
         if self.shift.name != "none":
             raise ValueError(
@@ -60,9 +68,12 @@ class ServerConfig(Config):
         return self.data.name != "image_folder" or bool(self.data.options.get("root"))
 
     def for_clients(self) -> Config:
-        """The configuration that is sent to clients: without the server's paths and addresses."""
+        """The configuration that is sent to clients: without the server's paths and addresses.
+
+        Options of the source of images, the server's own, stay here, whatever a user's source
+        calls them; so do those of the engine, which only simulations have.
+        """
         values = self.model_dump(include=set(Config.model_fields))
-        values |= {"run_dir": None, "resume": None}
-        for local in ("root", "cache"):
-            values["data"].pop(local, None)
+        values |= {"run_dir": None, "resume": None, "engine": "inline"}
+        values["data"] = {name: values["data"][name] for name in DataConfig.model_fields}
         return Config.model_validate(values)

@@ -2,7 +2,7 @@
 
 import os
 
-# Before flwr is imported, which reads these once: nothing is reported to anybody unless it is switched on.
+# Before flwr is imported, which reads these once: nothing is reported unless it is switched on.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

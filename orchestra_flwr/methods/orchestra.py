@@ -119,7 +119,7 @@ class Orchestra(Method):
             before_training=True,
             epsilon=privacy.epsilon,
             delta=privacy.delta if privacy.epsilon is not None else None,
-            exposes="the features of single images" if features else "",
+            exposes="the features of single images (clustering=features)" if features else "",
         )
 
     def role(self, name: str) -> Role:

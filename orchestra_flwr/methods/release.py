@@ -26,8 +26,9 @@ class Release:
         before_training: whether the server's state is first made in a round without training.
         epsilon: of one differentially private release, at `delta`; None: it is not private so.
         delta: see `epsilon`.
-        exposes: what of single images leaves a client, such as "the features of single images";
-            "": nothing does. Only simulations take part in such a run.
+        exposes: what of single images leaves a client, and the key that says so, such as "the
+            features of single images (clustering=features)"; "": nothing does. Only simulations
+            take part in such a run.
     """
 
     rows: Mapping[str, tuple[int, int]]

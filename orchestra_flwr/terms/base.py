@@ -17,12 +17,21 @@ class Term(Plugin, nn.Module, ABC):
     Class attributes:
         Settings: its own options under `terms.<name>.`, but for the weight.
         needs_received: whether :meth:`start_round` needs the state as received.
+
+    Args:
+        settings: its own options, checked.
+        config: of the run.
+        method: that is trained; its modules are not the term's.
+
+    Attributes:
+        settings: as above.
     """
 
     needs_received: ClassVar[bool] = False
 
     def __init__(self, settings: object, config: Config, method: Method) -> None:
         super().__init__()
+        self.settings = settings
 
     def role(self, name: str) -> Role:
         """The role of a tensor of this term's own modules, by its full name within them.

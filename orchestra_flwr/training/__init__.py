@@ -2,7 +2,7 @@
 
 from orchestra_flwr.training.devices import resolve_device, torch_threads, usable_cpus
 from orchestra_flwr.training.learner import Learner, build_learner
-from orchestra_flwr.training.loop import LocalResult, observe_round, train_round
+from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
 from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
 from orchestra_flwr.training.step import TrainingError
 

@@ -1,6 +1,6 @@
 import torch
 
-from orchestra_flwr.methods.memory import FeatureMemory
+from orchestra_flwr.clustering.memory import FeatureMemory
 
 
 def push(memory, *images):

@@ -1,9 +1,37 @@
 import pytest
 
-from orchestra_flwr.config import ConfigError, config_to_yaml, every_key, load
+from orchestra_flwr.config import ConfigError, config_to_yaml, every_key, load, load_config
 from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
+
+SOURCE = """
+    from orchestra_flwr.config import Section
+    from orchestra_flwr.data import Source
+
+    class Options(Section):
+        shelf: str = ""
+
+    class Shelf(Source):
+        Settings = Options
+        classes = 5
+
+        def load(self):
+            raise NotImplementedError
+"""
+EXCHANGE = """
+    from orchestra_flwr.federation.exchanges import Exchange
+
+    class Ring(Exchange):
+        deployable = False
+"""
+SHIFT = """
+    from orchestra_flwr.data import Shift
+
+    class Tilt(Shift):
+        def apply(self, images, indices, client, seed):
+            return images
+"""
 
 
 def client(*overrides):
@@ -15,7 +43,7 @@ def test_a_server_is_a_run_with_an_address():
     assert (config.host, config.port, config.data.name) == ("127.0.0.1", 8443, "image_folder")
     assert config.federation.min_clients == config.federation.clients == 5
     assert not config.has_images
-    assert load(ServerConfig, ["data=digits"]).has_images
+    assert load(ServerConfig, ["data=cifar10"]).has_images
 
 
 def test_clients_are_told_nothing_of_the_servers_machine(tmp_path):
@@ -27,6 +55,21 @@ def test_clients_are_told_nothing_of_the_servers_machine(tmp_path):
     told = config.for_clients()
     assert secret not in told.to_json() and "8443" not in told.to_json()
     assert told.training == config.training and told.seed == config.seed
+
+
+def test_nothing_of_a_users_source_leaves_the_server(user_package):
+    """Nor of the simulation's engine: what a server reads from is its own affair."""
+    user_package({"sources/shelf.py": SOURCE})
+    config = load(
+        ServerConfig,
+        ["plugins=[my_package]", "data=shelf", "data.shelf=/srv/secret", "data.image_size=24",
+         "data.train_limit=7", "engine=ray", "engine.address=secret:6379"],
+    )  # fmt: skip
+    sent = config.for_clients()
+    assert "secret" not in sent.to_json()
+    assert (sent.data.name, sent.data.image_size, sent.data.options) == ("shelf", 24, {})
+    assert sent.plugins == ("my_package",) and sent.data.classes == 5
+    assert config.data.settings.shelf == "/srv/secret"
 
 
 def test_plain_text_is_for_this_machine_or_on_demand(tmp_path):
@@ -103,8 +146,29 @@ def test_a_delta_that_protects_no_image_is_refused_where_it_bounds_anything():
 
 
 def test_a_server_does_not_ask_real_clients_for_features():
-    with pytest.raises(ConfigError, match="clustering=features: real clients send no features"):
+    says = (
+        r"^method=orchestra: real clients do not send the features of single images "
+        r"\(clustering=features\), only simulated ones do$"
+    )
+    with pytest.raises(ConfigError, match=says):
         load(ServerConfig, ["clustering=features", "privacy.k_min=1"])
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("exchange=ring", "exchange=ring: real clients cannot take part in it"),
+        ("shift=tilt", "shift=tilt: must be none, real clients' images are as they are"),
+        ("data=digits", "data=digits: must have images of 3 channels, as real clients' images"),
+    ],
+)
+def test_what_only_a_simulation_can_do_is_refused_in_one_line(user_package, override, says):
+    user_package({"exchanges/ring.py": EXCHANGE, "shifts/tilt.py": SHIFT})
+    chosen = ["plugins=[my_package]", override]
+    load_config(chosen)
+    with pytest.raises(ConfigError) as error:
+        load(ServerConfig, chosen)
+    assert str(error.value).startswith(says) and "\n" not in str(error.value)
 
 
 def test_an_ipv6_server():

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import AugmentationConfig
-from orchestra_flwr.evaluation.published_probe import PUBLISHED, published_accuracy
 from orchestra_flwr.evaluation.classifier import Classifier, Schedule, train_supervised
+from orchestra_flwr.evaluation.published_probe import PUBLISHED, published_accuracy
 
 LIMITS = AugmentationConfig(flip=False, crop_min=1.0)
 

@@ -6,6 +6,7 @@ import torch
 
 from orchestra_flwr.config import AugmentationConfig, ModelConfig
 from orchestra_flwr.evaluation import finetune, labelled_subset
+from orchestra_flwr.evaluation.classifier import Schedule
 from orchestra_flwr.evaluation.finetune import (
     BATCH_SIZE,
     LEAST_STEPS,
@@ -13,7 +14,6 @@ from orchestra_flwr.evaluation.finetune import (
     _finetuned,
     _schedule,
 )
-from orchestra_flwr.evaluation.classifier import Schedule
 from orchestra_flwr.models import Encoder, EncoderSpec
 
 NO_FLIP = AugmentationConfig(flip=False)

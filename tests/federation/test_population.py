@@ -2,23 +2,41 @@ import numpy as np
 import pytest
 import torch
 
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import Dataset, ImageSet
-from orchestra_flwr.federation.population import Population, with_class_names
-from orchestra_flwr.methods import build_method
+from orchestra_flwr.federation.population import Population, check_population, load_population
+from orchestra_flwr.methods import Classes
+from orchestra_flwr.methods.labels import with_class_names
 
 PHOTOS = ("data=image_folder", "data.root=x")
 
 
-def population(*classes):
-    labels = torch.arange(4) % len(classes) if classes else None
-    images = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), labels, classes)
-    return Population(Dataset("image_folder", images), {"0": np.arange(4)})
+def population(*classes, sizes=(4,)):
+    labels = torch.arange(sum(sizes)) % len(classes) if classes else None
+    images = ImageSet(torch.zeros(sum(sizes), 3, 8, 8, dtype=torch.uint8), labels, classes)
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    return Population(Dataset("image_folder", images), dict(zip("abc", parts, strict=False)))
+
+
+def test_every_image_belongs_to_one_client(tiny):
+    whole = load_population(tiny())
+    assert list(whole.parts) == ["0", "1", "2", "3"]
+    assert sorted(np.concatenate(list(whole.parts.values()))) == list(range(120))
+    assert all((np.diff(part) > 0).all() for part in whole.parts.values())
+
+
+def test_who_has_too_few_images_for_a_release_is_told_beforehand(tiny):
+    config = tiny("privacy.k_min=6")
+    check_population(config, population("cat", "dog", sizes=(2, 6)))
+    with pytest.raises(ConfigError, match=r"privacy.k_min=6: no client could send centroids, .* 5"):
+        check_population(config, population("cat", "dog", sizes=(5, 3)))
+    check_population(tiny("privacy.k_min=6", "method=simclr"), population(sizes=(5, 3)))
 
 
 def test_a_method_that_learns_classes_is_told_those_of_the_images(tiny):
     config = tiny(*PHOTOS, "method=supervised")
-    named = with_class_names(config, population("cat", "dog"))
-    assert build_method(named, 3).class_names == ("cat", "dog")
+    named = with_class_names(config, ("cat", "dog"))
+    assert named.method.plugin.classes(named) == Classes(2, ("cat", "dog"))
     assert config.method.options["classes"] is None
     others = named.model_copy(update={"method": config.method})
     assert others == config  # nothing else has changed
@@ -34,9 +52,9 @@ def test_a_method_that_learns_classes_is_told_those_of_the_images(tiny):
 )
 def test_what_is_known_or_not_wanted_stays_as_it_is(tiny, overrides):
     config = tiny(*overrides)
-    assert with_class_names(config, population("cat", "dog")) == config
+    assert with_class_names(config, ("cat", "dog")) == config
 
 
 def test_images_without_labels_name_nothing(tiny):
     config = tiny(*PHOTOS, "method=supervised")
-    assert with_class_names(config, population()) == config
+    assert with_class_names(config, ()) == config

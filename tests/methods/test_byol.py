@@ -17,7 +17,7 @@ def method(tiny):
 def batch():
     generator = torch.Generator().manual_seed(0)
     views = tuple(torch.randn(6, 1, 8, 8, generator=generator) for _ in range(2))
-    return Batch(torch.arange(6), views, (None, None))
+    return Batch(torch.arange(6), views, (None, None), generator)
 
 
 def test_the_target_moves_by_one_minus_the_decay_once_a_step(method, batch):
@@ -36,7 +36,7 @@ def test_the_target_moves_by_one_minus_the_decay_once_a_step(method, batch):
 
 def test_each_view_predicts_the_targets_features_of_the_other(method, batch):
     same = copy.deepcopy(method)  # its target equals the online encoder: the average leaves it
-    loss = method.loss(batch)["similarity"]
+    loss = method.loss(batch).losses["similarity"]
     first, second = batch.views
     predicted = [same.predictor(same.projector(same.backbone(v))) for v in (first, second)]
     wanted = [same.target_projector(same.target_backbone(v)) for v in (first, second)]
@@ -44,7 +44,7 @@ def test_each_view_predicts_the_targets_features_of_the_other(method, batch):
 
 
 def test_only_the_online_encoder_and_the_predictor_learn(method, batch):
-    method.loss(batch)["similarity"].backward()
+    method.loss(batch).losses["similarity"].backward()
     learning = {n.partition(".")[0] for n, p in method.named_parameters() if p.grad is not None}
     assert learning == {"backbone", "projector", "predictor"}
 
@@ -52,8 +52,23 @@ def test_only_the_online_encoder_and_the_predictor_learn(method, batch):
 def test_target_starts_as_the_online_encoder_and_travels(method):
     for a, b in zip(method.backbone.parameters(), method.target_backbone.parameters(), strict=True):
         assert torch.equal(a, b) and a is not b
-    named = {name.partition(".")[0] for name in method.state(Role.SHARED)}
-    assert {"target_backbone", "target_projector", "predictor"} <= named
+    names = [n for n, t in method.state_dict().items() if t.is_floating_point()]
+    assert {method.role(name) for name in names} == {Role.SHARED}
+
+
+def test_where_clients_remember_the_target_is_their_own(method):
+    with torch.no_grad():
+        for part in (method.target_backbone, method.target_projector):
+            for parameter in part.parameters():
+                parameter.add_(1)
+    method.remember()
+    assert list(method.backbones()) == ["online"]
+    for name in method.state_dict():
+        local = name.startswith("target_")
+        assert method.role(name) is (Role.LOCAL if local else Role.SHARED)
+    method.start_local_state()
+    for a, b in zip(method.backbone.parameters(), method.target_backbone.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_the_published_parts(tiny):

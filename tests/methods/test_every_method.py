@@ -6,12 +6,14 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from orchestra_flwr.data import ImageSet
-from orchestra_flwr.federation.wire import Schemas
-from orchestra_flwr.methods import METHODS, Role, build_method
+from orchestra_flwr.config.sections import MethodConfig
+from orchestra_flwr.data import ImageSet, augment
+from orchestra_flwr.methods import Batch, Role, build_method
+from orchestra_flwr.models import normalise
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import observe_round, train_round
+from orchestra_flwr.training import build_learner, observe_round, train_round
 
+METHODS = sorted(MethodConfig.room.found())
 SEED = ClientSeed(0, 1, "0")
 GRAY = ("training.lr=0.03",)
 COLOUR = ("training.lr=0.03", "data=image_folder", "data.root=x", "data.image_size=16")
@@ -35,7 +37,7 @@ def stripes():
 
 
 @pytest.fixture(params=["digits", "colour"])
-def given(request, tiny):
+def task(request, tiny):
     """The configuration of a method, and its images."""
 
     def configured(name, *overrides):
@@ -48,97 +50,194 @@ def given(request, tiny):
 
 
 def build(config):
-    """A method as a client has it after the first round, if it needs one."""
-    method = build_method(config, config.data.channels)
-    limits = method.contribution_limits()
-    if limits:
-        random = {n: torch.randn(8, w, generator=SEED.generator(n)) for n, (_, w) in limits.items()}
-        method.update_server_state(random, SEED.generator("server"))
-    return method
+    """A learner as a client has it after the first round, if its method needs one."""
+    learner = build_learner(config, config.data.channels)
+    release = learner.method.release(config)
+    if release is not None:
+        random = {
+            name: torch.randn(8, width, generator=SEED.generator(name))
+            for name, (_, width) in release.rows.items()
+        }
+        learner.method.update_server_state(random, SEED.generator("server"))
+    return learner
 
 
-def train(method, config, images):
-    return train_round(
-        method, images.images, config.training, config.data.augmentation, SEED,
-        labels=images.labels,
-    )  # fmt: skip
+def train(learner, config, images):
+    return train_round(learner, images.images, config, SEED, labels=images.labels)
+
+
+def a_batch(method, images, count=16):
+    """A batch as training makes it."""
+    draw = torch.Generator().manual_seed(0)
+    views = augment(images.images[:count], method.recipes(), draw)
+    labels = images.labels[:count] if method.learns_labels else None
+    normalised = tuple(normalise(view) for view in views.images)
+    generator = torch.Generator().manual_seed(1)
+    return Batch(torch.arange(count), normalised, views.rotations, generator, labels)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_round_trains_all_that_is_trained_and_the_loss_falls(given, name):
-    config, images = given(name)
-    method = build(config)
-    before = copy.deepcopy(method)
-    first = train(method, config, images)
+def test_a_round_trains_all_that_is_trained_and_the_loss_falls(task, name):
+    config, images = task(name)
+    learner = build(config)
+    before = copy.deepcopy(learner)
+    first = train(learner, config, images)
     assert first.steps == -(-len(images) // 16)
-    trained = {n for n, p in method.named_parameters() if p.requires_grad}
+    trained = {n for n, p in learner.named_parameters() if p.requires_grad}
     start = dict(before.named_parameters())
-    moved = {n for n, p in method.named_parameters() if not torch.equal(p, start[n])}
+    moved = {n for n, p in learner.named_parameters() if not torch.equal(p, start[n])}
     assert trained <= moved and all("target" in name for name in moved - trained)
-    assert all(torch.isfinite(t).all() for t in method.state(Role.SHARED).values())
+    assert all(torch.isfinite(t).all() for t in learner.state(Role.SHARED).values())
 
-    longer, _ = given(name, "training.local_epochs=25")
+    longer, _ = task(name, "training.local_epochs=25")
     again = train(build(longer), longer, images)  # a mean over all steps
     falling = "rotation" if name == "orchestra" else next(iter(first.losses))
     assert again.losses[falling] < first.losses[falling]
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_parameter_that_is_trained_gets_a_gradient_in_each_step(given, name, monkeypatch):
-    config, images = given(name)
-    method = build(config)
+def test_every_parameter_that_is_trained_gets_a_gradient_in_each_step(task, name, monkeypatch):
+    config, images = task(name)
+    learner = build(config)
     steps = []
 
     def look(self):
-        steps.append({n: float(p.grad.abs().sum()) for n, p in method.named_parameters()
+        steps.append({n: float(p.grad.abs().sum()) for n, p in learner.named_parameters()
                       if p.requires_grad})  # fmt: skip
-        for parameter in method.parameters():
+        for parameter in learner.parameters():
             assert parameter.requires_grad or parameter.grad is None
             parameter.grad = None
 
-    monkeypatch.setattr("orchestra_flwr.training.SGD.step", look)
-    train(method, config, images)
+    monkeypatch.setattr("orchestra_flwr.training.optimizers.Optimizer.step", look)
+    train(learner, config, images)
     assert steps and all(size > 0 for step in steps for size in step.values())
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_roles_cover_all_and_private_state_has_no_way_out(given, name):
-    config, images = given(name)
-    method = build(config)
-    train(method, config, images)
-    roles = [set(method.state(role)) for role in Role]
+@pytest.mark.parametrize("remembers", [False, True])
+def test_every_tensor_has_a_role_and_an_unknown_name_is_an_error(task, name, remembers):
+    config, images = task(name)
+    learner = build(config)
+    train(learner, config, images)
+    method = learner.method
+    if remembers:
+        method.remember()
+    roles = {tensor: method.role(tensor) for tensor in method.state_dict()}
+    assert all(isinstance(role, Role) for role in roles.values())
+    states = [set(learner.state(role)) for role in Role]
     floats = {n for n, t in method.state_dict().items() if t.is_floating_point()}
-    assert set.union(*roles) == floats and sum(map(len, roles)) == len(floats)
-    schemas = Schemas.of(method)
-    travelling = {n for s in (schemas.shared, schemas.server) for n, _ in s.entries}
-    assert travelling == set(method.state(Role.SHARED)) | set(method.state(Role.SERVER))
-    assert not any("memory" in each for each in travelling)
-    assert {n for n, p in method.named_parameters() if p.requires_grad} <= travelling
+    assert set.union(*states) == floats and sum(map(len, states)) == len(floats)
+    trained = {n for n, p in method.named_parameters() if p.requires_grad}
+    assert trained <= set(learner.state(Role.SHARED))
+    assert not any("memory" in tensor for tensor in states[0] | states[1])
+    for unknown in ("", "unknown.weight", "backbones.weight", "back"):
+        with pytest.raises(ValueError, match="has no role"):
+            method.role(unknown)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_sizes_are_known_without_a_network(task, name, monkeypatch):
+    """What is released and which classes are learned is asked of the class."""
+    config, _ = task(name)
+    built = build_method(config, config.data.channels)
+
+    def refuse(*_):
+        raise AssertionError("a network was built")
+
+    module = f"orchestra_flwr.methods.{name}"
+    monkeypatch.setattr(f"{module}.build_backbone", refuse)
+    plugin = config.method.plugin
+    release, classes = plugin.release(config), plugin.classes(config)
+    assert release == built.release(config) and classes == built.classes(config)
+    assert (classes is not None) == plugin.learns_labels
+    with pytest.raises(AssertionError, match="a network was built"):
+        build_method(config, config.data.channels)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_contributed_is_what_the_release_says(task, name):
+    config, images = task(name)
+    learner = build(config)
+    release = learner.method.release(config)
+    arrays = train(learner, config, images).contribution.arrays
+    assert arrays.keys() == (release.rows if release else {}).keys()
+    for key, array in arrays.items():
+        most, width = release.rows[key]
+        assert array.shape[1:] == (width,) and len(array) <= most
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_features_are_one_row_an_image_for_each_view_with_gradient(task, name):
+    config, images = task(name)
+    learner = build(config).train()
+    method = learner.method
+    step = method.loss(a_batch(method, images))
+    assert all(loss.shape == () for loss in step.losses.values())
+    assert "backbone" in step.features and step.features.keys() <= {
+        "backbone",
+        "projector",
+        "predictor",
+    }
+    assert ("predictor" in step.features) == hasattr(method, "predictor")
+    widths = {"backbone": method.backbone.dim}
+    views = {len(features) for features in step.features.values()}
+    assert len(views) == 1 and 1 <= views.pop() <= len(method.recipes())
+    for module, features in step.features.items():
+        for feature in features:
+            width = widths.get(module, config.model.projector_dim)
+            assert feature.shape == (16, width) and feature.requires_grad
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_loss_draws_from_the_batchs_generator_alone(task, name):
+    config, images = task(name)
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        learner = build(config).train()
+        batch = a_batch(learner.method, images)
+        state = torch.get_rng_state()
+        losses.append(learner.method.loss(batch).losses)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(losses[0][part], losses[1][part]) for part in losses[0])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_losses_are_float32_in_bfloat16(task, name):
+    config, images = task(name)
+    learner = build(config).train()
+    batch = a_batch(learner.method, images)
+    seen = []
+    learner.method.backbone.register_forward_hook(lambda *call: seen.append(call[-1].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        step = learner.method.loss(batch)
+    assert set(seen) == {torch.bfloat16}
+    assert {loss.dtype for loss in step.losses.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("count", [1, 2, 17])
-def test_any_number_of_images(given, name, count):
-    config, images = given(name)
+def test_any_number_of_images(task, name, count):
+    config, images = task(name)
     images = ImageSet(images.images[:count], images.labels[:count])
-    method = build(config)
-    assert train(method, config, images).steps == 1  # 17 images: no batch of one
-    assert all(torch.isfinite(t).all() for t in method.state(Role.SHARED).values())
+    learner = build(config)
+    assert train(learner, config, images).steps == 1  # 17 images: no batch of one
+    assert all(torch.isfinite(t).all() for t in learner.state(Role.SHARED).values())
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_kept_backbone_is_one_of_the_method(given, name):
-    method = build(given(name)[0])
+def test_the_backbone_to_keep_is_one_of_the_method(task, name):
+    method = build(task(name)[0]).method
     children = {id(child) for child in method.children()}
     assert all(id(backbone) in children for backbone in method.backbones().values())
     expected = "target" if name == "orchestra" else "online"
     assert next(iter(method.backbones())) == expected
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if METHODS[n].needs_first_round])
-def test_the_first_round_trains_nothing(given, name):
-    config, images = given(name)
-    method = build(config)
-    before = {n: t.clone() for n, t in method.state(Role.SHARED).items()}
-    observe_round(method, images.images, config.training, config.data.augmentation, SEED)
-    assert all(torch.equal(before[n], t) for n, t in method.state(Role.SHARED).items())
+@pytest.mark.parametrize("name", METHODS)
+def test_the_first_round_trains_nothing(task, name):
+    config, images = task(name)
+    learner = build(config)
+    before = {n: t.clone() for n, t in learner.state(Role.SHARED).items()}
+    observe_round(learner, images.images, config, SEED)
+    assert all(torch.equal(before[n], t) for n, t in learner.state(Role.SHARED).items())

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +7,8 @@ import torch.nn.functional as F
 
 from orchestra_flwr.clustering import gradient_clustering
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.methods import METHODS, Batch, Role, build_method
+from orchestra_flwr.config.sections import MethodConfig
+from orchestra_flwr.methods import Batch, Received, Role, build_method
 from orchestra_flwr.methods.orchestra import RECIPES, cluster_loss
 from orchestra_flwr.privacy import ClusteringMechanism
 from orchestra_flwr.seeding import ClientSeed
@@ -40,7 +42,7 @@ def unit(*shape, seed):
 def batch(config, n=6, channels=1, size=8, seed=0):
     generator = torch.Generator().manual_seed(seed)
     views = tuple(torch.rand(n, channels, size, size, generator=generator) for _ in RECIPES)
-    return Batch(torch.arange(n), views, (None, None, torch.arange(n) % 4))
+    return Batch(torch.arange(n), views, (None, None, torch.arange(n) % 4), generator)
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
@@ -61,7 +63,7 @@ def test_cluster_loss_is_least_where_assignments_agree():
 def test_only_online_encoder_and_rotation_head_learn(tiny):
     method = build_method(tiny(), 1).train()
     method.global_centroids.copy_(unit(4, 16, seed=0))
-    sum(method.loss(batch(tiny())).values()).backward()
+    sum(method.loss(batch(tiny())).losses.values()).backward()
     learning = {
         name.partition(".")[0] for name, p in method.named_parameters() if p.grad is not None
     }
@@ -75,11 +77,11 @@ def test_each_view_goes_where_it_belongs(tiny):
     def parts(change: int | None):
         method = build_method(config, 1).train()
         method.global_centroids.copy_(unit(4, 16, seed=0))
-        given = batch(config)
-        views = list(given.views)
+        plain = batch(config)
+        views = list(plain.views)
         if change is not None:
             views[change] = views[change].flip(-1)
-        losses = method.loss(Batch(given.images, tuple(views), given.rotations))
+        losses = method.loss(replace(plain, views=tuple(views))).losses
         return losses["cluster"].item(), losses["rotation"].item(), method.memory.features.clone()
 
     cluster, rotation, memory = parts(None)
@@ -94,17 +96,15 @@ def test_each_view_goes_where_it_belongs(tiny):
         assert (not torch.equal(new_memory, memory)) == changed[2]
 
 
-def test_every_tensor_has_a_role_and_the_memory_is_private(tiny):
+def test_the_memory_is_gone_after_the_round_and_the_centroids_are_the_servers(tiny):
     method = build_method(tiny(), 1).train()
     method.observe(batch(tiny()))
-    names = {role: set(method.state(role)) for role in Role}
-    floats = {n for n, t in method.state_dict().items() if t.is_floating_point()}
-    assert set.union(*names.values()) == floats
+    names = {role: {n for n in method.state_dict() if method.role(n) is role} for role in Role}
     assert names[Role.SERVER] == {"global_centroids"}
-    assert names[Role.PRIVATE] == {"memory.features"}
-    assert all(
-        "running" not in n or "backbone" in n or "projector" in n for n in names[Role.SHARED]
-    )
+    assert {name.partition(".")[0] for name in names[Role.TRANSIENT]} == {"memory"}
+    assert names[Role.LOCAL] == set()
+    method.start_round(Received("0", 0, 2, NO_IMAGES))
+    assert len(method.memory) == 0
 
 
 def test_observing_leaves_all_that_is_shared_bit_identical(tiny):
@@ -118,9 +118,9 @@ def test_observing_leaves_all_that_is_shared_bit_identical(tiny):
 
 def test_observed_features_are_those_of_the_batch_in_training_mode(tiny):
     method = build_method(tiny(), 1).train()
-    given = batch(tiny())
-    method.observe(given)
-    expected = method.target_projector(method.target_backbone(given.views[0]))
+    seen = batch(tiny())
+    method.observe(seen)
+    expected = method.target_projector(method.target_backbone(seen.views[0]))
     observed = method.memory.features[-len(method.memory) :]
     torch.testing.assert_close(observed, F.normalize(expected, dim=1).detach())
 
@@ -131,8 +131,11 @@ def test_contributes_local_centroids_within_its_limits(tiny):
     method.observe(batch(config, n=10))
     contribution = method.end_round(NO_IMAGES, SEED)
     assert contribution.arrays["local_centroids"].shape == (3, 16)
-    assert method.contribution_limits() == {"local_centroids": (3, 16)}
-    assert contribution.smallest_cluster == 3
+    release = method.release(config)
+    assert release.rows == {"local_centroids": (3, 16)}
+    assert (release.label, release.least_images) == ("centroids", 2)
+    assert release.may_be_empty and release.before_training and release.exposes == ""
+    assert contribution.smallest_group == 3
 
 
 @pytest.mark.parametrize(
@@ -143,12 +146,12 @@ def test_no_centroid_of_fewer_different_images(tiny, k_min, rows, smallest):
     config = tiny("clustering.local_clusters=3", f"privacy.k_min={k_min}")
     method = build_method(config, 1).train()
     for seed in range(2):
-        given = batch(config, n=14, seed=seed)
-        method.observe(Batch(torch.arange(7).repeat(2), given.views, given.rotations))
+        twice = torch.arange(7).repeat(2)
+        method.observe(replace(batch(config, n=14, seed=seed), images=twice))
     assert len(method.memory) == 28
     contribution = method.end_round(NO_IMAGES, SEED)
     assert contribution.arrays["local_centroids"].shape == (rows, 16)
-    assert contribution.smallest_cluster == smallest
+    assert contribution.smallest_group == smallest
 
 
 def pictures(n, seed=0):
@@ -176,7 +179,7 @@ def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     images = pictures(300)
     contribution = method.end_round(images, SEED)
-    assert contribution.smallest_cluster is None and method.training
+    assert contribution.smallest_group is None and method.training
     assert all(torch.equal(method.state_dict()[name], tensor) for name, tensor in before.items())
     others = images.clone()
     others[7] = 255 - others[7]
@@ -187,7 +190,7 @@ def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
 
     # Without an image the others keep their bits: every batch has one size, whatever is left.
     sizes = set()
-    method.target_backbone.register_forward_hook(lambda _, given, __: sizes.add(len(given[0])))
+    method.target_backbone.register_forward_hook(lambda _, inputs, __: sizes.add(len(inputs[0])))
     for count in (299, 65, 64, 1):
         method.end_round(images[-count:], SEED)
         assert torch.equal(seen[-1], one[-count:])
@@ -204,7 +207,7 @@ def test_private_centroids_are_noise_that_the_key_alone_decides(tiny):
     assert sent(SEED).shape == (2, 16)
     torch.testing.assert_close(sent(SEED).norm(dim=1), torch.ones(2))
     assert torch.equal(sent(SEED), sent(SEED))
-    secret = ClientSeed(0, 1, "0", hides=True)
+    secret = ClientSeed(0, 1, "0", secret_noise=True)
     assert not torch.equal(sent(secret), sent(secret))  # nobody who knows the seed can repeat it
 
 
@@ -212,7 +215,7 @@ def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):
     method = build_method(tiny(), 1)
     points = unit(40, 16, seed=4)
     method.update_server_state({"local_centroids": points}, generator)
-    centroids = method.state(Role.SERVER)["global_centroids"]
+    centroids = method.global_centroids
     torch.testing.assert_close(centroids.norm(dim=1), torch.ones(4))
     assert (points @ centroids.T).max(1).values.mean() > (points @ unit(16, 4, seed=5)).max(
         1
@@ -231,8 +234,9 @@ def test_the_gradient_solver_goes_on_from_the_last_rounds_centroids(tiny, genera
 
 
 def test_methods_are_found_by_their_files():
-    assert METHODS["orchestra"].__name__ == "Orchestra"
-    assert not {"base", "memory"} & METHODS.keys()
+    found = MethodConfig.room.found()
+    assert found["orchestra"].__name__ == "Orchestra"
+    assert not {"base", "labels", "release", "roles"} & found.keys()
 
 
 def test_initialised_by_the_runs_seed_alone(tiny):
@@ -258,11 +262,11 @@ def test_target_starts_as_the_online_encoder(tiny):
     [
         (["method.ema=1"], "method.ema=1"),
         (["method.temperature=0"], "method.temperature=0"),
-        (["+method.emaa=.9"], "method.emaa: unknown key (did you mean method.ema?)"),
-        (["method.name=mocov9"], "method.name=mocov9: unknown method (known: byol, orchestra, "),
+        (["+method.emaa=.9"], "method.emaa: unknown option of method=orchestra, which has "),
+        (["method.name=mocov9"], "method=mocov9: must be one of byol, orchestra, "),
     ],
 )
-def test_wrong_options_are_told(tiny, overrides, says):
+def test_wrong_options_are_refused(tiny, overrides, says):
     with pytest.raises(ConfigError) as error:
         build_method(tiny(*overrides), 1)
     assert str(error.value).startswith(says)
@@ -274,8 +278,9 @@ def test_without_rotation_neither_view_nor_head_nor_pass_is_left(tiny):
     passes = []
     method.backbone.register_forward_hook(lambda *_: passes.append(1))
     method.global_centroids.copy_(unit(4, 16, seed=0))
-    given = batch(config)
-    parts = method.loss(Batch(given.images, given.views[:2], (None, None)))
+    three = batch(config)
+    two = replace(three, views=three.views[:2], rotations=(None, None))
+    parts = method.loss(two).losses
     assert method.recipes() == RECIPES[:2]
     assert set(parts) == {"cluster"} and len(passes) == 1
     assert not any("rotation" in name for name in method.state_dict())
@@ -287,7 +292,7 @@ def test_without_rotation_the_cluster_loss_is_the_same(tiny):
     for switch in ("true", "false"):
         method = build_method(tiny(f"method.rotation={switch}"), 1).train()
         method.global_centroids.copy_(unit(4, 16, seed=0))
-        losses.append(method.loss(batch(tiny()))["cluster"].item())
+        losses.append(method.loss(batch(tiny())).losses["cluster"].item())
     assert losses[0] == losses[1]
 
 
@@ -295,11 +300,11 @@ def test_without_a_target_the_online_encoder_assigns_without_gradient(tiny):
     config = tiny("method.target=false", "method.rotation=false")
     method = build_method(config, 1).train()
     method.global_centroids.copy_(unit(4, 16, seed=0))
-    given = batch(config)
+    step = batch(config)
     before = {name: p.clone() for name, p in method.named_parameters()}
-    loss = method.loss(given)["cluster"]
+    loss = method.loss(step).losses["cluster"]
     online = [
-        F.normalize(method.projector(method.backbone(view)), dim=1) for view in given.views[:2]
+        F.normalize(method.projector(method.backbone(view)), dim=1) for view in step.views[:2]
     ]
     torch.testing.assert_close(method.memory.features[-len(method.memory) :], online[0].detach())
     expected = cluster_loss(online[0].detach(), online[1], method.global_centroids, 0.1)
@@ -312,14 +317,19 @@ def test_without_a_target_the_online_encoder_assigns_without_gradient(tiny):
     assert all(torch.equal(before[name], p) for name, p in method.named_parameters())
 
 
+def floats(module):
+    return [(n, t) for n, t in module.state_dict().items() if t.is_floating_point()]
+
+
 def test_without_a_target_there_is_none_to_send_or_to_keep(tiny):
     with_, without = build_method(tiny(), 1), build_method(tiny("method.target=false"), 1)
     assert not any("target" in name for name in without.state_dict())
     assert list(without.backbones()) == ["online"]
-    sizes = [sum(t.numel() for t in m.state(Role.SHARED).values()) for m in (with_, without)]
+    sizes = [
+        sum(t.numel() for n, t in floats(m) if m.role(n) is Role.SHARED) for m in (with_, without)
+    ]
     target = [with_.target_backbone, with_.target_projector]
-    floats = (t for m in target for t in m.state_dict().values() if t.is_floating_point())
-    assert sizes[0] - sizes[1] == sum(t.numel() for t in floats)
+    assert sizes[0] - sizes[1] == sum(t.numel() for m in target for _, t in floats(m))
 
 
 def test_features_themselves_are_shared_only_where_that_was_chosen_twice(tiny):
@@ -330,5 +340,7 @@ def test_features_themselves_are_shared_only_where_that_was_chosen_twice(tiny):
     method.observe(batch(config, n=10))
     contribution = method.end_round(NO_IMAGES, SEED)
     assert torch.equal(contribution.arrays["local_centroids"], method.memory.latest())
-    assert len(method.memory.latest()) == 8 and contribution.smallest_cluster == 1
-    assert method.contribution_limits() == {"local_centroids": (8, 16)}
+    assert len(method.memory.latest()) == 8 and contribution.smallest_group == 1
+    release = method.release(config)
+    assert release.rows == {"local_centroids": (8, 16)}
+    assert release.label == "features" and "single images" in release.exposes

@@ -12,7 +12,7 @@ def test_the_loss_is_the_cross_entropy_of_the_four_rotations(tiny):
     method = build_method(tiny("method=rotpred"), 1).train()
     generator = torch.Generator().manual_seed(0)
     view, turns = torch.randn(6, 1, 8, 8, generator=generator), torch.tensor([0, 1, 2, 3, 1, 2])
-    loss = method.loss(Batch(torch.arange(6), (view,), (turns,)))["rotation"]
+    loss = method.loss(Batch(torch.arange(6), (view,), (turns,), generator)).losses["rotation"]
     scores = method.rotation_head(method.projector(method.backbone(view))).tolist()
     expected = [
         math.log(sum(math.exp(s) for s in row)) - row[turn]

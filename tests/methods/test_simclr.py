@@ -78,5 +78,5 @@ def test_the_published_parts(tiny):
 def test_options_are_checked(tiny):
     with pytest.raises(ConfigError, match="method.temperature=0"):
         build_method(tiny("method=simclr", "method.temperature=0"), 1)
-    with pytest.raises(ConfigError, match="method.ema: unknown key"):
+    with pytest.raises(ConfigError, match="method.ema: unknown option of method=simclr"):
         build_method(tiny("method=simclr", "+method.ema=0.9"), 1)

@@ -11,6 +11,10 @@ def features(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def batch(views):
+    return Batch(torch.arange(6), views, (None, None), torch.Generator())
+
+
 def slow_loss(predictions, targets):
     """Equations 1 and 4, image by image."""
 
@@ -84,7 +88,7 @@ def test_the_published_parts(tiny):
 def test_the_method_is_the_loss_of_its_parts(tiny):
     method = build_method(tiny("method=simsiam"), 1).train()
     views = tuple(features(6, 1, 8, 8, seed=s) for s in (1, 2))
-    loss = method.loss(Batch(torch.arange(6), views, (None, None)))["similarity"]
+    loss = method.loss(batch(views)).losses["similarity"]
     z = [method.projector(method.backbone(v)) for v in views]
     p = [method.predictor(each) for each in z]
     expected = slow_loss([each.tolist() for each in p], [each.tolist() for each in z])

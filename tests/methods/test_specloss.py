@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from orchestra_flwr.methods import Batch, build_method
 from orchestra_flwr.methods.specloss import spectral_loss
@@ -46,6 +47,14 @@ def test_least_for_orthogonal_images_whose_views_agree():
     assert spectral_loss(collapsed, collapsed).item() == pytest.approx(-1)
 
 
+def test_a_single_image_is_only_drawn_to_its_other_view():
+    first, second = features(1, 5, seed=1), features(1, 5, seed=2).requires_grad_()
+    loss = spectral_loss(first, second)
+    assert loss.item() == pytest.approx(-2 * F.cosine_similarity(first, second).item())
+    loss.backward()
+    assert torch.isfinite(second.grad).all()
+
+
 def test_both_views_get_gradients():
     first, second = (features(4, 5, seed=s).requires_grad_() for s in (1, 2))
     spectral_loss(first, second).backward()
@@ -53,12 +62,12 @@ def test_both_views_get_gradients():
 
 
 def test_the_published_parts(tiny):
-    method = build_method(tiny("method=specloss", "clustering.global_clusters=7"), 1).train()
+    method = build_method(tiny("method=specloss", "method.outputs=7"), 1).train()
     assert tuple(method.clusters.weight.shape) == (7, 16) and method.clusters.bias is not None
     plain, varied = method.recipes()
     assert (plain.crop_scale, plain.jitter_p, plain.gray_p, plain.blur_p) == ((0.08, 1.0), 0, 0, 0)
     assert (varied.crop_scale, varied.jitter) == ((0.2, 1.0), (0.4, 0.4, 0.4, 0.1))
     views = tuple(features(6, 1, 8, 8, seed=s) for s in (1, 2))
-    loss = method.loss(Batch(torch.arange(6), views, (None, None)))["spectral"]
+    step = method.loss(Batch(torch.arange(6), views, (None, None), torch.Generator()))
     outputs = [method.clusters(method.projector(method.backbone(v))).tolist() for v in views]
-    assert loss.item() == pytest.approx(slow_loss(*outputs), rel=1e-4)
+    assert step.losses["spectral"].item() == pytest.approx(slow_loss(*outputs), rel=1e-4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestra_flwr.methods.ema import ema_update
+from orchestra_flwr.models.ema import ema_update
 
 
 @pytest.fixture

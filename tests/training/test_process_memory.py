@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the settings")
+pytestmark = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc has the settings"
+)
 
 # In a process of its own: what malloc does depends on all that was allocated before.
 BEGIN = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def main(grid: Grid, context: Context) -> None:
     """Runs the federation that the other end of the channel describes."""
     with Channel.connect(str(context.run_config["channel"])) as channel:
         task, _ = channel.receive()
+        # Users' packages may lie beside the program that was started, and not be installed.
+        sys.path += [folder for folder in task["path"] if folder not in sys.path]
         finished = threading.Event()
         threading.Thread(target=_end_with, args=(channel, finished), daemon=True).start()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -84,7 +85,8 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
         channel = _start(flower, listener, link, progress)
         listener.close()  # an app that comes late finds nobody
         with channel:
-            channel.send({"config": config.to_json(), "folder": str(folder.path.resolve())})
+            task = {"config": config.to_json(), "folder": str(folder.path.resolve())}
+            channel.send({**task, "path": [str(Path(part).resolve()) for part in sys.path]})
             return _follow(channel, link, progress)
 
 

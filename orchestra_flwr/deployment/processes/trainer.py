@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from orchestra_flwr.federation.messages.arrays import (
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.methods import Release, labels_for
+from orchestra_flwr.plugins import PluginError, fingerprint
 from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 from orchestra_flwr.training import build_learner, resolve_device, usable_cpus
 
@@ -63,6 +64,7 @@ class Trainer:
         self._images: ImageSet | None = None
         self._image_size: int | None = None
         self._latest: tuple[tuple[Config, str], OrchestraClient] | None = None
+        self._imported: dict[str, str] = {}  # users' packages, and what was in them then
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
         """The answer to a request of the relay app; an exception becomes an error."""
@@ -90,7 +92,7 @@ class Trainer:
                 f"takes part with {count} images of {size} x {size} pixels: "
                 f"{config.method.name}, {config.model.name}, {config.federation.rounds} rounds"
             )
-        except (RefusalError, ConfigError) as refusal:
+        except (RefusalError, ConfigError, PluginError) as refusal:
             greeting["refusal"] = str(refusal)
             self._report(f"cannot take part: {refusal}")
         return RecordDict({CONFIG: ConfigRecord(greeting)})
@@ -185,14 +187,7 @@ class Trainer:
                 f"the server trains on images of {size} x {size} pixels, this client has "
                 f"data.image_size={wanted}: start it with data.image_size={size}, or without it"
             )
-        learner = build_learner(config, config.data.channels)
-        schema = Schemas.of(learner, config).fingerprint
-        server_schema = str(task["schema"])
-        if schema != server_schema:
-            raise RefusalError(
-                f"the server's model has schema {server_schema}, this client's {schema}: "
-                "install the same version of orchestra_flwr, and of its plugins, on both"
-            )
+        self._check_schema(config, str(task["schema"]))
         images, least = self._load(config), config.federation.min_images
         if len(images) < least:
             raise RefusalError(
@@ -202,6 +197,37 @@ class Trainer:
         self._permit(received, len(images))
         labels_for(config, images)
         return config
+
+    def _check_schema(self, config: Config, server_schema: str) -> None:
+        """Refuses a server that trains another model, or with other plug-ins.
+
+        Raises:
+            RefusalError: says what to install.
+        """
+        self._check_plugins(config.plugins)
+        learner = build_learner(config, config.data.channels)
+        schema = Schemas.of(learner, config).fingerprint
+        if schema != server_schema:
+            versions = "the same version of orchestra_flwr"
+            if config.plugins:
+                versions += f", and of {', '.join(config.plugins)},"
+            raise RefusalError(
+                f"the server's model has schema {server_schema}, this client's {schema}: "
+                f"install {versions} on both"
+            )
+
+    def _check_plugins(self, packages: Sequence[str]) -> None:
+        """Refuses packages whose files changed after this process has imported them.
+
+        The files would be those of the server and what runs would not.
+        """
+        for package in packages:
+            now = fingerprint([package])
+            if self._imported.setdefault(package, now) != now:
+                raise RefusalError(
+                    f"plugins=[{package}]: its files have changed since this client imported "
+                    "them: start the client again"
+                )
 
     def _received(self, task: ConfigRecord) -> Config:
         """The server's configuration.

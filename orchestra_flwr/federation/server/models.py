@@ -100,29 +100,41 @@ class Models:
         """Takes back what :meth:`tensors` returned.
 
         Raises:
-            ValueError: it is that of other models, or of another optimizer.
+            ValueError: it is that of other models, or of another optimizer; then nothing has
+                changed.
         """
-        self._load_first({n: t for n, t in saved.items() if not n.startswith((MODELS, OPTIMIZER))})
-        others = {f"{MODELS}{n}/{r.value}": (n, r) for n in self.names[1:] for r in TRAVELLING}
-        if others.keys() != {name for name in saved if name.startswith(MODELS)}:
-            raise ValueError("it holds other models")
-        for key, (name, role) in others.items():
-            values = saved[key].numpy()
-            if values.shape != self._waiting[name][role].shape:
-                raise ValueError(f"it holds another {name}")
-            self._waiting[name][role] = values.copy()
+        ours = self.tensors()
+        for kind, others in _by_kind(ours).items():
+            found = _by_kind(saved)[kind]
+            if _forms(found) != _forms(others):
+                raise ValueError(f"it holds {kind}")
+        for name, tensor in ours.items():
+            if not name.startswith(OPTIMIZER):
+                tensor.copy_(saved[name])
         for name, optimizer in self.optimizers.items():
             prefix = f"{OPTIMIZER}{name}/"
             moments = {n: t.numpy() for n, t in saved.items() if n.startswith(prefix)}
             optimizer.load_moments({n.removeprefix(prefix): m for n, m in moments.items()})
 
-    def _load_first(self, saved: Mapping[str, Tensor]) -> None:
-        self.load(self.first)
-        state = {n: t for role in TRAVELLING for n, t in self.learner.state(role).items()}
-        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in state.items()}:
-            raise ValueError("it holds another model")
-        for name, tensor in state.items():
-            tensor.copy_(saved[name])
-
     def _packed(self) -> dict[Role, np.ndarray]:
         return {r: schema.pack(self.learner.state(r)).copy() for r, schema in self._schemas.items()}
+
+
+def _by_kind(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a checkpoint by what it means if they do not fit."""
+    kinds: dict[str, dict[str, Tensor]] = {
+        "another model": {},
+        "other models": {},
+        "the moments of another server optimizer": {},
+    }
+    first, others, moments = kinds.values()
+    for name, tensor in tensors.items():
+        if name.startswith(OPTIMIZER):
+            moments[name] = tensor
+        else:
+            (others if name.startswith(MODELS) else first)[name] = tensor
+    return kinds
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

@@ -13,7 +13,7 @@ from flwr.app import Array, ConfigRecord
 
 from orchestra_flwr import cli
 from orchestra_flwr.deployment.processes import client_process, trainer
-from orchestra_flwr.federation.wire import ARRAYS, CONFIG
+from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG
 
 BEHAVIOUR = json.loads(os.environ["ROGUE"])
 

@@ -197,7 +197,7 @@ def test_a_clients_own_ledger_outlives_sigkill_and_binds_every_server(machines):
     server.wait_for("client c is refused: privacy.epsilon=20 at privacy.delta=0.001")
     machines.client("a")
     b = machines.client("b", "privacy.total_epsilon=34")
-    b.wait_for("round 0: first clustering")
+    b.wait_for("round 0: first centroids")
     deadline = time.monotonic() + 100
     while not released(machines, "b"):
         assert time.monotonic() < deadline

@@ -1,0 +1,92 @@
+"""What a server's configuration chooses works at a real client as in a simulation."""
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from orchestra_flwr.federation.client.answers import train_reply
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.client.state_folder import ClientStateFolder
+from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS
+from orchestra_flwr.methods import Role
+from orchestra_flwr.training import build_learner
+
+
+def simulated(config, images, content, folder):
+    """The reply of a simulation's client with these images."""
+    run = content[CONFIG].get("run")
+    place = ClientStateFolder(folder, str(run)) if run else None
+    return train_reply(OrchestraClient(config, "kitchen", images, state_folder=place), content)
+
+
+def assert_same(one, other):
+    assert set(one[ARRAYS]) == set(other[ARRAYS])
+    for name, array in one[ARRAYS].items():
+        np.testing.assert_array_equal(array.numpy(), other[ARRAYS][name].numpy(), strict=True)
+    timeless = [{k: v for k, v in r[METRICS].items() if k != "seconds"} for r in (one, other)]
+    assert timeless[0] == timeless[1]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["terms.proximal.weight=0.1"],
+        ["merging=fedbn"],
+        ["server_optimizer=adam"],
+        ["optimizer=adamw"],
+        ["method=byol", "merging=fedu", "terms.proximal.weight=0.1", "server_optimizer=yogi"],
+        ["merging=fedbn", "federation.wire=int8", "terms.proximal.weight=1"],
+    ],
+    ids=" ".join,
+)
+def test_a_real_clients_rounds_have_the_bits_of_a_simulation(
+    trainer, configured, tmp_path, ask, greeting, task, overrides
+):
+    server, one = configured(*overrides), trainer()
+    assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
+    for round_ in (1, 2):
+        ours = ask(one, "train", task(server, round_, run="monday", index=3))
+        images = one._latest[1].images
+        content = task(server, round_, run="monday", index=3)
+        theirs = simulated(server.for_clients(), images, content, tmp_path / "simulated")
+        assert_same(ours, theirs)
+
+
+def test_a_term_is_part_of_the_loss(trainer, configured, said, ask, task):
+    """The first batch of a round is where the received parameters are: its term is 0."""
+    server = configured("terms.proximal.weight=0.1", "training.batch_size=20")
+    metrics = ask(trainer(), "train", task(server))[METRICS]
+    assert metrics["steps"] == 1 and metrics["loss/proximal"] == 0
+    server = configured("terms.proximal.weight=0.1", "training.local_epochs=3")
+    metrics = ask(trainer(), "train", task(server))[METRICS]
+    assert metrics["loss/proximal"] > 0
+    total = sum(value for name, value in metrics.items() if name.startswith("loss/"))
+    assert f"loss {total:.3f}" in said[-1]
+
+
+def test_norms_stay_with_a_real_client(trainer, configured, tmp_path, ask, task):
+    """They are in its own folder, in no message, and there again when it is started anew."""
+    server = configured("merging=fedbn")
+    config = server.for_clients()
+    learner = build_learner(config, 3)
+    local = set(learner.state(Role.LOCAL))
+    norms = {n for n, m in learner.method.named_modules() if "BatchNorm" in type(m).__name__}
+    assert {name.rpartition(".")[0] for name in local} == norms
+
+    def sent(one, round_):
+        return ask(one, "train", task(server, round_, run="monday"))[ARRAYS]["shared"].numpy()
+
+    one = trainer()
+    shared = sum(t.numel() for t in learner.state(Role.SHARED).values())
+    assert sent(one, 1).size == shared
+    with safe_open(tmp_path / "runs/monday/1.safetensors", framework="np") as file:
+        assert set(file.keys()) == local
+    second = sent(one, 2)
+    np.testing.assert_array_equal(sent(trainer(), 2), second)
+    fresh = ask(trainer(), "train", task(server, 2, run="tuesday"))[ARRAYS]["shared"].numpy()
+    assert (fresh != second).any()  # its norms were those of round 1
+
+
+def test_a_client_that_keeps_state_needs_a_name_for_the_run(trainer, configured, ask, task):
+    answer = ask(trainer(), "train", task(configured("merging=fedbn")))
+    assert "merging=fedbn: client kitchen keeps state from round to round" in answer["error"]

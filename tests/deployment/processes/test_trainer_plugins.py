@@ -1,0 +1,156 @@
+"""Users' packages that a server asks for: none is imported that the client does not allow."""
+
+import json
+import sys
+
+import pytest
+
+from orchestra_flwr.federation.messages.arrays import CONFIG, METRICS
+
+METHOD = '''
+    """Which client this is, as its losses show."""
+
+    import torch
+
+    from orchestra_flwr.methods import Step
+    from orchestra_flwr.methods.simclr import SimCLR
+
+    class Mine(SimCLR):
+        def start_round(self, received):
+            self.index = received.index
+
+        def loss(self, batch):
+            step = super().loss(batch)
+            index = -1.0 if self.index is None else float(self.index)
+            return Step({**step.losses, "index": torch.tensor(index)}, step.features)
+'''
+
+
+class Package:
+    """The user's package on this machine; importing it leaves a file behind."""
+
+    def __init__(self, write, witness):
+        self._write = write
+        self._witness = witness
+
+    def install(self, version=1):
+        text = f'from pathlib import Path\n\nVERSION = {version}\nPath("{self._witness}").touch()\n'
+        self._write({"__init__.py": text, "methods/mine.py": METHOD})
+
+    def forget(self):
+        """From here on it is as in a process that has not imported the package."""
+        self._witness.unlink(missing_ok=True)
+        for name in self.modules():
+            del sys.modules[name]
+
+    def was_imported(self):
+        return self._witness.exists() or bool(self.modules())
+
+    def modules(self):
+        return [name for name in sys.modules if name.partition(".")[0] == "my_package"]
+
+
+@pytest.fixture
+def package(user_package, tmp_path):
+    package = Package(user_package, tmp_path / "imported")
+    package.install()
+    return package
+
+
+@pytest.fixture
+def mine(package, configured):
+    """A server whose method is a user's."""
+    return configured("plugins=[my_package]", "method=mine")
+
+
+@pytest.mark.parametrize("allowed", [[], ["plugins=[another]"]], ids=["none", "another"])
+@pytest.mark.parametrize("kind", ["greet", "train", "evaluate"])
+def test_what_a_client_does_not_allow_is_not_imported(
+    trainer, mine, said, package, user_package, ask, greeting, task, kind, allowed
+):
+    """When greeted, and when a server asks for another thing than it said then."""
+    user_package({"__init__.py": ""}, package="another")
+    content = greeting(mine) if kind == "greet" else task(mine)
+    one = trainer(*allowed)
+    package.forget()
+    answer = ask(one, kind, content)
+    refusal = answer[CONFIG]["refusal"] if kind == "greet" else answer["error"]
+    text = ",".join(a.removeprefix("plugins=[").removesuffix("]") for a in allowed)
+    says = (
+        f"the server asks for plugins=[my_package], this client allows plugins=[{text}]: "
+        "install the packages here and start it with that setting if you trust them"
+    )
+    assert says in refusal and "\n" not in refusal
+    assert not package.was_imported()
+    if kind == "greet":
+        assert said == [f"cannot take part: {says}"]
+
+
+@pytest.mark.parametrize("plugins", [None, "my_package", {"my_package": 1}, [["my_package"]], 3])
+def test_no_spelling_of_the_list_gets_round_it(trainer, mine, package, ask, greeting, plugins):
+    """A server that is not ours may send anything."""
+    config = {**json.loads(mine.for_clients().to_json()), "plugins": plugins}
+    content = greeting(mine, config=json.dumps(config))
+    one = trainer()
+    package.forget()
+    refusal = ask(one, "greet", content)[CONFIG]["refusal"]
+    assert refusal and "\n" not in refusal
+    assert not package.was_imported()
+
+
+def test_what_a_client_allows_takes_part(trainer, mine, said, ask, greeting, task):
+    one = trainer("plugins=[my_package]")
+    assert ask(one, "greet", greeting(mine))[CONFIG]["images"] == 20
+    assert said == ["takes part with 20 images of 16 x 16 pixels: mine, convnet, 20 rounds"]
+    metrics = ask(one, "train", task(mine, index=7))[METRICS]
+    assert metrics["loss/index"] == 7 and metrics["steps"] == 3
+
+
+def test_a_client_without_a_number_trains_too(trainer, mine, ask, task):
+    """As in a federation of an earlier server: nothing else in a task is new."""
+    metrics = ask(trainer("plugins=[my_package]"), "train", task(mine))[METRICS]
+    assert metrics["loss/index"] == -1
+
+
+def test_a_client_may_allow_more_than_a_server_asks_for(trainer, server, package, ask, greeting):
+    one = trainer("plugins=[my_package]")
+    assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
+
+
+def test_another_version_of_a_package_is_refused(trainer, mine, package, ask, greeting):
+    content = greeting(mine)
+    package.install(version=2)
+    package.forget()
+    refusal = ask(trainer("plugins=[my_package]"), "greet", content)[CONFIG]["refusal"]
+    assert refusal.startswith(f"the server's model has schema {content[CONFIG]['schema']}, this ")
+    assert refusal.endswith(
+        ": install the same version of orchestra_flwr, and of my_package, on both"
+    )
+    assert "\n" not in refusal
+
+
+def test_a_version_that_was_installed_while_a_client_runs_is_not_what_it_runs(
+    trainer, mine, package, ask, greeting, configured
+):
+    """The files are those of the server then, and what this process imported is not."""
+    one = trainer("plugins=[my_package]")
+    assert "refusal" not in ask(one, "greet", greeting(mine))[CONFIG]
+    package.install(version=2)
+    assert ask(one, "greet", greeting(mine))[CONFIG]["refusal"] == (
+        "plugins=[my_package]: its files have changed since this client imported them: "
+        "start the client again"
+    )
+    package.forget()
+    mine = configured("plugins=[my_package]", "method=mine")
+    assert "refusal" not in ask(trainer("plugins=[my_package]"), "greet", greeting(mine))[CONFIG]
+
+
+def test_a_package_that_is_allowed_and_cannot_be_imported_is_refused(
+    trainer, mine, package, user_package, ask, greeting
+):
+    content, one = greeting(mine), trainer("plugins=[my_package]")
+    user_package({"__init__.py": "raise RuntimeError('not on\\nthis board')"})
+    package.forget()
+    refusal = ask(one, "greet", content)[CONFIG]["refusal"]
+    assert "my_package cannot be imported: RuntimeError: not on this board" in refusal
+    assert "\n" not in refusal

@@ -1,0 +1,180 @@
+"""What a client releases, what it allows, and its record of it, whatever its server asks for."""
+
+import json
+import os
+
+import pytest
+
+from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS
+from orchestra_flwr.privacy import calibrate, spent
+from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
+
+
+@pytest.fixture
+def private(server):
+    """Makes the server's configuration with private centroids."""
+
+    def make(**privacy):
+        values = server.model_dump()
+        values["clustering"]["name"] = "private"
+        values["privacy"] |= {"epsilon": 50.0, **privacy}
+        return ServerConfig.model_validate(values)
+
+    return make
+
+
+def test_noise_of_private_centroids_cannot_be_repeated_by_who_knows_the_seed(
+    trainer, ask, private, task
+):
+    given, one = private(), trainer()
+    first, second = (ask(one, "train", task(given, 0))[ARRAYS] for _ in range(2))
+    a, b = first["local_centroids"].numpy(), second["local_centroids"].numpy()
+    assert a.shape != b.shape or (a != b).any()
+
+
+def test_too_many_images_for_delta_are_told(trainer, ask, greeting, private):
+    told = ask(trainer(), "greet", greeting(private(delta=0.1)))[CONFIG]
+    assert "privacy.delta=0.1: must be below 1 / 20" in told["refusal"]
+
+
+def test_a_client_whose_budget_is_spent_says_that_it_sent_no_centroids(
+    trainer, said, ask, private, task
+):
+    content = task(private())
+    content[CONFIG]["contribute"] = False
+    reply = ask(trainer(), "train", content)
+    assert reply[ARRAYS]["local_centroids"].numpy().shape == (0, 16)
+    assert "sent no centroids: privacy.total_epsilon is spent" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told", "says"),
+    [
+        (["privacy.k_min=3"], {}, "privacy.k_min=2: this client asks for at least 3"),
+        (["privacy.epsilon=10"], None,
+         "privacy.epsilon: the run's centroids must be differentially private with this client, "
+         "which allows privacy.epsilon=10"),
+        (["privacy.total_epsilon=10"], None, "which allows privacy.total_epsilon=10"),
+        (["privacy.epsilon=10"], {}, "privacy.epsilon=50 at privacy.delta=0.001: one release costs "
+         "epsilon 50 at this client's privacy.delta=0.001, it allows at most 10"),
+        (["privacy.epsilon=50", "privacy.delta=1e-5"], {}, "it allows at most 50"),
+        (["privacy.total_epsilon=49"], {}, "privacy.epsilon=50: one more release would exceed "
+         "this client's privacy.total_epsilon=49, of which 0 is spent"),
+    ],
+)  # fmt: skip
+def test_what_a_client_does_not_allow_it_refuses_whoever_asks(
+    trainer, server, said, tmp_path, overrides, told, says, ask, greeting, private, task
+):
+    """When greeted, and when a server asks for another thing than it said then."""
+    given = server if told is None else private(**told)
+    one = trainer(*overrides)
+    refusal = ask(one, "greet", greeting(given))[CONFIG]["refusal"]
+    assert says in refusal and "\n" not in refusal
+    assert said == [f"cannot take part: {refusal}"]
+    assert says in ask(one, "train", task(given))["error"]
+    assert not (tmp_path / "releases.jsonl").exists()
+
+
+def test_bounds_that_are_kept_keep_nobody_out(trainer, ask, greeting, private):
+    one = trainer("privacy.epsilon=50", "privacy.total_epsilon=300", "privacy.k_min=4")
+    told = ask(one, "greet", greeting(private(k_min=4)))[CONFIG]
+    assert "refusal" not in told
+
+
+def rows(reply):
+    return len(reply[ARRAYS]["local_centroids"].numpy())
+
+
+def test_a_client_counts_for_itself_over_runs_and_restarts(
+    trainer, said, tmp_path, ask, greeting, private, task
+):
+    """Two releases of one run and a third of another spend all; a repeated round counts again."""
+    weak, strong = private(), private(epsilon=20.0)
+    noises = [calibrate(epsilon, 1e-3) for epsilon in (50.0, 20.0)]
+    total = spent({noises[0]: 2, noises[1]: 1}, 1e-3)
+    mine = [f"privacy.total_epsilon={total + 1e-6}"]
+    for _ in range(2):
+        ask(trainer(*mine), "train", task(weak, 1))
+    last = trainer(*mine)
+    ask(last, "train", task(strong, 0))
+    lines = [json.loads(line) for line in (tmp_path / "releases.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 1, 0]
+    assert len({line["run"] for line in lines}) == 2
+
+    # Spent in the middle of a run: it trains, and sends no centroids.
+    reply = ask(last, "train", task(strong, 1))
+    assert rows(reply) == 0 and reply[METRICS]["steps"] == 3
+    assert "sent no centroids: this client's own privacy.total_epsilon is spent" in said[-1]
+    # It may come back to that run, but takes part in no other one.
+    again = trainer(*mine)
+    assert "refusal" not in ask(again, "greet", greeting(strong))[CONFIG]
+    assert rows(ask(again, "train", task(strong, 2))) == 0
+    refusal = ask(again, "greet", greeting(private(epsilon=30.0)))[CONFIG]["refusal"]
+    assert f"privacy.total_epsilon={total:g}, of which {total:.3g} is spent" in refusal
+    assert len((tmp_path / "releases.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_release_is_on_the_disk_before_the_work_on_it_begins(
+    trainer, tmp_path, monkeypatch, ask, private, task
+):
+    """What a SIGKILL at that moment leaves, power cuts included."""
+    file, events = tmp_path / "releases.jsonl", []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (events.append("sync"), sync(number)))
+
+    def killed(*_, **__):
+        events.append(file.read_text().count("\n"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestra_flwr.methods.orchestra.private_clustering", killed)
+    with pytest.raises(KeyboardInterrupt):
+        ask(trainer(), "train", task(private(), 0))
+    assert "sync" in events and events[-1] == 1
+    assert sum(ClientLedger(file, ClientBounds(1e-3)).ledger.releases.values()) == 1
+
+
+def test_nothing_is_sent_that_cannot_be_counted(trainer, tmp_path, ask, private, task):
+    one = trainer()
+    (tmp_path / "releases.jsonl").mkdir()
+    answer = ask(one, "train", task(private(), 0))
+    assert "releases.jsonl" in answer["error"] and answer["code"] == 101
+
+
+def test_only_private_centroids_that_are_sent_are_counted(
+    trainer, server, tmp_path, ask, private, task
+):
+    ask(trainer(), "train", task(server, 1))
+    content = task(private())
+    content[CONFIG]["contribute"] = False
+    ask(trainer(), "train", content)
+    assert not (tmp_path / "releases.jsonl").exists()
+
+
+def test_a_record_that_cannot_be_read_is_no_empty_one(trainer, tmp_path):
+    file = tmp_path / "releases.jsonl"
+    file.write_text('{"run": "a"}\n')
+    with pytest.raises(ConfigError, match=r"releases.jsonl, line 1: no record of a release"):
+        trainer()
+    file.write_text('{"run": "a", "rou')  # a crash cut it off before anything was sent
+    trainer()
+    assert ClientLedger(file, ClientBounds(1e-3)).ledger.releases == {}
+
+
+def test_features_never_leave_a_real_client_whatever_the_server_asks(
+    trainer, server, said, ask, greeting, task
+):
+    """This server's own checks are left out, as another one's might be."""
+    values = server.model_dump()
+    values["clustering"]["name"], values["privacy"]["k_min"] = "features", 1
+    asking = Config.model_validate({k: v for k, v in values.items() if k in Config.model_fields})
+    content = greeting(server, config=asking.to_json())
+    says = (
+        "the server asks for the features of single images (clustering=features), "
+        "which this client does not send"
+    )
+    assert ask(trainer(), "greet", content)[CONFIG]["refusal"] == says
+    content = task(server)
+    content[CONFIG]["config"] = asking.to_json()
+    assert says in ask(trainer(), "train", content)["error"]

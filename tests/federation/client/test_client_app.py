@@ -1,0 +1,45 @@
+"""The simulation's app: a node is whichever client it is asked to be."""
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from orchestra_flwr.federation.client.client_app import app
+from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.messages.arrays import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    from_record,
+    to_record,
+)
+from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.training import build_learner
+
+identify_process()
+
+
+def ask(config, node, client):
+    learner = build_learner(config, 1)
+    schemas = Schemas.of(learner, config)
+    told = {"config": config.to_json(), "schema": schemas.fingerprint, "round": 1, "train": True,
+            "contribute": True, "client": client}  # fmt: skip
+    content = RecordDict(
+        {ARRAYS: to_record(pack_state(learner, schemas)), CONFIG: ConfigRecord(told)}
+    )
+    context = Context(0, node, {"partition-id": node, "num-partitions": 4}, RecordDict(), {})
+    return app(Message(content, node, "train"), context)
+
+
+def test_the_message_says_which_client_a_node_is(tiny):
+    config = tiny("partition=iid")
+    first, second, other = (ask(config, node, client) for node, client in
+                            ((1, "0"), (3, "0"), (3, "2")))  # fmt: skip
+    sent = [from_record(reply.content[ARRAYS])["shared"] for reply in (first, second, other)]
+    np.testing.assert_array_equal(sent[0], sent[1])
+    assert (sent[0] != sent[2]).any()
+    assert first.content[METRICS]["examples"] == 30
+
+
+def test_a_client_that_nobody_is_fails_by_name(tiny):
+    reply = ask(tiny("partition=iid"), 1, "9")
+    assert reply.has_error() and "KeyError: '9'" in reply.error.reason

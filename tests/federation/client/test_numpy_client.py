@@ -1,0 +1,168 @@
+import numpy as np
+import pytest
+import torch
+
+from orchestra_flwr.evaluation import similarities
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.methods import Role
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import build_learner, torch_threads, train_round
+
+
+def images(n=20):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
+
+
+def down(config):
+    """What a server sends: its state as flat arrays, in the client's order."""
+    learner = build_learner(config, 1)
+    learner.method.global_centroids.copy_(torch.eye(4, 16))
+    return learner, list(pack_state(learner, Schemas.of(learner, config)).values())
+
+
+def test_fit_is_local_training_of_the_received_state(tiny):
+    config = tiny()
+    learner, parameters = down(config)
+    arrays, examples, metrics = OrchestraClient(config, "3", images()).fit(
+        parameters, {"round": 2, "train": True}
+    )
+    seed = ClientSeed(config.seed, 2, 3)
+    with torch_threads(config.training.threads):
+        expected = train_round(learner, images(), config, seed)
+    np.testing.assert_array_equal(
+        arrays[0], Schemas.of(learner, config).shared.pack(learner.state(Role.SHARED))
+    )
+    np.testing.assert_array_equal(arrays[1], expected.contribution.arrays["local_centroids"])
+    assert examples == 20
+    assert metrics["loss/cluster"] == expected.losses["cluster"]
+    assert metrics["smallest_group"] == expected.contribution.smallest_group
+
+
+def test_the_first_round_returns_centroids_only(tiny):
+    config = tiny()
+    arrays, _, metrics = OrchestraClient(config, "0", images()).fit(
+        down(config)[1], {"round": 0, "train": False}
+    )
+    assert [a.shape for a in arrays] == [(2, 16)]
+    assert metrics["steps"] == 0 and not any(name.startswith("loss") for name in metrics)
+
+
+def test_a_client_remembers_nothing_between_rounds(tiny):
+    config = tiny()
+    _, parameters = down(config)
+    client = OrchestraClient(config, "0", images())
+    client.fit(parameters, {"round": 1, "train": True})
+    again, _, _ = client.fit(parameters, {"round": 2, "train": True})
+    fresh, _, _ = OrchestraClient(config, "0", images()).fit(
+        parameters, {"round": 2, "train": True}
+    )
+    for a, b in zip(again, fresh, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_sent_is_float32_in_either_precision(tiny):
+    config = tiny("training.precision=bfloat16")
+    client = OrchestraClient(config, "0", images())
+    for train in (False, True):
+        arrays, _, _ = client.fit(down(config)[1], {"round": 1, "train": train})
+        assert {a.dtype for a in arrays} == {np.dtype(np.float32)}
+
+
+def test_a_client_moves_its_state_by_no_more_than_the_clip(tiny):
+    free, parameters = tiny("federation.weighting=uniform"), down(tiny())[1]
+
+    def sent(config):
+        arrays, _, _ = OrchestraClient(config, "0", images()).fit(
+            [p.copy() for p in parameters], {"round": 1, "train": True}
+        )
+        return arrays[0].astype(np.float64) - parameters[0]
+
+    whole = sent(free)
+    bound, loose = (
+        tiny("federation.weighting=uniform", f"privacy.clip={clip}") for clip in (0.25, 1e6)
+    )
+    np.testing.assert_array_equal(sent(loose), whole)
+    assert np.linalg.norm(whole) > 0.5
+    assert np.linalg.norm(sent(bound)) == pytest.approx(0.25, rel=1e-3)
+    np.testing.assert_allclose(sent(bound), whole * 0.25 / np.linalg.norm(whole), atol=1e-6)
+
+
+def updated(config, name="0", round_=1):
+    """The update that a client sends, decoded, and the client."""
+    client = OrchestraClient(config, name, images())
+    arrays, _, _ = client.fit(down(config)[1], {"round": round_, "train": True})
+    sent = dict(zip([*client.returns, *client.contributes], arrays, strict=True))
+    return client.schemas.codec.decode("update", sent), client
+
+
+@pytest.mark.parametrize("wire", ["float16", "int8"])
+def test_an_update_is_local_training_from_the_rounded_state(tiny, wire):
+    """Its rounding follows from the client's seed of that round alone."""
+    config = tiny(f"federation.wire={wire}")
+    update, client = updated(config, "3", 2)
+    learner, parameters = down(config)
+    codec, seed = client.schemas.codec, ClientSeed(config.seed, 2, "3")
+    arrived = codec.decode("shared", dict(zip(client.receives, parameters, strict=True)))
+    client.schemas.shared.unpack(arrived, learner.state(Role.SHARED))
+    with torch_threads(config.training.threads):
+        train_round(learner, images(), config, seed)
+    change = client.schemas.shared.pack(learner.state(Role.SHARED)) - arrived
+    assert np.abs(change).max() > 0.01
+
+    def rounded(generator):
+        return codec.decode("update", codec.encode("update", change, generator))
+
+    np.testing.assert_array_equal(update, rounded(seed.generator("wire")))
+    if wire == "int8":
+        others = (ClientSeed(config.seed, 3, "3"), ClientSeed(config.seed, 2, "4"))
+        assert all((update != rounded(other.generator("wire"))).any() for other in others)
+        assert (update != rounded(None)).any()
+
+
+def test_a_clipped_update_is_within_the_clip_but_for_its_rounding(tiny):
+    update, _ = updated(
+        tiny("federation.wire=int8", "federation.weighting=uniform", "privacy.clip=0.25")
+    )
+    assert np.linalg.norm(update.astype(np.float64)) == pytest.approx(0.25, rel=1e-2)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_client_that_may_not_contribute_sends_no_rows(tiny, train):
+    config = tiny("clustering=private", "privacy.epsilon=1")
+    arrays, _, metrics = OrchestraClient(config, "0", images()).fit(
+        down(config)[1], {"round": 1, "train": train, "contribute": False}
+    )
+    assert arrays[-1].shape == (0, 16)
+    assert len(arrays) == 1 + train and "smallest_group" not in metrics
+
+
+def test_refuses_to_exist_without_images(tiny):
+    with pytest.raises(ValueError, match="client 5 has 0 images, federation.min_images=1"):
+        OrchestraClient(tiny(), "5", images(0))
+
+
+def test_refuses_arrays_that_do_not_fit(tiny):
+    with pytest.raises(ValueError, match="expected"):
+        OrchestraClient(tiny(), "0", images()).fit(
+            [np.zeros(3, np.float32), np.zeros(3, np.float32)], {"round": 1, "train": True}
+        )
+
+
+def test_evaluate_scores_the_received_kept_backbone(tiny):
+    config = tiny("evaluation.backbone=online")
+    learner, parameters = down(config)
+    with torch.no_grad():
+        next(learner.method.backbone.parameters()).mul_(-1.5)  # online and target differ
+    parameters[0] = Schemas.of(learner, config).shared.pack(learner.state(Role.SHARED))
+    client = OrchestraClient(config, "3", images())
+    loss, examples, told = client.evaluate([p.copy() for p in parameters], {"round": 4})
+    wanted = {}
+    for name, backbone in learner.method.backbones().items():
+        draw = ClientSeed(config.seed, 4, "3").generator("similarity")
+        wanted[name] = similarities(backbone, images(), config.data.augmentation, draw, 256)
+    assert wanted["online"] != wanted["target"]
+    assert told == {"alignment": wanted["online"].alignment,
+                    "uniformity": wanted["online"].uniformity}  # fmt: skip
+    assert (loss, examples) == (-wanted["online"].score, 20)

@@ -1,0 +1,79 @@
+import pytest
+import torch
+
+from orchestra_flwr.federation.client.state_folder import ClientStateFolder
+from orchestra_flwr.merging import ClientState
+
+
+def own(value):
+    return ClientState({"a": torch.full((2,), float(value))}, {"lambda": value / 3})
+
+
+def number(kept):
+    return None if kept is None else kept.tensors["a"][0].item()
+
+
+def test_a_client_finds_what_it_kept_after_its_last_round_before(tmp_path):
+    folder = ClientStateFolder(tmp_path / "7", "run")
+    assert folder.before(1) is None
+    folder.save(1, own(1))
+    folder.save(4, own(4))
+    assert [number(folder.before(r)) for r in (1, 2, 4, 5, 9)] == [None, 1, 1, 4, 4]
+    assert folder.before(9).values == {"lambda": 4 / 3}  # to the last bit
+
+
+def test_a_round_that_is_repeated_starts_from_before_it(tmp_path):
+    folder = ClientStateFolder(tmp_path, "run")
+    for round_ in (1, 2, 3):
+        folder.save(round_, own(round_))
+    assert number(folder.before(3)) == 2
+    folder.save(3, own(33))
+    assert number(folder.before(3)) == 2
+    assert number(folder.before(4)) == 33
+
+
+def test_only_the_last_two_rounds_stay_on_the_disk(tmp_path):
+    folder = ClientStateFolder(tmp_path, "run")
+    for round_ in (1, 2, 5, 9):
+        folder.save(round_, own(round_))
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "5.safetensors",
+        "9.safetensors",
+    ]
+
+
+def test_another_run_starts_without(tmp_path):
+    ClientStateFolder(tmp_path, "old").save(3, own(3))
+    new = ClientStateFolder(tmp_path, "new")
+    assert new.before(9) is None
+    new.save(1, own(1))
+    assert [p.name for p in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_damaged_file_is_told_by_name(tmp_path):
+    folder = ClientStateFolder(tmp_path, "run")
+    folder.save(1, own(1))
+    (tmp_path / "run" / "1.safetensors").write_bytes(b"half a fi")
+    with pytest.raises(ValueError, match=r"run/1.safetensors: this client's state is damaged"):
+        folder.before(2)
+
+
+def test_a_full_disk_leaves_the_old_state(tmp_path, monkeypatch):
+    folder = ClientStateFolder(tmp_path, "run")
+    folder.save(1, own(1))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder.save(2, own(2))
+    monkeypatch.undo()
+    assert number(folder.before(9)) == 1
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["1.safetensors"]
+
+
+@pytest.mark.parametrize("run", ["..", "../../home", "/etc", "a/b", "", "x" * 65])
+def test_a_run_cannot_lead_out_of_the_clients_folder(tmp_path, run):
+    with pytest.raises(ValueError, match="must be a name"):
+        ClientStateFolder(tmp_path, run)

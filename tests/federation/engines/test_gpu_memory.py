@@ -1,0 +1,49 @@
+"""The decision, and the round that is measured; the measuring itself needs a GPU."""
+
+import pytest
+import torch
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.federation.engines.gpu_memory import measured_share, share_of, train_a_batch
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("needed", "share"),
+    [(GB, 0.03), (4 * GB, 0.12), (20 * GB, 0.58), (36 * GB, 1.0), (40 * GB, 1.0)],
+)
+def test_a_share_holds_the_client_and_a_reserve(needed, share):
+    assert share_of(needed, 40 * GB) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("needed", [GB // 3, GB, 3 * GB, 7 * GB])
+def test_clients_of_that_share_fit_together(needed):
+    assert int(1 / share_of(needed, 40 * GB)) * needed <= 40 * GB
+
+
+def test_a_client_that_does_not_fit_alone_is_refused_at_once():
+    with pytest.raises(ConfigError, match=r"needs 41.0 GB, the GPU has 40.0 GB"):
+        share_of(41 * GB, 40 * GB)
+
+
+def test_what_is_measured_is_a_round_of_this_configuration(tiny):
+    train_a_batch(tiny())
+    with pytest.raises(ValueError):
+        train_a_batch(tiny("method.temperature=-1"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_to_give(tiny):
+    with pytest.raises(ConfigError, match=r"engine.gpus_per_client: cannot be measured here"):
+        measured_share(tiny())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_larger_batch_needs_more_of_a_gpu(tiny):
+    small, large = (
+        measured_share(tiny("device=cuda", "model=resnet18", "data.train_limit=1024",
+                            f"training.batch_size={batch}"))
+        for batch in (16, 1024)
+    )  # fmt: skip
+    assert 0 < small < large <= 1

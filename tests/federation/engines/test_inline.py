@@ -1,0 +1,21 @@
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from orchestra_flwr.federation.engines.inline import InlineGrid
+
+
+def test_nothing_runs_before_its_reply_is_due():
+    app, seen = ClientApp(), []
+
+    @app.train()
+    def train(message, context):
+        seen.append(message.content["c"]["client"])
+        return Message(RecordDict({"c": ConfigRecord({"n": len(seen)})}), reply_to=message)
+
+    grid = InlineGrid(app)
+    (node,) = grid.get_node_ids()
+    asked = [RecordDict({"c": ConfigRecord({"client": name})}) for name in "cba"]
+    replies = grid.send_and_receive([Message(content, node, "train") for content in asked])
+    assert seen == []
+    assert [r.content["c"]["n"] for r in replies] == [1, 2, 3]
+    assert seen == ["c", "b", "a"]

@@ -1,0 +1,291 @@
+"""Real Flower on real Ray: the same bits by every road, and what happens when workers die."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from orchestra_flwr.cli import main
+from orchestra_flwr.federation import simulation
+from orchestra_flwr.federation.engines import ray as ray_engine
+from orchestra_flwr.federation.population import Population
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def sim(tmp_path, tiny_overrides):
+    """Starts `run_sim.py` as a process of its own; returns the process and its run folder."""
+    processes = []
+
+    def start(name, *overrides):
+        folder = tmp_path / name
+        command = [sys.executable, str(REPOSITORY / "run_sim.py"), *overrides]
+        if not any(o.startswith("resume=") for o in overrides):
+            command += [*tiny_overrides, *overrides, f"run_dir={folder}"]
+        log = (tmp_path / f"{name}.log").open("w")
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path, start_new_session=True
+        )
+        processes.append(process)
+        return process, folder
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def finish(process, folder, code=0):
+    log = folder.parent / f"{folder.name}.log"
+    assert process.wait(timeout=400) == code, log.read_text()
+    return log.read_text()
+
+
+def metrics(folder):
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for_round(process, folder, number):
+    deadline = time.monotonic() + 300
+    while not any(record["round"] >= number for record in metrics(folder)):
+        assert process.poll() is None, "the run ended early"
+        assert time.monotonic() < deadline, "the run does not get on"
+        time.sleep(0.02)
+
+
+def actors(process, at_work=False):
+    """Ray's client actors under a run, found by the run's own process ids."""
+    name = "ClientAppActor.run" if at_work else "ClientAppActor"
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                status = (entry / "status").read_text()
+                title = (entry / "cmdline").read_text()
+            except OSError:
+                continue
+            parent = int(status.split("PPid:")[1].split()[0])
+            parents[int(entry.name)] = (parent, title)
+
+    def descends(pid):
+        while pid in parents:
+            if pid == process.pid:
+                return True
+            pid = parents[pid][0]
+        return False
+
+    return [p for p, (_, title) in parents.items() if name in title and descends(p)]
+
+
+def assert_same_bits(first, second):
+    a, b = load_file(first / "encoder.safetensors"), load_file(second / "encoder.safetensors")
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        assert (tensor == b[name]).all(), name
+
+
+@pytest.mark.timeout(900)
+def test_same_bits_inline_and_on_ray_whatever_is_killed(sim, tmp_path, tiny_overrides):
+    """The whole determinism contract in two starts of Ray, since one costs half a minute.
+
+    Inline; then two workers, of which one is killed, so that its client is trained again, and the
+    whole run killed in mid-round, resumed on one worker.
+    """
+    long = ["federation.rounds=4", "federation.participation=0.75", "seed=3"]
+    long += ["training.local_epochs=30"]
+    inline = tmp_path / "inline"
+    assert main([*tiny_overrides, *long, f"run_dir={inline}"]) == 0
+
+    process, folder = sim("ray", *long, "engine=ray", "engine.workers=2")
+    wait_for_round(process, folder, 1)
+    wait_until(lambda: actors(process, at_work=True), 20)
+    os.kill(actors(process)[0], signal.SIGKILL)
+    wait_for_round(process, folder, 2)
+    wait_until(lambda: actors(process, at_work=True), 20)
+    os.killpg(process.pid, signal.SIGKILL)  # in the middle of round 3
+    process.wait()
+    assert not (folder / "encoder.safetensors").exists()
+    resumed, _ = sim("resumed", f"resume={folder}", "engine.workers=1")
+    finish(resumed, folder.parent / "resumed")
+
+    assert_same_bits(inline, folder)
+    assert [r["clients"]["ok"] for r in metrics(folder)] == [3] * 5
+    inline_told, ray_told = (
+        [(r["round"], r["loss"], r["scores"]) for r in metrics(f)] for f in (inline, folder)
+    )
+    assert inline_told == ray_told
+
+
+def releases(folder):
+    path = folder / "checkpoint" / "releases.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_the_ledger_is_exact_after_sigkill_and_resume(sim, tmp_path, tiny_overrides):
+    """Killed after the clients of round 2 were asked and before the round was over."""
+    private = ["clustering=private", "privacy.epsilon=20", "privacy.total_epsilon=38", "seed=3"]
+    private += ["federation.rounds=3", "federation.participation=0.5", "training.local_epochs=12"]
+    private += ["evaluation.every=100"]
+    whole = tmp_path / "whole"
+    assert main([*tiny_overrides, *private, f"run_dir={whole}"]) == 0
+
+    process, folder = sim("killed", *private)
+    wait_until(lambda: any(line["round"] == 2 for line in releases(folder)), 200)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert [record["round"] for record in metrics(folder)] == [0, 1]
+    resumed, _ = sim("resumed", f"resume={folder}")
+    finish(resumed, folder.parent / "resumed")
+
+    # Round 2 stands in the record twice, with the same clients and the same noise: one release.
+    assert [line["round"] for line in releases(folder)] == [0, 1, 2, 2, 3]
+    ours, theirs = (json.loads((f / "summary.json").read_text()) for f in (folder, whole))
+    assert ours["privacy"] == theirs["privacy"]
+    assert ours["epsilon_spent"] == theirs["epsilon_spent"] > 20
+    counts = ours["privacy"]["centroids"]["releases"]
+    assert sum(counts.values()) < 4 * 2  # somebody had spent the total, and was not asked again
+    told = [[r["privacy"] for r in metrics(f)] for f in (folder, whole)]
+    assert told[0] == told[1]
+    assert_same_bits(folder, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_client_that_kills_every_actor_is_dropped_and_the_round_goes_on(sim):
+    """Ray tries a client twice, and once more when no other one is under way.
+
+    Six kills are two of the first client, two of the second, and two of the first alone.
+    """
+    process, folder = sim(
+        "run", "engine=ray", "federation.rounds=2", "training.local_epochs=100", "ray.workers=1",
+        "federation.min_success=0.25", "federation.participation=0.5",
+    )  # fmt: skip
+    wait_for_round(process, folder, 1)
+    killed = set()
+    while len(killed) < 6:
+        time.sleep(0.3)
+        assert process.poll() is None, "the run ended early"
+        fresh = set(actors(process, at_work=True)) - killed
+        for victim in fresh:
+            os.kill(victim, signal.SIGKILL)
+            killed.add(victim)
+    finish(process, folder)
+    dropped = metrics(folder)[-1]["clients"]["dropped"]
+    assert len(dropped) == 1 and "Actor" in dropped[0]["reason"]
+    assert metrics(folder)[-1]["clients"]["ok"] == 1
+    assert (folder / "encoder.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_all_clients_failing_is_exit_code_1_with_the_first_error(sim):
+    log = finish(*sim("run", "engine=ray", "training.lr=1e30", "training.local_epochs=4"), code=1)
+    assert "client 0: TrainingError" in log
+    assert "Traceback" not in log
+
+
+def peak_memory(process):
+    """The process's own peak resident memory in MB, without its workers, once it has ended."""
+    peak = 0
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        peak = max(
+            [peak, *(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)]
+        )
+        time.sleep(0.1)
+    return peak / 1024
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_hundred_clients_of_resnet18_in_the_servers_flat_memory(sim):
+    """One round of 50 and one of 15 clients, 90 MB each way: the server's memory is the same.
+
+    Holding the replies of 50 clients would take 3.1 GB more than those of 15.
+    """
+    run = ["model=resnet18", "model.width=64", "model.projector_dim=512", "data.train_limit=300"]
+    run += ["engine=ray", "federation.rounds=1", "federation.participation=0.5", "partition=iid"]
+    peaks = {}
+    for clients in (30, 100):
+        process, folder = sim(str(clients), *run, f"federation.clients={clients}")
+        peaks[clients] = peak_memory(process)
+        finish(process, folder)
+        record = metrics(folder)[-1]
+        assert record["clients"]["ok"] == record["clients"]["cohort"] == clients // 2
+        assert record["bytes_up"] > clients // 2 * 89e6
+    print(f"peak memory of the server in MB by clients: {peaks}")
+    assert peaks[100] < peaks[30] + 700, peaks
+
+
+@pytest.mark.parametrize(
+    ("clients", "workers", "nodes"),
+    [(30, 2, 30), (1000, 2, 100), (1000, 200, 202), (150, 200, 150)],
+)
+def test_a_large_population_shares_a_hundred_nodes(tiny, monkeypatch, clients, workers, nodes):
+    """As many as clients can be under way at most, and no more than a hundred without need."""
+    asked = []
+    monkeypatch.setattr(simulation, "_plot_split", lambda *_: None)
+    monkeypatch.setattr(ray_engine, "worker_count", lambda *_: workers)
+    monkeypatch.setattr(ray_engine, "_run_ray", lambda count, *_: asked.append(count) or {})
+    population = Population(dataset=None, parts=dict.fromkeys(map(str, range(clients))))
+    simulation.simulate(tiny("engine=ray"), population, None, None)
+    assert asked == [nodes]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_flwr_run_trains_the_same_app(tmp_path, tiny_overrides):
+    """`flwr run .` under a SuperLink of its own, which is ended by its id: 4 clients on 2 nodes."""
+    bin_ = Path(sys.executable).parent
+    home = tmp_path / "home"
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}",
+    }
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    home.mkdir()
+    connection = f'[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    (home / "config.toml").write_text(f'[superlink]\ndefault = "own"\n{connection}')
+    log = (tmp_path / "superlink.log").open("w")
+    superlink = subprocess.Popen(
+        [bin_ / "flower-superlink", "--insecure", "--simulation", "--port", str(port),
+         "--disable-runtime-dependency-installation"],
+        env=environment, stdout=log, stderr=log, start_new_session=True,
+    )  # fmt: skip
+    overrides = [o for o in tiny_overrides if not o.startswith("engine=")]
+    try:
+        wait_until(lambda: is_open(port), 60)
+        subprocess.run(
+            [bin_ / "flwr", "run", str(REPOSITORY), "--federation-config", "num-supernodes=2",
+             "--run-config", f"overrides='{' '.join([*overrides, f'run_dir={tmp_path}/run'])}'"],
+            env=environment, check=True, timeout=120,
+        )  # fmt: skip
+        wait_until((tmp_path / "run" / "summary.json").exists, 300)
+    finally:
+        os.killpg(superlink.pid, signal.SIGKILL)
+        superlink.wait()
+    assert [r["clients"]["ok"] for r in metrics(tmp_path / "run")] == [4, 4, 4]
+
+
+def is_open(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(happened, seconds):
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)

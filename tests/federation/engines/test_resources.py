@@ -1,0 +1,81 @@
+"""How many clients run at a time; joining a real cluster is in test_cluster.py."""
+
+import pytest
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.federation.engines import resources
+from orchestra_flwr.federation.engines.resources import (
+    Node,
+    available_nodes,
+    gpu_share,
+    ray_backend,
+    worker_count,
+)
+
+RAY = ("engine=ray",)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "threads", "share", "workers"),
+    [
+        ([Node(8, 0)], 1, 0.0, 8),
+        ([Node(8, 0)], 3, 0.0, 2),
+        ([Node(2, 0), Node(5, 0)], 3, 0.0, 1),  # cores of two machines make no client
+        ([Node(16, 1)], 1, 0.25, 4),
+        ([Node(16, 2), Node(16, 0)], 1, 0.5, 4),  # no GPU, no clients
+        ([Node(2, 8)], 1, 0.1, 2),
+    ],
+)
+def test_workers_are_counted_machine_by_machine(nodes, threads, share, workers):
+    assert worker_count(nodes, threads, share) == workers
+
+
+@pytest.mark.parametrize(
+    ("nodes", "needs", "share"),
+    [
+        ([Node(16, 1)], 0.03, 1 / 16),  # cores are what is scarce
+        ([Node(16, 1)], 0.2, 0.2),  # memory is: five clients, not sixteen
+        ([Node(4, 8)], 0.1, 1.0),  # a client never takes more than one GPU
+    ],
+)
+def test_a_clients_share_is_what_its_memory_needs(tiny, monkeypatch, nodes, needs, share):
+    monkeypatch.setattr(resources, "measured_share", lambda config: needs)
+    assert gpu_share(tiny(*RAY, "device=auto"), nodes) == pytest.approx(share)
+    assert gpu_share(tiny(*RAY, "device=auto", "engine.gpus_per_client=0.3"), nodes) == 0.3
+    assert gpu_share(tiny(*RAY, "device=cpu"), nodes) == 0
+
+
+def test_a_share_of_no_gpu_is_refused(tiny):
+    with pytest.raises(ConfigError, match=r"engine.gpus_per_client=0.5: no GPU"):
+        ray_backend(tiny(*RAY, "engine.gpus_per_client=0.5"))
+
+
+def test_this_machine_has_as_many_cores_as_its_workers_need(tiny):
+    config = tiny(*RAY, "engine.workers=3", "training.threads=2")
+    assert available_nodes(config) == [Node(6, 0)]
+    backend = ray_backend(config)
+    assert backend["init_args"]["num_cpus"] == 6
+    assert backend["client_resources"]["num_cpus"] == 2
+
+
+def test_on_a_cluster_nothing_is_asked_of_this_machine(tiny, monkeypatch):
+    cluster = [Node(4, 2), Node(2, 0)]
+    monkeypatch.setattr(resources, "_cluster_nodes", lambda address: cluster)
+    backend = ray_backend(tiny(*RAY, "engine.address=10.0.0.1:6379", "device=cuda"))
+    assert backend["client_resources"]["num_gpus"] == 0.5
+    assert "num_cpus" not in backend["init_args"]
+    with pytest.raises(ConfigError, match=r"training.threads=8: no machine"):
+        ray_backend(tiny(*RAY, "engine.address=10.0.0.1:6379", "training.threads=8"))
+    cluster[:] = [Node(2, 0)]
+    with pytest.raises(
+        ConfigError, match=r"device=cuda: no machine of engine.address=10.0.0.1"
+    ):
+        ray_backend(tiny(*RAY, "engine.address=10.0.0.1:6379", "device=cuda"))
+
+
+def test_workers_and_a_cluster_exclude_each_other(tiny):
+    """In the spelling of version 0.1, which is read as well."""
+    with pytest.raises(
+        ConfigError, match=r"engine.workers=2: must not be given with engine.add"
+    ):
+        tiny(*RAY, "ray.workers=2", "ray.address=10.0.0.1:6379")

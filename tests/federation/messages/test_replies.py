@@ -1,0 +1,247 @@
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS, to_record
+from orchestra_flwr.federation.messages.object_store import beside_the_pickle
+from orchestra_flwr.federation.messages.replies import (
+    BadReplyError,
+    check_reply,
+    check_similarities,
+)
+from orchestra_flwr.federation.messages.schema import Schema, Schemas
+from orchestra_flwr.methods import Release
+
+identify_process()
+SCHEMAS = Schemas(Schema((("w", (2, 2)), ("b", (1,)))), Schema((("c", (3,)),)))
+RELEASE = Release({"local_centroids": (4, 3)}, "centroids")
+QUESTION = Message(RecordDict(), 7, "train")
+GOOD = {"shared": np.ones(5, np.float32), "local_centroids": np.ones((2, 3), np.float32)}
+
+
+def reply(arrays=None, metrics=None, schema=SCHEMAS.fingerprint, without=()):
+    content = {
+        ARRAYS: to_record({**GOOD, **(arrays or {})}),
+        METRICS: MetricRecord({"examples": 10, "loss/x": 0.5, **(metrics or {})}),
+        CONFIG: ConfigRecord({"schema": schema}),
+    }
+    kept = {name: record for name, record in content.items() if name not in without}
+    return Message(RecordDict(kept), reply_to=QUESTION)
+
+
+def check(message, trained=True):
+    return check_reply(message, SCHEMAS, RELEASE, models=["model"], trained=trained)
+
+
+def test_a_good_reply_is_taken_whole():
+    taken = check(reply())
+    np.testing.assert_array_equal(taken.shared, GOOD["shared"])
+    np.testing.assert_array_equal(taken.contributions["local_centroids"], GOOD["local_centroids"])
+    assert (taken.examples, taken.metrics["loss/x"]) == (10, 0.5)
+
+
+def test_the_first_round_brings_no_shared_state():
+    arrays = to_record({"local_centroids": GOOD["local_centroids"]})
+    message = reply()
+    message.content[ARRAYS] = arrays
+    assert check(message, trained=False).shared is None
+    with pytest.raises(BadReplyError, match="arrays"):
+        check(message, trained=True)
+    with pytest.raises(BadReplyError, match="arrays"):
+        check(reply(), trained=False)
+
+
+def bad(value, shape=5):
+    return np.full(shape, value, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (Message(Error(1, "out of memory"), reply_to=QUESTION), "out of memory"),
+        (Message(Error(3), reply_to=QUESTION), "error code 3"),
+        (reply(schema="other"), "schema other instead of"),
+        (reply(without=[CONFIG]), "schema none instead of"),
+        (reply(without=[ARRAYS]), "lacks its arrays"),
+        (reply(without=[METRICS]), "lacks its metrics"),
+        (reply({"shared": bad(np.nan)}), "shared holds values that are not finite"),
+        (reply({"shared": bad(np.inf)}), "shared holds values that are not finite"),
+        (reply({"shared": bad(1, 4)}), r"shared of shape \(4,\) instead of \(5,\)"),
+        (reply({"shared": bad(1, (5, 1))}), r"shared of shape \(5, 1\)"),
+        (reply({"shared": bad(1).astype(np.float64)}), "shared is float64"),
+        (reply({"shared": bad(1, 5000)}), "bytes, at most"),
+        (reply({"surplus": bad(1)}), "arrays .*surplus"),
+        (reply({"local_centroids": bad(np.nan, (2, 3))}), "local_centroids holds values"),
+        (reply({"local_centroids": bad(1, (5, 3))}), "local_centroids of shape"),
+        (reply({"local_centroids": bad(1, (0, 3))}), "local_centroids of shape"),
+        (reply({"local_centroids": bad(1, (2, 4))}), "local_centroids of shape"),
+        (reply({"local_centroids": bad(1, 3)}), "local_centroids of shape"),
+        (reply(metrics={"examples": 0}), "it reports 0 images"),
+        (reply(metrics={"examples": -3}), "it reports -3 images"),
+        (reply(metrics={"examples": 2.5}), "it reports 2.5 images"),
+        (reply(metrics={"loss/x": float("nan")}), "metric loss/x is nan"),
+        (reply(metrics={"loss/x": [1.0]}), "metric loss/x is"),
+    ],
+)
+def test_a_bad_reply_is_dropped_with_its_reason(message, says):
+    with pytest.raises(BadReplyError, match=says):
+        check(message)
+
+
+INT8 = Schemas(Schema((("w", (2, 2)), ("b", (1,)))), Schema((("c", (3,)),)), "int8")
+RECEIVED = np.array([10, 20, 30, 40, 50], np.float32)
+UPDATE = {
+    "update.int8": np.array([127, -127, 0, 1], np.int8),
+    "update.float16": np.array([0.5], np.float16),
+    "update.scales": np.array([0.25, 2], np.float32),
+}
+
+
+def updating(changes=None, without=()):
+    message = reply(schema=INT8.fingerprint)
+    arrays = {**UPDATE, "local_centroids": GOOD["local_centroids"], **(changes or {})}
+    message.content[ARRAYS] = to_record({n: a for n, a in arrays.items() if n not in without})
+    return check_reply(
+        message, INT8, RELEASE, models=["model"], trained=True, received={"model": RECEIVED}.get
+    )
+
+
+def test_an_update_is_added_to_the_state_that_was_sent():
+    np.testing.assert_array_equal(updating().shared, [10 + 31.75, 20 - 31.75, 30, 40.25, 51])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"update.scales": bad(np.inf, 2)}, "update.scales holds values that are not finite"),
+        ({"update.scales": bad(np.nan, 2)}, "update.scales holds values that are not finite"),
+        ({"update.scales": bad(3e38, 2)}, "update holds values that are not finite"),
+        ({"update.float16": np.float16([np.inf])}, "update.float16 holds values that are not"),
+        ({"update.int8": np.ones(3, np.int8)}, r"update.int8 of shape \(3,\) instead of \(4,\)"),
+        ({"update.int8": np.ones((4, 1), np.int8)}, r"update.int8 of shape \(4, 1\)"),
+        ({"update.int8": np.ones(9000, np.int8)}, "bytes, at most 4100 expected"),
+        ({"update.int8": np.ones(4, np.uint8)}, "update.int8 is uint8 instead of int8"),
+        ({"update.scales": bad(1, 3)}, r"update.scales of shape \(3,\) instead of \(2,\)"),
+        ({"update.scales": np.ones(2)}, "update.scales is float64 instead of float32"),
+        ({"shared": bad(1)}, "arrays .*shared"),
+    ],
+)
+def test_a_bad_update_is_dropped_with_its_reason(changes, says):
+    with pytest.raises(BadReplyError, match=says):
+        updating(changes)
+
+
+@pytest.mark.parametrize("name", UPDATE)
+def test_a_part_of_an_update_is_none(name):
+    with pytest.raises(BadReplyError, match="arrays .* instead of .*" + name):
+        updating(without=[name])
+
+
+NO_ROWS = {"local_centroids": np.ones((0, 3), np.float32)}
+
+
+def test_no_rows_are_a_reply_where_the_method_says_so():
+    release = replace(RELEASE, may_be_empty=True, least_images=8)
+    taken = check_reply(reply(NO_ROWS), SCHEMAS, release, models=["model"], trained=True)
+    assert taken.contributions["local_centroids"].shape == (0, 3)
+    np.testing.assert_array_equal(taken.shared, GOOD["shared"])
+
+
+@pytest.mark.parametrize(("told", "taken"), [(8, True), (7, False), (0, False), (-1, False)])
+def test_rows_that_the_client_itself_calls_too_small_are_not_taken(told, taken):
+    message = reply(metrics={"smallest_group": told})
+    release = replace(RELEASE, least_images=8)
+    if taken:
+        check_reply(message, SCHEMAS, release, models=["model"], trained=True)
+        return
+    with pytest.raises(BadReplyError, match=f"rows of {told} images, privacy.k_min=8"):
+        check_reply(message, SCHEMAS, release, models=["model"], trained=True)
+
+
+def test_garbage_bytes_are_a_bad_reply():
+    message = reply()
+    record = message.content[ARRAYS]
+    assert isinstance(record, ArrayRecord)
+    record["shared"].data = b"\x80\x04garbage"
+    with pytest.raises(BadReplyError, match="shared cannot be decoded"):
+        check(message)
+
+
+def scores(schema=SCHEMAS.fingerprint, **metrics):
+    told = {"alignment": 0.5, "uniformity": -2.0, "examples": 10, **metrics}
+    told = {name: value for name, value in told.items() if value is not None}
+    content = {METRICS: MetricRecord(told), CONFIG: ConfigRecord({"schema": schema})}
+    return Message(RecordDict(content), reply_to=QUESTION)
+
+
+def test_good_scores_are_taken():
+    examples, told = check_similarities(scores(), SCHEMAS)
+    assert (examples, told.alignment, told.uniformity) == (10, 0.5, -2.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (Message(Error(1, "out of memory"), reply_to=QUESTION), "out of memory"),
+        (scores(schema="other"), "schema other instead of"),
+        (scores(examples=0), "it reports 0 images"),
+        (scores(alignment=1.1), "alignment is 1.1, at most 1"),
+        (scores(uniformity=-5.1), "uniformity is -5.1, at most 5"),
+        (scores(uniformity=float("nan")), "metric uniformity is nan"),
+        (scores(alignment=None), r"metrics \['examples', 'uniformity'\] instead of"),
+        (scores(feature_0=0.3), "metrics .*feature_0.* instead of"),
+        (reply(), r"arrays \['arrays'\] in answer to an evaluation"),
+    ],
+)
+def test_other_scores_are_refused_and_above_all_arrays(message, says):
+    with pytest.raises(BadReplyError, match=says):
+        check_similarities(message, SCHEMAS)
+
+
+def test_nothing_of_a_reply_keeps_its_bytes_once_it_was_added():
+    """A reply lies in Ray's store, whole, for as long as anything looks at it."""
+    message = beside_the_pickle(reply())
+    memory = weakref.ref(message.content)
+    taken = check(message)
+    assert taken.contributions["local_centroids"].base is None
+    del message
+    assert memory() is None  # without the garbage collector
+
+
+def of_model(name):
+    about = {"schema": SCHEMAS.fingerprint} | ({} if name is None else {"model": name})
+    message = reply()
+    message.content[CONFIG] = ConfigRecord(about)
+    return message
+
+
+def test_a_reply_says_which_of_several_models_it_trained():
+    taken = check_reply(of_model("b"), SCHEMAS, RELEASE, models=["a", "b"], trained=True)
+    assert taken.model == "b"
+    assert check_reply(of_model(None), SCHEMAS, RELEASE, models=["a"], trained=True).model == "a"
+
+
+@pytest.mark.parametrize(
+    ("name", "models", "says"),
+    [
+        ("c", ["a", "b"], "it trained the model 'c', and was sent a, b"),
+        (None, ["a", "b"], "it trained the model '', and was sent a, b"),
+        ("b", ["a"], "it trained the model 'b', and was sent a"),
+    ],
+)
+def test_a_model_that_was_not_sent_is_refused(name, models, says):
+    with pytest.raises(BadReplyError, match=says):
+        check_reply(of_model(name), SCHEMAS, RELEASE, models=models, trained=True)
+
+
+def test_an_update_belongs_to_the_model_that_was_trained():
+    message = of_model("b")
+    message.content[CONFIG]["schema"] = INT8.fingerprint
+    message.content[ARRAYS] = to_record({**UPDATE, "local_centroids": GOOD["local_centroids"]})
+    received = {"a": RECEIVED, "b": RECEIVED + 1000}.get
+    taken = check_reply(message, INT8, RELEASE, models=["a", "b"], trained=True, received=received)
+    np.testing.assert_array_equal(taken.shared, [1041.75, 988.25, 1030, 1040.25, 1051])

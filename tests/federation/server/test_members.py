@@ -1,0 +1,189 @@
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+
+from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.engines.inline import InlineGrid, identify_process
+from orchestra_flwr.federation.messages.arrays import CONFIG
+from orchestra_flwr.federation.server.members import ConnectedMembers, SimulatedMembers
+from orchestra_flwr.federation.server.round_report import FederationError
+
+identify_process()
+GREETING = ConfigRecord({"version": "1"})
+
+
+class Network:
+    """A grid whose nodes and answers a test sets by hand; nothing answers by itself."""
+
+    def __init__(self):
+        self.nodes = {}  # node id -> registered name
+        self.sent = []  # messages
+        self.answers = {}  # node id -> what it told, or an error's text
+        self.pauses = 0
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=node, name=name) for node, name in self.nodes.items()]
+
+    def push_messages(self, messages):
+        for message in messages:
+            self.sent.append(message)
+            yield str(len(self.sent) - 1)
+
+    def pull_messages(self, ids):
+        for number in ids:
+            message = self.sent[int(number)]
+            told = self.answers.pop(message.metadata.dst_node_id, None)
+            if told is None:
+                continue
+            if isinstance(told, str):
+                reply = Message(Error(101, told), reply_to=message)
+            else:
+                reply = Message(RecordDict({CONFIG: ConfigRecord(told)}), reply_to=message)
+            reply.metadata.__dict__["_reply_to_message_id"] = number
+            yield reply
+
+    def join(self, node, name, registered="", **told):
+        self.nodes[node] = registered
+        self.answers[node] = {"client": name, "images": 20, **told}
+
+
+@pytest.fixture
+def network():
+    return Network()
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def members(network, said):
+    def make(least=1, script=()):
+        steps = iter(script)
+
+        def pause(seconds):
+            network.pauses += 1
+            next(steps)()  # ends the test with StopIteration if it waits for longer
+
+        return ConnectedMembers(network, GREETING, least, said.append, pause)
+
+    return make
+
+
+def test_clients_are_greeted_once_and_known_by_their_own_names(network, said, members):
+    network.join(71, "a")
+    network.join(70, "b")
+    known = members(2)
+    assert known.connected() == known.connected() == {"a": 71, "b": 70}
+    assert [m.metadata.dst_node_id for m in network.sent] == [70, 71]
+    assert network.sent[0].content[CONFIG] == GREETING
+    assert said == ["client b joined with 20 images", "client a joined with 20 images"]
+
+
+def test_waits_until_enough_are_there_and_says_so_once(network, said, members):
+    nothing = lambda: None  # noqa: E731
+    known = members(1, [nothing, nothing, lambda: network.join(5, "a")])
+    assert known.connected() == {"a": 5}
+    assert said == ["waiting for clients: 0 of 1 are here", "client a joined with 20 images"]
+
+
+def test_a_late_joiner_and_one_that_leaves(network, said, members):
+    network.join(1, "a")
+    known = members()
+    known.connected()
+    network.join(2, "b")
+    assert known.connected() == {"a": 1, "b": 2}
+    del network.nodes[1]
+    assert known.connected() == {"b": 2}
+    assert said[-1] == "client a has left"
+
+
+def test_a_client_that_comes_back_as_another_node_is_the_same_client(network, members):
+    network.join(1, "a")
+    known = members()
+    known.connected()
+    network.join(2, "a")  # the old node is not yet known to be dead
+    assert known.connected() == {"a": 2}
+    del network.nodes[1]
+    assert known.connected() == {"a": 2}
+
+
+def test_refusals_are_told_with_their_reason(network, said, members):
+    network.join(1, "a", refusal="3 images, the server asks for at least 16")
+    network.join(2, "b")
+    network.nodes[3], network.answers[3] = "", "ImportError: no torch"
+    known = members()
+    assert known.connected() == {"b": 2}
+    assert "client a is refused: 3 images, the server asks for at least 16" in said
+    assert "client at node 3 cannot take part: ImportError: no torch" in said
+    known.connected()
+    assert len(network.sent) == 3  # who was refused is not asked again and again
+
+
+def test_a_registered_key_fixes_the_name(network, said, members):
+    network.join(1, "mallory", registered="alice")
+    network.join(2, "bob", registered="bob")
+    assert members().connected() == {"bob": 2}
+    assert "client mallory is refused: its key is registered as alice: start it with that name" in (
+        said
+    )
+
+
+def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(network, members):
+    network.join(1, "a")
+    network.join(2, "b")
+    known = members()
+    known.connected()
+    known.mark_lost(["a", "nobody"])
+    assert known.connected() == {"b": 2}
+    assert network.pauses == 0
+    assert [m.metadata.dst_node_id for m in network.sent] == [1, 2, 1]
+    network.join(1, "a")
+    assert known.connected() == {"a": 1, "b": 2}
+
+
+class Registering(InlineGrid):
+    """Nodes come one after another, as in Flower's simulations; counts what they are asked."""
+
+    def __init__(self, app, *looks):
+        super().__init__(app)
+        self.looks, self.asked = list(looks), []
+
+    def get_node_ids(self):
+        return range(1, 1 + (self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]))
+
+    def send_and_receive(self, messages, *, timeout=None):
+        self.asked.extend(messages)
+        return super().send_and_receive(messages, timeout=timeout)
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    monkeypatch.setattr("orchestra_flwr.federation.server.members.NODE_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("orchestra_flwr.federation.server.members.NODE_POLL_SECONDS", 0.01)
+
+
+def test_missing_nodes_are_told(hurried):
+    with pytest.raises(FederationError, match="no node has come"):
+        SimulatedMembers(Registering(client_app, 0), ["0", "1", "2"])
+
+
+def test_simulated_clients_share_the_nodes_of_which_one_is_asked_whether_workers_are_there(hurried):
+    grid = Registering(client_app, 0, 1, 2, 2)
+    members = SimulatedMembers(grid, ["x", "y", "z"])
+    members.mark_lost(["x"])
+    assert members.connected() == {"x": 1, "y": 2, "z": 1}
+    assert len(grid.asked) == 1
+
+
+def test_workers_that_cannot_start_are_told():
+    broken = ClientApp()
+
+    @broken.query()
+    def query(message, context):
+        return Message(Error(5, "no memory for workers"), reply_to=message)
+
+    with pytest.raises(FederationError, match="no client can be asked: no memory for workers"):
+        SimulatedMembers(InlineGrid(broken), ["0", "1"])

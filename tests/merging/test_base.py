@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.merging import keeps_state
+from orchestra_flwr.merging.base import convolutions, divergence
+from orchestra_flwr.merging.fedbn import FedBN
+from orchestra_flwr.merging.fedema import FedEMA, FedEMASettings
+from orchestra_flwr.merging.fedu import FedU, FedUSettings
+from orchestra_flwr.merging.replace import Replace
+from orchestra_flwr.training import build_learner
+
+METHODS = ("byol", "orchestra", "rotpred", "simclr", "simsiam", "specloss", "supervised")
+
+
+def test_divergence_is_the_mean_distance_of_the_tensors():
+    """|(3, 4)| = 5 and |1| = 1, so 3; what only the other side holds does not count."""
+    one = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([2.0])}
+    other = {"a": torch.zeros(2), "b": torch.tensor([1.0]), "c": torch.tensor([9.0])}
+    assert divergence(one, other) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "keeps"),
+    [("replace", Replace, False), ("fedu", FedU, True), ("fedema", FedEMA, True),
+     ("fedbn", FedBN, True)],
+)  # fmt: skip
+def test_the_policy_that_is_asked_for(tiny, name, kind, keeps):
+    config = tiny(f"merging={name}", "method=simsiam")
+    assert isinstance(config.merging.build(), kind)
+    assert keeps_state(config, build_learner(config, 1)) is keeps
+
+
+def test_options_belong_to_the_policy(tiny):
+    assert tiny("merging=fedu").merging.settings == FedUSettings(threshold=0.4)
+    assert tiny("merging=fedema").merging.settings == FedEMASettings(scale=None, first_mu=0.7)
+    old = tiny("federation.merge=fedu", "federation.fedu_threshold=0.1")
+    assert old.merging.settings == FedUSettings(threshold=0.1)
+    for overrides, says in (
+        (["merging=fedu", "merging.threshold=-1"], "merging.threshold=-1"),
+        (["merging=fedema", "merging.first_mu=2"], "merging.first_mu=2"),
+        (["merging=fedbn", "+merging.threshold=1"], "merging=fedu has it"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            tiny(*overrides)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("model", ["convnet", "resnet18"])
+def test_every_method_has_a_backbone_with_convolutions_to_compare(tiny, name, model):
+    """Else its divergence would always be 0, and no policy would ever act."""
+    learner = build_learner(tiny(f"method={name}", f"model={model}"), 1)
+    before = {name: t.clone() for name, t in convolutions(learner).items()}
+    with torch.no_grad():
+        for parameter in learner.method.backbone.parameters():
+            parameter.add_(1)
+    assert divergence(before, convolutions(learner)) > 1
