@@ -198,7 +198,8 @@ def _command(
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if {"-h", "--help"} & set(arguments):
-            print(usage + "\nEvery key with its value:\n\n" + every_key(kind))
+            chosen = [a for a in arguments if "=" in a]  # of data=cifar10 --help the values
+            print(usage + "\nEvery key with its value:\n\n" + every_key(kind, chosen))
             return 0
         config = load(kind, [a for a in arguments if a != "--cfg"])
         if "--cfg" in arguments:

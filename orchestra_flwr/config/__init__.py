@@ -4,15 +4,10 @@ The only package that reads Hydra's files. Everything else sees a :class:`Config
 """
 
 from orchestra_flwr.config.choice import Choice, Plugin
-from orchestra_flwr.config.compose import (
-    RESUME_MAY_CHANGE,
-    conf_dir,
-    config_to_yaml,
-    every_key,
-    load,
-    load_config,
-)
+from orchestra_flwr.config.compose import config_to_yaml, every_key, load, load_config
 from orchestra_flwr.config.evaluate import EvaluateConfig
+from orchestra_flwr.config.renamed import migrated, renamed
+from orchestra_flwr.config.resume import RESUME_MAY_CHANGE
 from orchestra_flwr.config.run import Config, requested_plugins
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 from orchestra_flwr.config.sections import (
@@ -32,6 +27,7 @@ from orchestra_flwr.config.sections import (
     WithPlugins,
     known_device,
 )
+from orchestra_flwr.config.translate import conf_dir
 
 __all__ = [
     "RESUME_MAY_CHANGE",
@@ -62,6 +58,8 @@ __all__ = [
     "known_device",
     "load",
     "load_config",
+    "migrated",
     "parse",
+    "renamed",
     "requested_plugins",
 ]

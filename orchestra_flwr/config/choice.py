@@ -20,12 +20,14 @@ class Choice(Section):
     Class attributes:
         room: where the plug-ins are.
         key: where the choice stands in the configuration.
+        unlisted: fields that an error message does not offer as options.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     room: ClassVar[Room]
     key: ClassVar[str]
+    unlisted: ClassVar[tuple[str, ...]] = ("name",)
 
     name: str
     _packages: tuple[str, ...] = PrivateAttr(default=())
@@ -33,7 +35,11 @@ class Choice(Section):
     @model_validator(mode="before")
     @classmethod
     def _a_name_alone_is_enough(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"name": value}
+        if not isinstance(value, dict | Choice):
+            raise ValueError(f"{cls.key}={value}: must be a name or a section with a name")
+        return value
 
     @property
     def options(self) -> dict[str, Any]:
@@ -44,6 +50,10 @@ class Choice(Section):
     def path(self) -> str:
         """Where the options stand in the configuration."""
         return self.key
+
+    def written(self, name: str) -> str:
+        """How the choice of a plug-in is written on a command line."""
+        return f"{self.key}={name}"
 
     def look_in(self, packages: tuple[str, ...]) -> None:
         """Sets the users' packages in which plug-ins are looked for (`plugins=`)."""
@@ -59,7 +69,7 @@ class Choice(Section):
         try:
             return self.room.find(self.name, self._packages)
         except PluginError as error:
-            raise ConfigError(f"{self.path}={self.name}: {error}") from None
+            raise ConfigError(f"{self.written(self.name)}: {error}") from None
 
     @property
     def settings(self) -> Any:
@@ -79,19 +89,20 @@ class Choice(Section):
         return self.plugin(self.settings, *arguments, **named)
 
     def _unknown_option(self, option: str, settings: type[Section]) -> str:
-        known = [*type(self).model_fields, *settings.model_fields]
+        known = [name for name in type(self).model_fields if name not in self.unlisted]
+        known += settings.model_fields
         close = difflib.get_close_matches(option, known, n=1, cutoff=0.7)
         others = [
-            f"{self.path}={name}"
+            self.written(name)
             for name, plugin in self.room.found(self._packages).items()
             if option in plugin.Settings.model_fields
         ]
         hint = f"did you mean {self.path}.{close[0]}?" if close else ""
         if not close and others:
-            hint = f"{' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
-        options = ", ".join(name for name in known if name != "name") or "no options"
+            hint = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it"
+        options = ", ".join(known) or "no options"
         return (
-            f"{self.path}.{option}: unknown option of {self.path}={self.name}, "
+            f"{self.path}.{option}: unknown option of {self.written(self.name)}, "
             f"which has {options}" + (f" ({hint})" if hint else "")
         )
 

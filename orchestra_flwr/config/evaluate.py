@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from omegaconf import OmegaConf
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from orchestra_flwr.config.renamed import migrated
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
@@ -22,14 +22,19 @@ Protocol = Literal["knn", "linear", "linear_published", "finetune"]
 
 
 class EvaluatedDataConfig(Section):
-    """Another data set, or what of the run's own is used otherwise; None: as the run has it."""
+    """Another data set, or what of the run's own is used otherwise; None: as the run has it.
+
+    Every other key is an option of the source, as in :class:`DataConfig`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    room: ClassVar = DataConfig.room
 
     name: str | None
-    root: str | None
     image_size: int | None = Field(ge=8, le=512)
     train_limit: int | None = Field(ge=1)
     test_limit: int | None = Field(ge=1)
-    cache: str | None
     augmentation: AugmentationConfig | None
 
 
@@ -69,15 +74,16 @@ class EvaluateConfig(WithPlugins, Composed):
         """
         wanted = {k: v for k, v in self.data.model_dump().items() if v is not None}
         if self.data.name is not None:
-            return self._checked(wanted)
+            return self._checked(wanted, self.plugins)
         file = self.encoder.parent / "config.yaml"
         if not file.is_file():
             raise ConfigError(f"data: must be given, {file.parent} holds no config.yaml of a run")
         saved: Any = OmegaConf.to_container(OmegaConf.load(file))
-        return self._checked({**migrated(saved)["data"], **wanted})
+        packages = self.plugins or tuple(saved.get("plugins") or ())
+        return self._checked({**migrated(saved)["data"], **wanted}, packages)
 
-    def _checked(self, values: dict[str, Any]) -> DataConfig:
+    def _checked(self, values: dict[str, Any], packages: tuple[str, ...]) -> DataConfig:
         data = parse(DataConfig, values, "data")
-        data.look_in(self.plugins)
+        data.look_in(packages)
         _ = data.settings
         return data

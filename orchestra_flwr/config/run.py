@@ -67,6 +67,11 @@ class Config(WithPlugins, Composed):
     def _terms_are_named_by_their_keys(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        for name, options in value.items():
+            if not isinstance(options, dict | TermConfig):
+                raise ValueError(
+                    f"terms.{name}={options}: must be options, such as terms.{name}.weight=1"
+                )
         return {
             name: {**options, "name": name} if isinstance(options, dict) else options
             for name, options in value.items()

@@ -69,6 +69,8 @@ def _describe(error: ValidationError, section: type[Section], path: str) -> str:
         return f"{key}: unknown key{suggestion(key, list(known_keys(section, prefix)))}"
     if first["type"] == "missing":
         return f"{key}: must be given"
+    if first["type"] in ("model_type", "dict_type"):
+        return f"{key}={first['input']}: must be given by its keys (see --help)"
     if first["type"] == "value_error":
         return message
     return f"{key}={first['input']}: {message[:1].lower()}{message[1:]}"

@@ -88,6 +88,7 @@ class MethodConfig(Choice):
 
     room: ClassVar = Room("orchestra_flwr.methods", "Method")
     key: ClassVar = "method"
+    unlisted: ClassVar = ("name", "paper")
 
     paper: dict[Setting, dict[str, float]] = Field(default_factory=dict)
 
@@ -103,7 +104,11 @@ class TermConfig(Choice):
     @property
     def path(self) -> str:
         """Each term has a section of its own."""
-        return f"{self.key}.{self.name}"
+        return self.written(self.name)
+
+    def written(self, name: str) -> str:
+        """A term is named by its section."""
+        return f"{self.key}.{name}"
 
 
 class MergingConfig(Choice):
@@ -233,18 +238,29 @@ def known_device(value: str) -> str:
     return value
 
 
+def are_packages(values: Any) -> bool:
+    """Whether these are names of Python packages, none of them this one."""
+    return isinstance(values, list | tuple) and all(
+        isinstance(value, str)
+        and all(part.isidentifier() for part in value.split("."))
+        and value.partition(".")[0] != "orchestra_flwr"
+        for value in values
+    )
+
+
 class WithPlugins(Section):
     """A section that holds choices, and the users' packages in which to look for them."""
 
     plugins: tuple[str, ...] = ()
 
-    @field_validator("plugins")
+    @field_validator("plugins", mode="before")
     @classmethod
-    def _plugins_are_packages(cls, packages: tuple[str, ...]) -> tuple[str, ...]:
-        for package in packages:
-            if not all(part.isidentifier() for part in package.split(".")):
-                raise ValueError(f"plugins=[{package}]: must be names of Python packages")
-        return packages
+    def _plugins_are_packages(cls, value: Any) -> Any:
+        packages = [value] if isinstance(value, str) else value or ()
+        if not are_packages(packages):
+            written = ",".join(map(str, packages)) if isinstance(packages, list) else packages
+            raise ValueError(f"plugins=[{written}]: must be names of Python packages of your own")
+        return tuple(packages)
 
     @model_validator(mode="after")
     def _choices_know_the_packages(self) -> Self:

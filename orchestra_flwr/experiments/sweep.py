@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
 
-from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError
+from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError, renamed
 from orchestra_flwr.experiments.planning import Plan, classes_held_by_clients
 from orchestra_flwr.experiments.results.runs import LOGS, last_error, read_run
 from orchestra_flwr.files import write_atomically
@@ -105,7 +105,8 @@ def _command(module: str, arguments: Sequence[str]) -> list[str]:
 
 
 def _may_change(override: str) -> bool:
-    key = override.partition("=")[0].lstrip("+")
+    (today,) = renamed([override])
+    key = today.partition("=")[0].lstrip("+")
     return any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE)
 
 

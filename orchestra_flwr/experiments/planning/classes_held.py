@@ -7,8 +7,8 @@ import torch
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import class_counts, load_dataset, partition
 
-# Classes, and training images of a class. A split depends on nothing else: no images are needed.
-PUBLISHED = {"cifar10": (10, 5000), "cifar100": (100, 500)}
+# Training images, as many of each class. A split depends on nothing else: no images are needed.
+PUBLISHED_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
 LEAST_SHARE = 0.01  # of a client's images, for a class to count in `one_percent`
 
 
@@ -22,9 +22,9 @@ def classes_held_by_clients(config: Config) -> dict[str, float]:
     Raises:
         ConfigError: the images cannot be loaded, have no labels, or cannot be split like this.
     """
-    if config.data.name in PUBLISHED and config.data.train_limit is None:
-        classes, images = PUBLISHED[config.data.name]
-        labels = torch.arange(classes).repeat_interleave(images)
+    images, classes = PUBLISHED_IMAGES.get(config.data.name), config.data.classes
+    if images and classes and config.data.train_limit is None:
+        labels = torch.arange(classes).repeat_interleave(images // classes)
     else:
         train = load_dataset(config.data).train
         classes = len(train.classes)

@@ -135,10 +135,12 @@ def run_name(config: Config, work: str = "train") -> str:
     """A run's folder: readable, and equal for two runs only if they compute the same.
 
     Experiments share runs by it. Where a run is computed and what is shown meanwhile makes no
-    difference (`RESUME_MAY_CHANGE`); of `data.root` only the last part of the path does.
+    difference (`RESUME_MAY_CHANGE`), nor does a term of weight 0; of `data.root` only the last part
+    of the path does.
     """
     values = config.model_dump()
-    root, alpha = values["data"].get("root"), values["partition"].get("alpha")
+    values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
+    root = config.data.options.get("root")
     for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
         *path, last = key.split(".")
         section = values
@@ -147,7 +149,8 @@ def run_name(config: Config, work: str = "train") -> str:
         section.pop(last, None)
     values["root"] = Path(root).name if root else None
     digest = fingerprint_of(json.dumps(values, sort_keys=True), digits=10)
-    split = f"-a{alpha:g}" if config.partition.name == "dirichlet" else ""
+    dirichlet = config.partition.name == "dirichlet"
+    split = f"-a{config.partition.settings.alpha:g}" if dirichlet else ""
     clients = f"k{config.federation.clients}"
     what = config.method.name if work == "train" else work
     return f"{what}-{config.data.name}-{clients}{split}-s{config.seed}-{digest}"

@@ -129,7 +129,9 @@ def provenance(runs: Sequence[Run]) -> Iterator[str]:
     if trained:
         seconds = sum(run.summary["seconds"] for run in trained)
         sent = sum(run.summary.get(f"bytes_{w}") or 0 for run in trained for w in ("up", "down"))
-        devices = ", ".join(sorted({f"{r.config.engine} on {r.config.device}" for r in trained}))
+        devices = ", ".join(
+            sorted({f"{r.config.engine.name} on {r.config.device}" for r in trained})
+        )
         yield (
             f"Engine: {devices}; {duration(seconds)} in {len(trained)} runs, "
             f"{duration(seconds / len(trained))} each; {size(sent)} sent"

@@ -47,7 +47,7 @@ def embed(run: Run) -> Embedding:
     encoder = load_encoder(run.folder)
     test = load_dataset(run.config.data).test
     if test is None or test.labels is None:
-        root = run.config.data.model_dump().get("root")
+        root = run.config.data.options.get("root")
         raise ConfigError(f"data.root={root}: holds no labelled test images")
     chosen = test.select(
         torch.from_numpy(balanced_subset(test.labels.numpy(), len(test), MAX_IMAGES))

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from orchestra_flwr.config import Config, ConfigError, parse
+from orchestra_flwr.config import Config, ConfigError, migrated, parse
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
 
@@ -40,13 +40,13 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        """The run's configuration.
+        """The run's configuration; one of version 0.1 with today's keys.
 
         Raises:
-            ConfigError: written by a version with other keys.
+            ConfigError: it names a plug-in that is not there, or an option that is not known.
         """
-        values = OmegaConf.to_container(OmegaConf.load(self.folder / "config.yaml"))
-        return parse(Config, values)
+        values: Any = OmegaConf.to_container(OmegaConf.load(self.folder / "config.yaml"))
+        return parse(Config, migrated(values))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

@@ -1,0 +1,70 @@
+"""What a command line asks for: overrides, read one at a time, so that an error names its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from orchestra_flwr.config.renamed import renamed
+from orchestra_flwr.config.section import ConfigError
+
+
+def read_overrides(texts: Sequence[str], choices: Iterable[str] = ()) -> list[Override]:
+    """Hydra's overrides with today's keys, of one value each.
+
+    Args:
+        texts: as on a command line.
+        choices: keys whose `<key>.name=x` is read as `<key>=x`, with the choice's own defaults.
+
+    Raises:
+        ConfigError: one of them cannot be read, or has several values.
+    """
+    parser = OverridesParser.create()
+    names = {f"{key}.name": key for key in choices}
+    return [_read(parser, _by_name(text, names)) for text in renamed(texts)]
+
+
+def values_of(overrides: Iterable[Override]) -> dict[str, Any]:
+    """The values by their keys; None for a key that is deleted."""
+    return {override.key_or_group: override.value() for override in overrides}
+
+
+def value_text(override: Override) -> str:
+    """The value as it was written."""
+    return (override.input_line or "").partition("=")[2]
+
+
+def _read(parser: OverridesParser, text: str) -> Override:
+    text = _at_home(text)
+    key, equals, value = text.partition("=")
+    if not text.startswith("~") and not (equals and key.strip("+")):
+        raise ConfigError(f"overrides are written key=value, not {text}")
+    try:
+        (override,) = parser.parse_overrides([text])
+    except HydraException:
+        raise ConfigError(
+            f"{text}: cannot be read; a list is written [a,b], and a value with special "
+            f"characters is quoted: \"{key}='{value}'\""
+        ) from None
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"{text}: must be one value; a list is written [a,b], and a value with a comma is "
+            f"quoted: \"{key}='{value}'\""
+        )
+    return override
+
+
+def _by_name(text: str, names: dict[str, str]) -> str:
+    key, equals, value = text.partition("=")
+    return f"{names[key.lstrip('+')]}={value}" if equals and key.lstrip("+") in names else text
+
+
+def _at_home(text: str) -> str:
+    """`key=~/path` as a shell would give it, had it looked behind the equals sign."""
+    key, _, value = text.partition("=")
+    return f"{key}={Path(value).expanduser()}" if value.startswith("~") else text

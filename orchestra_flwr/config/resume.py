@@ -1,0 +1,78 @@
+"""Resuming a run: it keeps its own configuration, but for where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from orchestra_flwr.config.overrides import values_of
+from orchestra_flwr.config.renamed import migrated
+from orchestra_flwr.config.section import Composed, ConfigError, parse
+from orchestra_flwr.config.translate import conf_folders_of
+
+# What may differ when a run is resumed: where it runs and what is shown, never what is computed.
+RESUME_MAY_CHANGE = (
+    "engine",
+    "device",
+    "logging",
+    "data.root",
+    "data.cache",
+    "host",
+    "port",
+    "insecure",
+    "security",
+    "federation.min_clients",
+    "federation.round_timeout",
+)
+
+
+def resumed(
+    section: type[Composed], composed: DictConfig, overrides: Sequence[Override]
+) -> dict[str, Any]:
+    """The saved values of the run that `composed.resume` names, with what overrides may change.
+
+    Raises:
+        ConfigError: there is no such run, or an override would change what is computed.
+    """
+    folder = Path(str(composed.resume))
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
+    written: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    saved = OmegaConf.create(parse(section, migrated(written)).model_dump())
+    for key in _touched(overrides):
+        new, old = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
+        if any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE):
+            OmegaConf.update(saved, key, new, merge=False)
+        elif key not in ("resume", "run_dir"):
+            _refuse_difference(key, new, old)
+    values = OmegaConf.to_container(saved)
+    assert isinstance(values, dict)
+    return {**values, "resume": str(folder), "run_dir": str(folder)}
+
+
+def _refuse_difference(key: str, new: Any, old: Any) -> None:
+    """Of two sections only what both have is compared: another version may have more keys."""
+    if isinstance(new, DictConfig) and isinstance(old, DictConfig):
+        for name in [str(name) for name in new if name in old]:
+            _refuse_difference(f"{key}.{name}".removesuffix(".name"), new[name], old[name])
+    elif new != old:
+        raise ConfigError(
+            f"{key}={new}: a resumed run keeps its own configuration, which has {key}={old}"
+        )
+
+
+def _touched(overrides: Sequence[Override]) -> Iterator[str]:
+    """The keys that overrides set; a preset has none of its own, but sets others."""
+    for key, value in values_of(overrides).items():
+        if key == "preset":
+            files = [folder / "preset" / f"{value}.yaml" for folder in conf_folders_of(overrides)]
+            for file in (file for file in files if file.is_file()):
+                for part, values in OmegaConf.load(file).items():
+                    yield from (f"{part!s}.{name!s}" for name in values)
+        else:
+            yield key

@@ -1,0 +1,133 @@
+"""Overrides as Hydra takes them, although its files do not know every plug-in and option."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.overrides import value_text, values_of
+from orchestra_flwr.config.run import Config
+from orchestra_flwr.config.section import Composed, ConfigError, Section
+from orchestra_flwr.config.sections import are_packages
+from orchestra_flwr.plugins import PluginError, Room, conf_folders
+
+
+def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[str]:
+    """The overrides that compose a section's file.
+
+    A plug-in's options have defaults in its class, so they need not stand in a file, and a plug-in
+    of a user's package needs no file at all. What nobody knows is refused when it is checked.
+
+    Raises:
+        ConfigError: a name that is not there, or a key that Hydra alone would take.
+    """
+    folders, packages = conf_folders_of(overrides), packages_of(overrides)
+    quoted = ["'file://" + str(folder).replace("'", r"\'") + "'" for folder in folders[1:]]
+    lines = [f"hydra.searchpath=[{','.join(quoted)}]"] if quoted else []
+    if "terms" in section.model_fields:  # all are part of the loss, by weight 0 where none is given
+        lines += [f"+terms@terms.{term}={term}" for term in _stems(folders, "terms")]
+    for override in overrides:
+        lines += _lines(section, override, folders, packages)
+    return lines
+
+
+def conf_dir() -> Path:
+    """The folder of Hydra's files: inside an installed package, else beside it."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def packages_of(overrides: Sequence[Override]) -> list[str]:
+    """The users' packages that are asked for, or that the run to be resumed has."""
+    values = values_of(overrides)
+    packages = values.get("plugins")
+    if packages is None and values.get("resume"):
+        file = Path(str(values["resume"])) / "config.yaml"
+        packages = OmegaConf.select(OmegaConf.load(file), "plugins") if file.is_file() else None
+    packages = [packages] if isinstance(packages, str) else list(packages or ())
+    return packages if are_packages(packages) else []  # the section itself says what is wrong
+
+
+def conf_folders_of(overrides: Sequence[Override]) -> list[Path]:
+    """This package's folder of Hydra's files, and those of the users' packages."""
+    try:
+        return [conf_dir(), *conf_folders(packages_of(overrides))]
+    except PluginError as error:
+        raise ConfigError(f"plugins: {error}") from None
+
+
+def rooms_of(section: type[Section]) -> dict[str, Room]:
+    """The rooms of a configuration's choices, by their keys."""
+    rooms = {
+        name: getattr(field.annotation, "room", None)
+        for name, field in section.model_fields.items()
+    }
+    return {name: room for name, room in rooms.items() if room is not None}
+
+
+def _lines(
+    section: type[Composed],
+    override: Override,
+    folders: Sequence[Path],
+    packages: Sequence[str],
+) -> list[str]:
+    """One override as Hydra takes it: none, one or several lines."""
+    key, text = override.key_or_group, override.input_line or ""
+    group, dot, _ = key.partition(".")
+    if group in (*section.unused, "hydra") or override.package is not None:
+        raise ConfigError(f"{text.partition('=')[0]}: unknown key (see --help)")
+    rooms = rooms_of(section)
+    if dot and not override.is_delete() and (group in rooms or group == "terms"):
+        return [f"++{key}={value_text(override)}"]
+    if dot or override.is_delete() or isinstance(override.value(), dict):
+        return [text]
+    if key == "terms":
+        raise ConfigError(f"{text}: must be weights, such as terms.proximal.weight=0.1")
+    files = _stems(folders, key)
+    if key in rooms:
+        return _chosen(section, override, files, packages)
+    if key not in _file_groups(section) or not files:
+        return [text]
+    if override.value() is None and key not in section.model_fields:
+        return []  # preset=null
+    if override.value() not in files:
+        raise ConfigError(f"{key}={value_text(override)}: must be one of {', '.join(files)}")
+    return [f"{key}={override.value()}"]
+
+
+def _chosen(
+    section: type[Composed], override: Override, files: Sequence[str], packages: Sequence[str]
+) -> list[str]:
+    """The choice of a plug-in: of its file where there is one, else by its name alone."""
+    key, value = override.key_or_group, override.value()
+    annotation = section.model_fields[key].annotation
+    has_default = isinstance(annotation, type) and issubclass(annotation, Choice)
+    if value in files:
+        return [f"{key}={value}"]
+    if value is None and not has_default:
+        return []
+    room = rooms_of(section)[key]
+    try:
+        names = room.found(packages)
+    except PluginError as error:
+        raise ConfigError(f"{key}={value_text(override)}: {error}") from None
+    if value not in [*names]:
+        known = ", ".join(dict.fromkeys([*names, *files]))
+        raise ConfigError(f"{key}={value_text(override)}: must be one of {known}")
+    return [*([f"~{key}"] if has_default else []), f"++{key}.name={value}"]
+
+
+def _file_groups(section: type[Composed]) -> list[str]:
+    """The keys that take the name of a file, beside the choices."""
+    groups = [name for name in section.model_fields if name not in rooms_of(section)]
+    return [*groups, "preset"] if issubclass(section, Config) else []
+
+
+def _stems(folders: Sequence[Path], group: str) -> list[str]:
+    """The names of a group's files, without .yaml."""
+    return sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
