@@ -24,7 +24,7 @@ from orchestra_flwr.federation.server.checkpoint import (
 )
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
 from orchestra_flwr.federation.server.members import Members
-from orchestra_flwr.federation.server.models import Models
+from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round import (
     Federation,
     Round,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.federation.server.models import Models
+from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.methods import Release
 from orchestra_flwr.seeding import numpy_generator
 
