@@ -83,8 +83,7 @@ def measure(wire: str) -> dict[str, float | str]:
     return {
         "wire": wire,
         "values": state.size,
-        "down_mib": payload_bytes(RecordDict({ARRAYS: to_record(pack_state(learner, schemas))}))
-        / MIB,
+        "down_mib": size(message),
         "up_mib": size({**sends, **rows}),
         "encode_down_ms": milliseconds(lambda: codec.encode("shared", state)),
         "decode_down_ms": milliseconds(lambda: codec.decode("shared", down)),

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+from orchestra_flwr import usage
 from orchestra_flwr.config import (
     Composed,
     Config,
@@ -23,99 +24,23 @@ from orchestra_flwr.config import (
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
 
-COMMON = """\
-  --help    this text and every key with its value
-  --cfg     the composed configuration, nothing is run
-"""
-SIM_USAGE = f"""\
-usage: run_sim.py [key=value ...]      train Orchestra in a simulated federation
-
-  run_sim.py                                          digits, 10 clients, about two minutes
-  run_sim.py data=image_folder data.root=photos.zip   your own images
-  run_sim.py data=cifar10                             the paper's cross-device run
-  run_sim.py resume=outputs/<name>/<date_time>        go on with an interrupted run
-
-{COMMON}
-Values may be groups (data=cifar10 takes conf/data/cifar10.yaml) or single keys (training.lr=0.01).
-Exit code 0: done, 1: the run failed, 2: the configuration is wrong and nothing was written.
-"""
-SERVER_USAGE = f"""\
-usage: run_server.py [key=value ...]      train Orchestra with real clients that connect
-
-  run_server.py                                       clients on this machine
-  run_server.py host=0.0.0.0                          clients on a network, with TLS and keys
-  run_server.py data.root=labelled.zip                judge the encoder with labelled images
-  run_server.py resume=outputs/<name>/<date_time>     go on with an interrupted run
-
-Keys: python -m orchestra_flwr.deployment.keys server --host <name or address of this machine>
-
-{COMMON}
-Exit code 0: done, 1: the run failed, 2: the configuration is wrong and nothing was written.
-"""
-CLIENT_USAGE = f"""\
-usage: run_client.py server=HOST:PORT data.root=IMAGES [key=value ...]      take part
-
-  run_client.py server=127.0.0.1:8443 data.root=photos            a server on this machine
-  run_client.py server=example.org:8443 data.root=photos.zip      with keys in security/
-
-Runs until it is stopped, reconnects by itself, and takes part in every run of its server.
-
-{COMMON}
-Exit code 2: the configuration is wrong.
-"""
-EXPERIMENT_USAGE = """\
-usage: run_experiment.py experiment=NAME [key=value ...]      reproduce a table or figure
-
-  run_experiment.py experiment=table6                        on digits, minutes for each run
-  run_experiment.py experiment=table6 data.root=cifar10.zip  on photographs
-  run_experiment.py experiment=table1 scale=paper            as the paper has it, on GPUs
-  run_experiment.py experiment=table1 only=Orchestra,cross-device seeds=0
-
-  experiment=  {names}
-  scale=       paper or small (small)
-  seeds=       of which each row is run, such as 0,1,2 (the experiment's own)
-  only=        values of rows; rows with others on the same axes are left out
-  folder=      where all runs and the report are (outputs/experiments)
-  jobs=        runs side by side (the scale's own)
-  --list       the experiment's runs and how they stand, nothing is run
-  --help       this text
-
-Every other key=value is given to every run, see run_sim.py --help. Runs that are complete in the
-folder are not run again, whichever experiment they were made for, and those begun are resumed;
-a failed one does not hold up the others. Stop it with Ctrl-C and start it again to go on.
-The report, also of what there is so far: python -m orchestra_flwr.experiments FOLDER
-
-Exit code 0: done, 1: runs failed, 2: the command is wrong and nothing was run, 130: stopped.
-"""
 EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "folder", "jobs")
-EVALUATE_USAGE = f"""\
-usage: python -m orchestra_flwr.evaluation run=RUN [key=value ...]      judge a saved encoder
-
-  run=outputs/<name>/<date_time>                          by the run's own images
-  run=encoder.safetensors data=cifar100 data.root=...     any encoder by other images (transfer)
-  run=... protocols=[finetune] seeds=5                    1 % and 10 % of the labels
-
-Prints a table and writes <run folder>/evaluation/<data set>.json.
-
-{COMMON}
-Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written.
-"""
 C = TypeVar("C", bound=Composed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`run_sim.py`: simulates a federation; returns the exit code."""
-    return _command(Config, _simulate, SIM_USAGE, arguments)
+    return _command(Config, _simulate, usage.SIM, arguments)
 
 
 def server_main(arguments: Sequence[str] | None = None) -> int:
     """`run_server.py`: a federation of real clients; returns the exit code."""
-    return _command(ServerConfig, _serve, SERVER_USAGE, arguments)
+    return _command(ServerConfig, _serve, usage.SERVER, arguments)
 
 
 def client_main(arguments: Sequence[str] | None = None) -> int:
     """`run_client.py`: one real client; returns the exit code."""
-    return _command(ClientConfig, _take_part, CLIENT_USAGE, arguments)
+    return _command(ClientConfig, _take_part, usage.CLIENT, arguments)
 
 
 def experiment_main(arguments: Sequence[str] | None = None) -> int:
@@ -125,7 +50,7 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if {"-h", "--help"} & set(arguments) or not arguments:
-            print(EXPERIMENT_USAGE.format(names=", ".join(experiment_names())))
+            print(usage.EXPERIMENT.format(names=", ".join(experiment_names())))
             return 0
         return _experiment(arguments)
     except ConfigError as error:
@@ -188,18 +113,18 @@ def evaluate_main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = shlex.join(["python", "-m", "orchestra_flwr.evaluation", *given])
     return _command(
-        EvaluateConfig, lambda config: _evaluate(config, command), EVALUATE_USAGE, given
+        EvaluateConfig, lambda config: _evaluate(config, command), usage.EVALUATE, given
     )
 
 
 def _command(
-    kind: type[C], run: Callable[[C], int], usage: str, arguments: Sequence[str] | None
+    kind: type[C], run: Callable[[C], int], text: str, arguments: Sequence[str] | None
 ) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if {"-h", "--help"} & set(arguments):
             chosen = [a for a in arguments if "=" in a]  # of data=cifar10 --help the values
-            print(usage + "\nEvery key with its value:\n\n" + every_key(kind, chosen))
+            print(text + "\nEvery key with its value:\n\n" + every_key(kind, chosen))
             return 0
         config = load(kind, [a for a in arguments if a != "--cfg"])
         if "--cfg" in arguments:

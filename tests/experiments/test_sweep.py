@@ -7,6 +7,7 @@ import time
 import pytest
 
 from orchestra_flwr.cli import experiment_main
+from orchestra_flwr.config import load_config
 from orchestra_flwr.experiments import make_plan
 from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.experiments.sweep import Job, _Sweep, jobs_of, run_plan
@@ -107,6 +108,19 @@ def test_a_run_that_was_begun_is_resumed_where_it_may_run_elsewhere(tmp_path):
     arguments = begun.steps[0][3:]
     assert begun.was_begun and f"resume={tmp_path / row.run}" in arguments
     assert "engine=inline" in arguments and not any("federation" in word for word in arguments)
+
+
+def test_a_run_is_resumed_with_keys_of_version_0_1(tmp_path):
+    moved = ["engine=ray", "ray.workers=2", "federation.merge=replace"]
+    plan, configs = make_plan("table6", "small", seeds=[0], only=["base"], extra=moved)
+    (row,) = plan.rows
+    (tmp_path / row.run).mkdir()
+    (tmp_path / row.run / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
+    (begun,) = jobs_of(plan, tmp_path)
+    arguments = begun.steps[0][3:]
+    assert {"engine=ray", "ray.workers=2"} < set(arguments)
+    assert "federation.merge=replace" not in arguments
+    assert load_config(arguments).engine.settings.workers == 2
 
 
 def test_what_is_fine_tuned_is_evaluated_after_its_training(tmp_path):

@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from orchestra_flwr.config import ConfigError, load_config, parse
+from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.experiments import (
     SCALES,
     experiment_names,
@@ -11,7 +11,6 @@ from orchestra_flwr.experiments import (
     read_plans,
     run_name,
 )
-from orchestra_flwr.methods import METHODS
 
 SELDOM = {(name, "paper") for name in experiment_names()} - {("table1", "paper")}
 
@@ -24,14 +23,13 @@ SELDOM = {(name, "paper") for name in experiment_names()} - {("table1", "paper")
         for name, scale in product(experiment_names(), SCALES)
     ],
 )
-def test_every_row_composes_and_its_method_takes_its_options(name, scale):
+def test_every_row_composes(name, scale):
     plan, configs = make_plan(name, scale, seeds=[0])
     assert plan.rows and {row.run for row in plan.rows} == configs.keys()
     assert len(configs) == len(plan.rows)  # no two rows are the same run
     scored = "unsupervised" in plan.experiment.measures
     for config in configs.values():
         assert config.evaluation.unsupervised == scored  # or nothing would be there to choose by
-        parse(METHODS[config.method.name].Settings, config.method.options, "method")
     for row in (plan.rows[0], plan.rows[-1]):  # each takes a second
         again = load_config([*row.overrides, "seed=0"])
         assert again == configs[row.run]
@@ -63,9 +61,20 @@ def test_settings_of_the_paper():
     assert (base.clustering.global_clusters, base.clustering.local_clusters) == (256, 16)
     assert base.federation.clients == 100 and base.federation.participation == 0.5
     assert base.training.lr == 0.003 and base.training.local_epochs == 10
-    assert base.model.name == "resnet18" and base.engine == "ray"
+    assert base.model.name == "resnet18" and base.engine.name == "ray"
     assert base.method.options["target"] is False and base.method.options["rotation"] is True
     assert Counter(row.seed for row in plan.rows) == {0: 6, 1: 6, 2: 6}
+
+
+def test_specloss_compares_as_many_outputs_as_orchestra_has_clusters():
+    for name in ("table1", "figure9"):
+        plan, configs = make_plan(name, "paper", seeds=[0], only=["f-SpecLoss", "Orchestra"])
+        for row in plan.rows:
+            wide = 256 if row.values["dataset"] == "CIFAR-100" else 32
+            config = configs[row.run]
+            assert config.clustering.options["global_clusters"] == wide
+            if row.values["method"] == "f-SpecLoss":
+                assert config.method.settings.outputs == wide
 
 
 def test_rules_follow_their_axis():
@@ -116,12 +125,18 @@ def test_only_keeps_rows_with_all_of_the_values():
 def test_a_runs_name_says_what_is_computed_and_nothing_else():
     base = run_name(load_config())
     assert base.startswith("orchestra-digits-k10-a0.1-s0-")
-    same = ["engine=inline", "device=cpu", "name=x", "run_dir=y", "ray.workers=1"]
-    assert run_name(load_config(same)) == base
+    same = ["device=cpu", "name=x", "run_dir=y", "terms.proximal.weight=0"]
+    for engine in ("engine=inline", "engine.workers=1", "ray.workers=1"):
+        assert run_name(load_config([*same, engine])) == base
+    assert run_name(load_config(["~terms.proximal"])) == base
+    weighted = run_name(load_config(["terms.proximal.weight=.1"]))
+    assert weighted not in (base, run_name(load_config(["terms.proximal.weight=.2"])))
     for other in ("seed=1", "training.lr=0.02", "method.ema=0.9", "evaluation.every=1"):
         assert run_name(load_config([other])) != base
     roots = ["a/one.zip", "b/one.zip", "a/two.zip"]
-    one, moved, two = (run_name(load_config([f"data.root={root}"])) for root in roots)
+    one, moved, two = (
+        run_name(load_config(["data=image_folder", f"data.root={root}"])) for root in roots
+    )
     assert one == moved != two
     assert run_name(load_config(), "split").startswith("split-digits-")
 

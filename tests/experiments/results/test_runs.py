@@ -1,6 +1,14 @@
+from pathlib import Path
+
 import pytest
 
-from orchestra_flwr.experiments.results.runs import find_runs, last_error, read_run
+from orchestra_flwr.experiments.report.tables import provenance
+from orchestra_flwr.experiments.results.runs import (
+    find_runs,
+    last_error,
+    read_run,
+    unreadable,
+)
 
 
 def test_measures_are_found_where_runs_leave_them(make_run):
@@ -32,6 +40,24 @@ def test_runs_are_found_in_both_layouts(make_run, tmp_path):
     assert [run.name for run in find_runs(tmp_path)] == ["flat", "2026-01-01"]
     assert [run.name for run in find_runs(tmp_path / "flat")] == ["flat"]
     assert read_run(tmp_path / "logs") is None
+
+
+def test_a_run_of_version_0_1_is_read(make_run):
+    path = make_run("r", {"knn": 0.5})
+    saved = Path(__file__).parents[2] / "config" / "version_0_1.yaml"
+    (path / "config.yaml").write_text(saved.read_text())
+    run = read_run(path)
+    assert unreadable([run]) == {}
+    assert (run.config.merging.name, run.config.engine.name) == ("replace", "ray")
+    assert any(line.startswith("Engine: ray on auto") for line in provenance([run]))
+
+
+def test_a_run_with_a_plugin_that_is_not_here_is_left_out(make_run):
+    path = make_run("r", {})
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("name: iid", "name: mine").replace(
+        "name: dirichlet", "name: mine"))  # fmt: skip
+    assert "partition=mine: must be one of" in unreadable([read_run(path)])["r"]
 
 
 def test_a_broken_file_is_named(make_run):
