@@ -1,4 +1,4 @@
-"""A client's own process: has its images in memory and trains on them when the server asks."""
+"""A real client's work: its images stay in memory, and it trains on them when the server asks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Trainer:
         self._images: ImageSet | None = None
         self._image_size: int | None = None
         self._latest: tuple[tuple[Config, str], OrchestraClient] | None = None
-        self._imported: dict[str, str] = {}  # users' packages, and what was in them then
+        self._imported: dict[str, str] = {}  # users' packages with their fingerprints at first
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
         """The answer to a request of the relay app; an exception becomes an error."""
@@ -106,15 +106,15 @@ class Trainer:
         label = release.label if release else "state"
         self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
         client = self._client(received, str(task.get(RUN, "")))
-        why_silent = self._why_silent(received, client, task)
+        unsent = self._record_release(received, client, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
         trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
         if metrics.get(SMALLEST_GROUP) == 0:
-            why_silent = f"fewer than privacy.k_min={received.privacy.k_min} images"
-        silent = [f"sent no {label}: {why_silent}"] if why_silent else []
-        facts = [*trained, *silent, f"{metrics['seconds']:.1f} s"]
+            unsent = f"fewer than privacy.k_min={received.privacy.k_min} images"
+        without = [f"sent no {label}: {unsent}"] if unsent else []
+        facts = [*trained, *without, f"{metrics['seconds']:.1f} s"]
         self._report(f"round {round_}: {', '.join(facts)}")
         return reply
 
@@ -131,8 +131,14 @@ class Trainer:
         return reply
 
     def _client(self, received: Config, run: str) -> OrchestraClient:
+        """The client of this configuration and run, the latest one where they are the same.
+
+        Raises:
+            RefusalError: the configuration exposes single images.
+            ConfigError: images, labels or what this client allows do not fit the configuration.
+        """
         if self._latest is None or self._latest[0] != (received, run):
-            config = self._localised(received)
+            config = self._for_this_machine(received)
             images = self._load(config)
             labels = labels_for(config, images)
             folder = ClientStateFolder(self._folder / "runs", run) if run else None
@@ -144,12 +150,21 @@ class Trainer:
                 state_folder=folder,
                 secret_noise=True,
             )
-            # Not for the greeting alone: a round may come with another configuration.
-            self._permit(received, len(client.images))
+            # Checked here as well as at the greeting: a round may bring another configuration.
+            self._check_release(received, len(client.images))
             self._latest = ((received, run), client)
         return self._latest[1]
 
-    def _permit(self, received: Config, images: int) -> None:
+    def _check_release(self, received: Config, images: int) -> None:
+        """Refuses a run whose releases exceed what this client allows.
+
+        Args:
+            received: the server's configuration.
+            images: how many this client has.
+
+        Raises:
+            ConfigError: names the key, and what this client allows.
+        """
         release: Release | None = received.method.plugin.release(received)
         if release is not None:
             release.check_images(images)
@@ -160,8 +175,15 @@ class Trainer:
                 label=release.label,
             )
 
-    def _why_silent(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> str:
-        """Why no centroids are sent, "" if they are; then the release is on record already."""
+    def _record_release(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> str:
+        """Writes the round's release down before the client works on it.
+
+        Returns:
+            "", or why nothing is released: then `contribute` in the task is false.
+
+        Raises:
+            OSError: it cannot be written down.
+        """
         if not task["contribute"]:
             return "privacy.total_epsilon is spent"
         release: Release | None = received.method.plugin.release(received)
@@ -173,6 +195,12 @@ class Trainer:
         return ""
 
     def _accept(self, task: ConfigRecord) -> Config:
+        """The configuration of a run in which this client can take part, on this machine.
+
+        Raises:
+            RefusalError: it cannot; one line says what to change, and where.
+            ConfigError: the same, of a single key or of the images.
+        """
         server = str(task["version"])
         if server != __version__:
             raise RefusalError(
@@ -180,7 +208,7 @@ class Trainer:
                 "install the same version on both"
             )
         received = self._received(task)
-        config = self._localised(received)
+        config = self._for_this_machine(received)
         size, wanted = config.data.image_size, self._config.data.image_size
         if wanted is not None and wanted != size:
             raise RefusalError(
@@ -194,7 +222,7 @@ class Trainer:
                 f"{len(images)} images, the server asks for at least {least}: add images to "
                 f"{self._config.data.root}, or lower federation.min_images at the server"
             )
-        self._permit(received, len(images))
+        self._check_release(received, len(images))
         labels_for(config, images)
         return config
 
@@ -217,9 +245,9 @@ class Trainer:
             )
 
     def _check_plugins(self, packages: Sequence[str]) -> None:
-        """Refuses packages whose files changed after this process has imported them.
+        """Refuses packages whose files have changed since this process imported them.
 
-        The files would be those of the server and what runs would not.
+        Their fingerprint, which is computed from the files, would say nothing about what runs.
         """
         for package in packages:
             now = fingerprint([package])
@@ -247,11 +275,12 @@ class Trainer:
             )
         return Config.from_json(text)
 
-    def _localised(self, config: Config) -> Config:
-        """The server's configuration on this machine.
+    def _for_this_machine(self, config: Config) -> Config:
+        """The server's configuration with this machine's device, threads and precision.
 
         Raises:
-            RefusalError: it asks for what exposes single images, whatever the server's checks are.
+            RefusalError: it exposes single images. The server refuses that too, but it may run
+                other code than ours.
         """
         release: Release | None = config.method.plugin.release(config)
         if release is not None and release.exposes:
@@ -267,6 +296,11 @@ class Trainer:
         return config.model_copy(update={"training": training, "device": self._config.device})
 
     def _load(self, config: Config) -> ImageSet:
+        """This client's images on its device, of the size that the server trains on.
+
+        Raises:
+            ConfigError: the images are missing or cannot be used.
+        """
         if self._images is None or self._image_size != config.data.image_size:
             local = self._config.data
             data = {
@@ -285,5 +319,5 @@ class Trainer:
 
 
 def _run_digest(config: Config) -> str:
-    """Differs for runs of different configurations."""
+    """16 hexadecimal digits that differ for runs of different configurations."""
     return fingerprint_of(config.to_json())

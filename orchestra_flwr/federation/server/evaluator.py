@@ -71,7 +71,8 @@ class Evaluator:
             return Encoder(self.spec, copy.deepcopy(backbone))
         assert self.dataset is not None
         images, size = self.dataset.train.images, self.config.evaluation.batch_size
-        return Encoder(self.spec, recalibrated(backbone, images, size))
+        with torch_threads(self.config.training.threads):  # the same bits on every machine
+            return Encoder(self.spec, recalibrated(backbone, images, size))
 
     def _score(self, backbone: Backbone) -> dict[str, float]:
         assert self.dataset is not None

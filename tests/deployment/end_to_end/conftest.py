@@ -111,14 +111,14 @@ class Machines:
         self._running.append(running)
         return running
 
-    def server(self, *overrides):
+    def server(self, *overrides, program="run_server.py"):
         run = (
             []
             if any(o.startswith("resume=") for o in overrides)
             else [*SMALL, f"run_dir={self.run}"]
         )
         return self.start(
-            sys.executable, "run_server.py", f"port={self.port}", *run, f"security={self.security}",
+            sys.executable, program, f"port={self.port}", *run, f"security={self.security}",
             *overrides,
         )  # fmt: skip
 

@@ -113,6 +113,50 @@ def test_strangers_are_refused_and_a_run_has_the_bits_of_its_simulation(machines
     assert machines.dropped() == []
 
 
+METHOD = """
+from orchestra_flwr.methods.byol import BYOL
+
+class Mine(BYOL):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_users_plugin_and_other_choices_have_the_bits_of_their_simulation(machines, monkeypatch):
+    """The package lies beside the programs and is not installed; a client has to allow it."""
+    programs = machines.folder / "programs"
+    methods = programs / "my_package" / "methods"
+    methods.mkdir(parents=True)
+    for file in (methods.parent / "__init__.py", methods / "__init__.py"):
+        file.touch()
+    (methods / "mine.py").write_text(METHOD)
+    for name in ("server", "client"):
+        text = (
+            f"import sys\n\nfrom orchestra_flwr.cli import {name}_main\n\nsys.exit({name}_main())\n"
+        )
+        (programs / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(programs)
+    machines.make_photos(a=32, b=32)
+    chosen = [
+        "plugins=[my_package]", "method=mine", "terms.proximal.weight=0.1", "merging=fedbn",
+        "server_optimizer=adam",
+    ]  # fmt: skip
+    server = machines.server(
+        "federation.min_clients=2", "federation.rounds=2", f"data.root={machines.photos}", *chosen,
+        program=programs / "server.py",
+    )  # fmt: skip
+    server.wait_for("listening on")
+    wary = machines.client("b")
+    server.wait_for("client b is refused: the server asks for plugins=[my_package], this client")
+    wary.end()
+    for name in "ab":
+        machines.client(name, "plugins=[my_package]", program=programs / "client.py")
+    assert server.wait() == 0, server.text
+    assert machines.dropped() == []
+    assert machines.metrics()[-1]["loss"]["proximal"] > 0
+    assert_same_bits(machines.run, simulate(machines, "ab", 2, *chosen))
+
+
 @pytest.mark.slow
 def test_bad_replies_are_dropped_by_name_and_the_run_goes_on(machines):
     machines.make_photos(good=32, rogue=32)

@@ -4,7 +4,7 @@ import torch
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.round_report import FederationError
-from orchestra_flwr.training import build_learner
+from orchestra_flwr.training import build_learner, torch_threads
 
 
 def test_scores_of_both_backbones_leave_the_method_as_it_was(tiny):
@@ -26,3 +26,14 @@ def test_features_that_are_not_finite_are_told(tiny):
         next(method.target_backbone.parameters()).fill_(torch.inf)
     with pytest.raises(FederationError, match="the encoder cannot be evaluated"):
         Evaluator(config, load_dataset(config.data)).scores(method)
+
+
+def test_a_recalibrated_encoder_has_the_same_bits_whatever_the_threads_of_this_process(tiny):
+    config = tiny("merging=fedbn")
+    backbone = build_learner(config, 1).method.backbone
+    evaluator = Evaluator(config, load_dataset(config.data))
+    states = []
+    for threads in (1, 2):
+        with torch_threads(threads):
+            states.append(evaluator.encoder(backbone).state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
