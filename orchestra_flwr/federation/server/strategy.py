@@ -134,7 +134,7 @@ class OrchestraStrategy(Strategy):
             return []
         first = to_record(self._models.arrays(self._models.first))
         return [
-            self._message(MessageType.EVALUATE, task.client, first, dict(config))
+            self._message(MessageType.EVALUATE, task.client, first, {**config, **self.round.place})
             for task in self.stage.tasks
         ]
 

@@ -25,7 +25,7 @@ from orchestra_flwr.federation.population import check_population, load_populati
 from orchestra_flwr.federation.server.checkpoint import KEY_FILE, load_checkpoint
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
-from orchestra_flwr.federation.server.models import Models
+from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy import calibrate, spent

@@ -19,8 +19,8 @@ from orchestra_flwr.federation.messages.arrays import (
     to_record,
 )
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.federation.server.federation import Federation
-from orchestra_flwr.federation.server.models import Models
+from orchestra_flwr.federation.server.round import Federation
+from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round import Round, cohort_seed, draw_cohort
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy
