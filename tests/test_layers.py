@@ -1,43 +1,95 @@
-"""Imports point down the list only."""
+"""The house: who may import whom, and how large a room, a file and a function may be."""
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 import orchestra_flwr
+from orchestra_flwr.config import Config, TermConfig
 
 LAYERS = [
-    ["config", "seeding", "optimizer", "heap", "graph", "files"],
-    ["data", "precision", "privacy"],
-    ["models"],
+    ["fingerprints"],
+    ["plugins", "seeding", "files"],
+    ["config"],
+    ["data", "models", "privacy"],
     ["clustering"],
     ["methods"],
+    ["terms"],
     ["training"],
-    ["evaluation", "merging", "experiments"],
+    ["merging", "evaluation"],
     ["reporting"],
     ["federation"],
-    ["deployment", "sweep"],
+    ["deployment"],
+    ["experiments"],
     ["cli"],
     ["__main__"],  # thin entries, python -m orchestra_flwr.<package>
 ]
 ROOT = Path(orchestra_flwr.__file__).parent
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+LONGEST_FUNCTION = 60  # lines, from def to end
+LARGEST_ROOM = 13  # files; a room of plug-ins may have more
+
+# File names that occur more than once, in one sense.
+SAME_SENSE = {
+    "__init__": "what a package offers",
+    "__main__": "an entry of python -m",
+    "base": "the class whose subclasses are a room's plug-ins",
+}
+
+
+CHOICES = [
+    *(f.annotation for f in Config.model_fields.values() if hasattr(f.annotation, "room")),
+    TermConfig,
+]
+ROOMS = {choice.room.package: choice.room for choice in CHOICES}
 
 
 def modules() -> list[Path]:
     return [p for p in ROOT.rglob("*.py") if p.parent != ROOT or p.name != "__init__.py"]
 
 
+def name_of(path: Path) -> str:
+    """A file's module, by its full name."""
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {name_of(path) for path in ROOT.rglob("*.py")}
+
+
+def named(node: ast.AST) -> set[str]:
+    """The modules that an import statement names."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        names = {f"{node.module}.{alias.name}" for alias in node.names}
+        return names if names <= NAMES else {node.module, *(names & NAMES)}
+    return set()
+
+
 def imports(path: Path) -> set[str]:
+    """The modules that a module imports, wherever in it."""
+    return set().union(*(named(node) for node in ast.walk(ast.parse(path.read_text()))))
+
+
+def needed(path: Path) -> set[str]:
+    """The modules of this package that a module needs before it can be imported itself.
+
+    Not what functions import when they are called, nor what only a type checker sees.
+    """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            found.add(node.module)
-    return found
+    waiting: list[ast.AST] = [*ast.parse(path.read_text()).body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found |= named(node)
+            waiting += ast.iter_child_nodes(node)
+    return found & NAMES
 
 
 def package(path: Path) -> str:
@@ -55,6 +107,22 @@ def test_imports_point_down(path):
             assert LEVEL[parts[1]] < LEVEL[own], f"{own} imports {name}"
 
 
+def test_no_module_waits_for_itself():
+    """No circle of imports, not even one that works because of the order of its lines."""
+    graph = {name_of(path): needed(path) for path in modules()}
+    done: set[str] = set()
+
+    def visit(name: str, above: list[str]) -> None:
+        assert name not in above, " imports ".join([*above[above.index(name) :], name])
+        if name not in done:
+            for other in sorted(graph.get(name, ())):
+                visit(other, [*above, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
+
+
 @pytest.mark.parametrize(
     ("library", "home"),
     [
@@ -66,3 +134,45 @@ def test_imports_point_down(path):
 def test_a_library_stays_at_home(library, home):
     users = {package(p) for p in modules() if library in {n.split(".")[0] for n in imports(p)}}
     assert users == home
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_does_not_import_its_plugins(package):
+    """A plug-in is imported when it is chosen."""
+    folder = ROOT.parent.joinpath(*package.split("."))
+    plugins = {f"{package}.{name}" for name in ROOMS[package].found()}
+    for path in (folder / "__init__.py", folder / "base.py"):
+        assert not path.exists() or not imports(path) & plugins, path
+
+
+def test_functions_are_short():
+    long = {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > LONGEST_FUNCTION:
+                    long[f"{path.relative_to(ROOT)}: {node.name}"] = lines
+    assert not long
+
+
+def test_rooms_are_small():
+    """A folder of more files holds two concepts."""
+    rooms = defaultdict(list)
+    for path in modules():
+        if path.stem not in ("__init__", "__main__"):
+            rooms[path.parent].append(path.stem)
+    crowded = {
+        str(room.relative_to(ROOT.parent)): sorted(files)
+        for room, files in rooms.items()
+        if len(files) > LARGEST_ROOM and ".".join(room.relative_to(ROOT.parent).parts) not in ROOMS
+    }
+    assert not crowded
+
+
+def test_a_name_has_one_sense():
+    """Of files and of folders."""
+    places = defaultdict(list)
+    for path in [*modules(), *{path.parent for path in modules()}]:
+        places[path.stem].append(str(path.relative_to(ROOT)))
+    assert {n: p for n, p in places.items() if len(p) > 1 and n not in SAME_SENSE} == {}

@@ -218,10 +218,13 @@ class OrchestraClient(NumPyClient):
     def _recall(self, kept: ClientState | None, merging: Merging) -> None:
         if kept is None:
             self.learner.method.start_local_state()
-        else:
+        self._recall_local(kept)
+        merging.merge(self.learner, kept)
+
+    def _recall_local(self, kept: ClientState | None) -> None:
+        if kept is not None:
             for name, tensor in self.learner.state(Role.LOCAL).items():
                 tensor.copy_(kept.tensors[name])
-        merging.merge(self.learner, kept)
 
     def _state_to_keep(self, merging: Merging) -> ClientState:
         merged, local = merging.keep(self.learner), self.learner.state(Role.LOCAL)
@@ -256,6 +259,8 @@ class OrchestraClient(NumPyClient):
         with torch_threads(self.config.training.threads):
             received = dict(zip(self.receives, parameters, strict=True))
             unpack_state(received, self.learner, self.schemas)
+            if keeps_state(self.config, self.learner):
+                self._recall_local(self._folder().before(seed.round + 1))
             backbones = kept_first(self.learner.method, evaluation.backbone)
             scores = similarities(
                 next(iter(backbones.values())),

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from orchestra_flwr.federation.server.models import Models
+from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.files import replacing, write_atomically
 

@@ -23,10 +23,15 @@ from orchestra_flwr.federation.server.checkpoint import (
     save_checkpoint,
 )
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
-from orchestra_flwr.federation.server.federation import Federation
 from orchestra_flwr.federation.server.members import Members
-from orchestra_flwr.federation.server.models import Models
-from orchestra_flwr.federation.server.round import Round, cohort_seed, draw_cohort, numbered
+from orchestra_flwr.federation.server.named_models import Models
+from orchestra_flwr.federation.server.round import (
+    Federation,
+    Round,
+    cohort_seed,
+    draw_cohort,
+    numbered,
+)
 from orchestra_flwr.federation.server.round_record import (
     final_metrics,
     overhead,

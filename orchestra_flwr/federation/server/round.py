@@ -1,11 +1,18 @@
-"""One round as a value: who can be asked, who is, and what a message must know beside the state."""
+"""A round as a value, and what stays the same from round to round.
+
+A round is: who can be asked, who is, and what a message must know beside the state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.federation.exchanges import Exchange
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server.named_models import Models
+from orchestra_flwr.methods import Release
 from orchestra_flwr.seeding import numpy_generator
 
 
@@ -33,6 +40,40 @@ class Round:
     def trains(self) -> bool:
         """Whether clients train in it."""
         return self.number > 0
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What stays the same from round to round on the server.
+
+    Attributes:
+        config: the run's configuration.
+        models: the server's models, which every stage changes.
+        exchange: who talks with whom.
+        release: what clients contribute beside their state; None: nothing.
+        on_client: called with each client's name and whether its reply was used.
+        key: the run's secret, from which noise and cohorts are drawn; only with
+            `privacy.noise_multiplier`.
+
+    Raises:
+        ValueError: noise is asked for without a key to draw it from.
+    """
+
+    config: Config
+    models: Models
+    exchange: Exchange
+    release: Release | None
+    on_client: Callable[[str, bool], None] = lambda client, ok: None
+    key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.config.privacy.noise_multiplier > 0 and self.key is None:
+            raise ValueError("noise needs a secret key")
+
+    @property
+    def schemas(self) -> Schemas:
+        """Of everything that travels."""
+        return self.models.schemas
 
 
 def client_order(name: str) -> tuple[int, str]:

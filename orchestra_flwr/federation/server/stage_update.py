@@ -13,8 +13,7 @@ from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.aggregation import ClippedMean, StreamingMean
-from orchestra_flwr.federation.server.federation import Federation
-from orchestra_flwr.federation.server.round import Round
+from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy.updates import raise_to, standard_normals, variance_floors

@@ -31,8 +31,7 @@ from orchestra_flwr.federation.messages.replies import (
     check_similarities,
 )
 from orchestra_flwr.federation.messages.schema import for_models
-from orchestra_flwr.federation.server.federation import Federation
-from orchestra_flwr.federation.server.round import Round
+from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import Dropped, FederationError, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 
@@ -135,7 +134,7 @@ class OrchestraStrategy(Strategy):
             return []
         first = to_record(self._models.arrays(self._models.first))
         return [
-            self._message(MessageType.EVALUATE, task.client, first, dict(config))
+            self._message(MessageType.EVALUATE, task.client, first, {**config, **self.round.place})
             for task in self.stage.tasks
         ]
 

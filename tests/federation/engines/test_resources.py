@@ -67,15 +67,11 @@ def test_on_a_cluster_nothing_is_asked_of_this_machine(tiny, monkeypatch):
     with pytest.raises(ConfigError, match=r"training.threads=8: no machine"):
         ray_backend(tiny(*RAY, "engine.address=10.0.0.1:6379", "training.threads=8"))
     cluster[:] = [Node(2, 0)]
-    with pytest.raises(
-        ConfigError, match=r"device=cuda: no machine of engine.address=10.0.0.1"
-    ):
+    with pytest.raises(ConfigError, match=r"device=cuda: no machine of engine.address=10.0.0.1"):
         ray_backend(tiny(*RAY, "engine.address=10.0.0.1:6379", "device=cuda"))
 
 
 def test_workers_and_a_cluster_exclude_each_other(tiny):
     """In the spelling of version 0.1, which is read as well."""
-    with pytest.raises(
-        ConfigError, match=r"engine.workers=2: must not be given with engine.add"
-    ):
+    with pytest.raises(ConfigError, match=r"engine.workers=2: must not be given with engine.add"):
         tiny(*RAY, "ray.workers=2", "ray.address=10.0.0.1:6379")

@@ -17,7 +17,7 @@ from orchestra_flwr.federation.server.checkpoint import (
     noise_key,
     save_checkpoint,
 )
-from orchestra_flwr.federation.server.models import Models
+from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import build_learner

@@ -1,0 +1,231 @@
+"""`plugins=[my_package]`: choices, options and terms of a user's own package."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from orchestra_flwr.config import (
+    Config,
+    ConfigError,
+    EvaluateConfig,
+    config_to_yaml,
+    every_key,
+    load,
+    load_config,
+)
+
+PACKAGE = "plugins=[my_package]"
+PARTITION = """
+    from orchestra_flwr.config import Section
+    from orchestra_flwr.data import Partition
+
+    class _Settings(Section):
+        share: float = 0.5
+
+    class Mine(Partition):
+        Settings = _Settings
+
+        def split(self, labels, count, clients, seed):
+            raise NotImplementedError
+"""
+METHOD = """
+    from orchestra_flwr.methods.byol import BYOL
+
+    class Mine(BYOL):
+        pass
+"""
+TERM = """
+    from orchestra_flwr.config import Section
+    from orchestra_flwr.terms import Term
+
+    class _Settings(Section):
+        margin: float = 0.5
+
+    class Mine(Term):
+        Settings = _Settings
+
+        def loss(self, method, batch, step):
+            return step.losses.popitem()[1] * 0
+"""
+SOURCE = """
+    from orchestra_flwr.config import Section
+    from orchestra_flwr.data import Source
+
+    class _Settings(Section):
+        myoption: int = 1
+
+    class Mine(Source):
+        Settings = _Settings
+
+        def load(self):
+            raise NotImplementedError
+"""
+
+
+def refused(*overrides, section=Config):
+    with pytest.raises(ConfigError) as error:
+        load(section, overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_plugin_without_a_file_of_values(user_package):
+    user_package({"partitions/mine.py": PARTITION})
+    config = load_config([PACKAGE, "partition=mine"])
+    assert config.partition.plugin.__module__ == "my_package.partitions.mine"
+    assert config.partition.settings.share == 0.5
+    for override in ("partition.share=.25", "+partition.share=.25", "++partition.share=.25"):
+        for order in ([override, "partition=mine"], ["partition=mine", override]):
+            assert load_config([PACKAGE, *order]).partition.settings.share == 0.25
+    assert Config.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("plugins", ["plugins=my_package", "+plugins=[my_package]",
+                                     "++plugins=['my_package']"])  # fmt: skip
+def test_ways_to_name_a_package(user_package, plugins):
+    user_package({"partitions/mine.py": PARTITION, "conf/partition/mine.yaml": "name: mine"})
+    config = load_config([plugins, "partition=mine"])
+    assert config.plugins == ("my_package",) and config.partition.name == "mine"
+
+
+def test_a_plugin_with_a_file_of_values(user_package):
+    user_package({
+        "partitions/mine.py": PARTITION,
+        "conf/partition/mine.yaml": "name: mine\nshare: 0.125",
+        "conf/partition/half.yaml": "name: mine\nshare: 0.5",
+    })  # fmt: skip
+    assert load_config([PACKAGE, "partition=mine"]).partition.settings.share == 0.125
+    assert load_config([PACKAGE, "partition=half"]).partition.settings.share == 0.5
+    named = load_config([PACKAGE, "partition=mine", "partition.share=.75"])
+    assert named.partition.settings.share == 0.75
+    assert "share: 0.125" in every_key(Config, [PACKAGE, "partition=mine"])
+
+
+def test_a_file_of_values_may_refer_to_others(user_package):
+    text = "name: mine\nema: ${.paper.${training.setting}.ema}\npaper:\n"
+    text += "  device: {lr: 0.25, ema: 0.5}\n  silo: {lr: 0.75, ema: 0.9}\n"
+    user_package({"methods/mine.py": METHOD, "conf/method/mine.yaml": text})
+    config = load_config([PACKAGE, "data=cifar10", "method=mine"])
+    assert (config.training.lr, config.method.settings.ema) == (0.25, 0.5)
+    silo = load_config([PACKAGE, "data=cifar10", "training=silo", "method=mine"])
+    assert (silo.training.lr, silo.method.settings.ema) == (0.75, 0.9)
+
+
+def test_a_method_without_values_of_a_paper_needs_a_learning_rate(user_package):
+    user_package({"methods/mine.py": METHOD})
+    error = refused(PACKAGE, "data=cifar10", "method=mine")
+    assert error == "training.lr: must be given, there is no method.paper.device.lr"
+    config = load_config([PACKAGE, "data=cifar10", "method=mine", "training.lr=.5"])
+    assert (config.method.name, config.training.lr) == ("mine", 0.5)
+    assert load_config([PACKAGE, "method=mine"]).training.lr == 0.03
+
+
+def test_the_path_of_a_package_may_hold_anything(tmp_path, monkeypatch):
+    root = tmp_path / "it's [my], own" / "place"
+    (root / "odd_package" / "conf" / "preset").mkdir(parents=True)
+    (root / "odd_package" / "__init__.py").touch()
+    preset = "# @package _global_\nfederation:\n  rounds: 3\n"
+    (root / "odd_package" / "conf" / "preset" / "short.yaml").write_text(preset)
+    monkeypatch.syspath_prepend(root)
+    assert load_config(["plugins=[odd_package]", "preset=short"]).federation.rounds == 3
+
+
+def test_names_and_options_of_the_package_are_listed(user_package):
+    user_package({"partitions/mine.py": PARTITION})
+    names = "must be one of by_class, dirichlet, iid"
+    assert refused("partition=mine") == f"partition=mine: {names}"
+    assert refused(PACKAGE, "partition=nope") == f"partition=nope: {names}, mine"
+    assert refused(PACKAGE, "partition=mine", "partition.shar=1") == (
+        "partition.shar: unknown option of partition=mine, which has share "
+        "(did you mean partition.share?)"
+    )
+    assert refused(PACKAGE, "partition=iid", "partition.share=1") == (
+        "partition.share: unknown option of partition=iid, which has no options "
+        "(partition=mine has it)"
+    )
+
+
+def test_a_package_that_cannot_be_imported_is_one_line(user_package):
+    for plugins in ("plugins=[my_package]", "plugins=my_package", "++plugins=[my_package]"):
+        assert refused(plugins) == (
+            "plugins: my_package cannot be imported: "
+            "ModuleNotFoundError: No module named 'my_package'"
+        )
+    user_package({"__init__.py": "raise RuntimeError('two\\nlines')"})
+    line = "plugins: my_package cannot be imported: RuntimeError: two lines"
+    assert refused(PACKAGE) == line
+
+
+@pytest.mark.parametrize("plugins", ["[a-b]", "[../x]", "['a b']", "[orchestra_flwr]", "[3]"])
+def test_what_is_no_package_of_ones_own_is_refused(plugins):
+    error = refused(f"plugins={plugins}")
+    assert error.startswith("plugins=[") and "must be names of Python packages" in error
+
+
+def test_a_plugin_that_cannot_be_imported_is_one_line(user_package):
+    user_package({"partitions/mine.py": "raise RuntimeError('two\\nlines')"})
+    assert refused(PACKAGE, "partition=mine") == (
+        "partition=mine: my_package.partitions.mine cannot be imported: RuntimeError: two lines"
+    )
+    assert load_config([PACKAGE]).partition.name == "dirichlet"
+
+
+def test_a_plugin_named_like_one_of_ours_is_refused(user_package):
+    user_package({"partitions/iid.py": PARTITION})
+    for override in ("partition=iid", "partition.name=iid"):
+        assert refused(PACKAGE, override) == (
+            "partition=iid: iid is both in orchestra_flwr.data.partitions "
+            "and in my_package.partitions"
+        )
+
+
+def test_a_term_of_the_package_is_given_by_its_weight(user_package):
+    user_package({"terms/mine.py": TERM})
+    config = load_config([PACKAGE, "terms.mine.weight=1", "terms.mine.margin=.25"])
+    (term,) = config.active_terms
+    assert (term.weight, term.settings.margin) == (1, 0.25)
+    assert refused("terms.mine.weight=1") == "terms.mine: must be one of proximal"
+    assert refused(PACKAGE, "terms.nope.weight=1") == "terms.nope: must be one of proximal, mine"
+    assert refused(PACKAGE, "terms.proximal.margin=1") == (
+        "terms.proximal.margin: unknown option of terms.proximal, which has weight "
+        "(terms.mine has it)"
+    )
+    user_package({"conf/terms/mine.yaml": "weight: 0\nmargin: 0.125"})
+    assert load_config([PACKAGE, "terms.mine.weight=1"]).active_terms[0].settings.margin == 0.125
+    told = every_key(Config, [PACKAGE])
+    assert "terms:\n  mine:\n    weight: 0\n    margin: 0.125\n  proximal:" in told
+
+
+def test_a_resumed_run_has_its_packages(user_package, tmp_path):
+    user_package({
+        "partitions/mine.py": PARTITION, "conf/partition/mine.yaml": "name: mine\nshare: 0.125",
+    })  # fmt: skip
+    config = load_config([PACKAGE, "partition=mine"])
+    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
+    for overrides in ([], ["partition=mine"], [PACKAGE], ["partition.share=0.125"]):
+        again = load_config([f"resume={tmp_path}", *overrides])
+        assert (again.plugins, again.partition) == (config.plugins, config.partition)
+    error = refused(f"resume={tmp_path}", "partition=iid")
+    assert error.startswith("partition=iid: a resumed run keeps its own configuration")
+
+
+def test_a_source_of_the_package_is_evaluated(user_package, tmp_path):
+    user_package({"sources/mine.py": SOURCE})
+
+    def images(*overrides):
+        return load(EvaluateConfig, [f"run={tmp_path}", *overrides]).images()
+
+    chosen = images(PACKAGE, "data=mine", "data.myoption=3", "data.image_size=16")
+    assert (chosen.name, chosen.settings.myoption, chosen.image_size) == ("mine", 3, 16)
+    assert refused(f"run={tmp_path}", "data=mine", section=EvaluateConfig) == (
+        "data=mine: must be one of cifar10, cifar100, digits, image_folder"
+    )
+    with pytest.raises(ConfigError, match="^data.myoptoin: unknown option of data=mine, which"):
+        images(PACKAGE, "data=mine", "data.myoptoin=3")
+    with pytest.raises(ConfigError, match="^data.myoption: unknown option of data=digits"):
+        images("data=digits", "data.myoption=3")
+
+    # The run's own images, with its own packages, and another value of an option.
+    run = OmegaConf.create(load_config([PACKAGE, "data=mine", "data.myoption=3"]).model_dump())
+    OmegaConf.save(run, tmp_path / "config.yaml")
+    assert images().settings.myoption == 3
+    assert images("data.myoption=4").settings.myoption == 4
