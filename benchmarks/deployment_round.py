@@ -32,7 +32,7 @@ def idle_client() -> None:
 
     from orchestra_flwr import cli
     from orchestra_flwr.deployment.processes import client_process, trainer
-    from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, to_record
+    from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS, to_record
 
     class Idle(trainer.Trainer):
         def train(self, content: RecordDict) -> RecordDict:
