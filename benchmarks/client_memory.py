@@ -23,7 +23,7 @@ from pathlib import Path
 
 MIB = 2**20
 RESULT = Path(__file__).parent / "results" / "client_memory.json"
-IMPORTS = ("torch", "torch, flwr.clientapp", "orchestra_flwr.federation.client_app")
+IMPORTS = ("torch", "torch, flwr.clientapp", "orchestra_flwr.federation.client.client_app")
 
 
 def status(key: str) -> int:
@@ -38,7 +38,7 @@ def status(key: str) -> int:
 def client(folder: Path) -> None:
     """Plays one client over some rounds, as a client does, and prints what it took."""
     started = time.perf_counter()
-    from orchestra_flwr.federation.answers import train_reply
+    from orchestra_flwr.federation.client.answers import train_reply
 
     figures: dict = {
         "import_seconds": time.perf_counter() - started,
@@ -48,9 +48,9 @@ def client(folder: Path) -> None:
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     from orchestra_flwr.config import Config
-    from orchestra_flwr.federation.client import OrchestraClient
-    from orchestra_flwr.federation.inline import identify_process
-    from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, payload_bytes
+    from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+    from orchestra_flwr.federation.engines.inline import identify_process
+    from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS, payload_bytes
 
     identify_process()
     plan = json.loads((folder / "plan.json").read_text())
@@ -62,8 +62,8 @@ def client(folder: Path) -> None:
         dtype=torch.uint8,
         generator=torch.Generator().manual_seed(0),
     )
-    learner = OrchestraClient(config, "0", images)
-    parameters = list(learner.method.parameters())
+    player = OrchestraClient(config, "0", images)
+    parameters = list(player.learner.parameters())
     figures["rss_client"] = status("VmRSS")
     figures["parameter_bytes"] = sum(p.nbytes for p in parameters)
     figures["trained_bytes"] = sum(p.nbytes for p in parameters if p.requires_grad)
@@ -77,7 +77,7 @@ def client(folder: Path) -> None:
             "round": number,
             "train": number > 0,
             "contribute": True,
-            "schema": learner.schemas.fingerprint,
+            "schema": player.schemas.fingerprint,
         }
         return RecordDict({ARRAYS: ArrayRecord(arrays), CONFIG: ConfigRecord(told)})
 
@@ -86,7 +86,7 @@ def client(folder: Path) -> None:
         content = message(number)
         bytes_in = payload_bytes(content)
         cpu = time.process_time()
-        reply = train_reply(learner, content)
+        reply = train_reply(player, content)
         cpu = time.process_time() - cpu
         told = reply[METRICS]
         steps = told["steps"]
@@ -112,8 +112,9 @@ def client(folder: Path) -> None:
 def prepare(folder: Path, arguments: argparse.Namespace, precision: str) -> None:
     """Leaves in `folder` what a client is told: its configuration and a server's arrays."""
     from orchestra_flwr.config import load_config
-    from orchestra_flwr.federation.wire import Schemas, pack_state
-    from orchestra_flwr.methods import build_method
+    from orchestra_flwr.federation.messages.arrays import to_record
+    from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+    from orchestra_flwr.training import build_learner
 
     config = load_config(
         [
@@ -124,8 +125,8 @@ def prepare(folder: Path, arguments: argparse.Namespace, precision: str) -> None
             f"training.precision={precision}",
         ]
     )
-    method = build_method(config, 3)
-    record = pack_state(method, Schemas.of(method))
+    learner = build_learner(config, 3)
+    record = to_record(pack_state(learner, Schemas.of(learner, config)))
     for name, array in record.items():
         (folder / name).write_bytes(array.data)
     plan = {

@@ -19,11 +19,18 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from orchestra_flwr.clustering.settings import clustering_settings
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation import client_app
-from orchestra_flwr.federation.answers import answer
-from orchestra_flwr.federation.object_store import beside_the_pickle
-from orchestra_flwr.federation.wire import ARRAYS, CONFIG, METRICS, from_record, to_record
+from orchestra_flwr.federation.client import client_app
+from orchestra_flwr.federation.client.answers import answer
+from orchestra_flwr.federation.messages.arrays import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    from_record,
+    to_record,
+)
+from orchestra_flwr.federation.messages.object_store import beside_the_pickle
 from orchestra_flwr.reporting import Progress
 
 MEMORY = {"own_gb": "RssAnon", "store_gb": "RssShmem", "libraries_gb": "RssFile"}
@@ -43,8 +50,9 @@ def give_back(content: RecordDict) -> RecordDict:
     task = content.config_records[CONFIG]
     config = Config.from_json(str(task["config"]))
     received = from_record(content.array_records.pop(ARRAYS))
-    width = received["server"].size // config.clustering.global_clusters
-    arrays = {"local_centroids": np.ones((config.clustering.local_clusters, width), np.float32)}
+    clusters = clustering_settings(config)
+    width = received["server"].size // clusters.global_clusters
+    arrays = {"local_centroids": np.ones((clusters.local_clusters, width), np.float32)}
     if task["train"]:
         arrays["shared"] = received["shared"]
     return RecordDict(

@@ -17,26 +17,34 @@ from common import in_turns, table, write
 from published import PublishedClient, client_images
 
 from orchestra_flwr.config import Config, load_config
-from orchestra_flwr.heap import keep_freed_memory
-from orchestra_flwr.methods import build_method
 from orchestra_flwr.methods.orchestra import Orchestra
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import resolve_device, train_round, usable_cpus
+from orchestra_flwr.training import (
+    Learner,
+    build_learner,
+    keep_freed_memory,
+    resolve_device,
+    train_round,
+    usable_cpus,
+)
+
+
+def learner(config: Config, device: torch.device) -> Learner:
+    return build_learner(config, config.data.channels).train().to(device)
 
 
 def method(config: Config, device: torch.device) -> Orchestra:
-    built = build_method(config, config.data.channels)
+    built = learner(config, device).method
     assert isinstance(built, Orchestra)
-    return built.train().to(device)
+    return built
 
 
 def ours(config: Config, images: torch.Tensor) -> Callable[[], object]:
-    model = method(config, images.device)
+    model = learner(config, images.device)
     seed = ClientSeed(config.seed, 1, "0")
 
     def steps() -> object:
-        augmentation = config.data.augmentation
-        return train_round(model, images, config.training, augmentation, seed, contribute=False)
+        return train_round(model, images, config, seed, contribute=False)
 
     return steps
 
@@ -72,7 +80,7 @@ def main() -> None:
     fixed = ["data=cifar10", f"model={given.model}", "training.local_epochs=1"]
     config = load_config(fixed)
     images = client_images(config, steps * config.training.batch_size)
-    published = PublishedClient(method(config, device), images, config.training)
+    published = PublishedClient(method(config, device), images, config)
     tasks: dict[str, Callable[[], object]] = {
         "published": lambda: [published.step() for _ in range(steps)]
     }

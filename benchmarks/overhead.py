@@ -29,18 +29,19 @@ def ours(rounds: int, folder: Path) -> dict[str, Any]:
 
     from orchestra_flwr.config import load_config
     from orchestra_flwr.federation import simulation
+    from orchestra_flwr.federation.engines import ray
     from orchestra_flwr.federation.population import Population, load_population
     from orchestra_flwr.reporting import RunFolder
 
     config = load_config([
         "model=resnet18", "model.width=64", "device=cpu", f"federation.clients={CLIENTS}",
         f"federation.participation={COHORT / CLIENTS}", f"federation.rounds={rounds}",
-        "partition=iid", f"ray.workers={WORKERS}", f"run_dir={folder / 'run'}",
+        "partition=iid", f"engine.workers={WORKERS}", f"run_dir={folder / 'run'}",
     ])  # fmt: skip
     population = load_population(config)
     unlabelled = replace(population.dataset.train, labels=None)  # nothing to evaluate with
     population = Population(replace(population.dataset, train=unlabelled), population.parts)
-    simulation.client_app = app
+    ray.client_app = app
     clock = Clock(rounds)
     simulation.simulate(config, population, RunFolder.create(config), clock)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
@@ -58,19 +59,17 @@ def step_seconds() -> float:
     import torch
 
     from orchestra_flwr.config import load_config
-    from orchestra_flwr.methods import build_method
     from orchestra_flwr.seeding import ClientSeed
-    from orchestra_flwr.training import torch_threads, train_round
+    from orchestra_flwr.training import build_learner, torch_threads, train_round
 
     config = load_config(["data=cifar10", "device=cpu", "training.local_epochs=1"])
     images = torch.zeros(16 * 6, 3, 32, 32, dtype=torch.uint8)
-    method = build_method(config, 3)
+    learner = build_learner(config, 3)
     with torch_threads(1):
         seconds = []
         for count in (16, 16 * 6):
             started = time.perf_counter()
-            train_round(method, images[:count], config.training, config.data.augmentation,
-                        ClientSeed(0, 1, "0"))  # fmt: skip
+            train_round(learner, images[:count], config, ClientSeed(0, 1, "0"))
             seconds.append(time.perf_counter() - started)
     return (seconds[1] - seconds[0]) / 5  # without what a round costs once
 

@@ -36,7 +36,7 @@ def run(clients: int, rounds: int, folder: Path) -> dict[str, Any]:
         "model.width=8", "model.projector_dim=16", "device=cpu", f"federation.clients={clients}",
         f"federation.participation={COHORT / clients}", f"federation.rounds={rounds}",
         "clustering.global_clusters=4", "clustering.local_clusters=2", "clustering.memory=16",
-        "training.local_epochs=1", "partition=iid", f"ray.workers={WORKERS}",
+        "training.local_epochs=1", "partition=iid", f"engine.workers={WORKERS}",
         f"run_dir={folder / 'run'}",
     ])  # fmt: skip
     population = load_population(config)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from orchestra_flwr.config import Config, TrainingConfig
+from orchestra_flwr.config import Config
 from orchestra_flwr.methods.orchestra import Orchestra
 
 
@@ -60,10 +60,10 @@ class PublishedClient:
     Args:
         model: as ours; trained in place.
         images: (n, 3, 32, 32) uint8, on the host.
-        training: batch size and optimizer.
+        config: batch size, learning rate and SGD's options.
     """
 
-    def __init__(self, model: Orchestra, images: Tensor, training: TrainingConfig) -> None:
+    def __init__(self, model: Orchestra, images: Tensor, config: Config) -> None:
         # The published code knows no other layout than the plain one, and torch's convolutions.
         self.model = model.to(memory_format=torch.contiguous_format)
         for layer in model.modules():
@@ -73,15 +73,19 @@ class PublishedClient:
         self.device = model.global_centroids.device
         self.memory = torch.zeros(128, model.global_centroids.shape[1], device=self.device)
         self.loader = DataLoader(
-            ThreeViews(images), batch_size=training.batch_size, shuffle=True, drop_last=True
+            ThreeViews(images),
+            batch_size=config.training.batch_size,
+            shuffle=True,
+            drop_last=True,
         )
         self.batches = self._endless()
         trained = [p for p in model.parameters() if p.requires_grad]
+        sgd = config.optimizer.settings
         self.optimizer = torch.optim.SGD(
             trained,
-            training.lr,
-            training.momentum,
-            weight_decay=training.weight_decay,
+            config.training.lr,
+            sgd.momentum,
+            weight_decay=sgd.weight_decay,
             foreach=False,
         )
 

@@ -15,13 +15,12 @@ from multiprocessing.synchronize import Barrier
 
 import torch
 from common import table, write
-from local_step import method, recipes
+from local_step import learner, recipes
 from published import client_images
 
 from orchestra_flwr.config import load_config
-from orchestra_flwr.heap import keep_freed_memory
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import resolve_device, train_round
+from orchestra_flwr.training import keep_freed_memory, resolve_device, train_round
 
 IMAGES = 500  # of a client: 50,000 over 100
 PAPER_EPOCHS = 100 * 50 * 10  # rounds, clients in each, epochs of each
@@ -33,13 +32,13 @@ def client(overrides: list[str], device: torch.device, rounds: int, together: Ba
         torch.set_num_threads(1)
         keep_freed_memory()
         config = load_config(overrides)
-        model = method(config, device)
+        model = learner(config, device)
         images = client_images(config, IMAGES).to(device)
         for number in range(rounds + 1):
             if number == 1:
                 together.wait()
             seed = ClientSeed(config.seed, number, "0")
-            train_round(model, images, config.training, config.data.augmentation, seed)
+            train_round(model, images, config, seed)
         together.wait()
     except BaseException:
         together.abort()  # nobody waits for this one

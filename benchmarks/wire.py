@@ -21,12 +21,13 @@ from flwr.app import RecordDict
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.federation.codec import BLOCK, BlockCodec
-from orchestra_flwr.federation.wire import ARRAYS, Schemas, pack_state, payload_bytes, to_record
-from orchestra_flwr.methods import Role, build_method
+from orchestra_flwr.federation.messages.arrays import ARRAYS, payload_bytes, to_record
+from orchestra_flwr.federation.messages.codec import BLOCK, BlockCodec
+from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.methods import Role
 from orchestra_flwr.reporting import environment
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import train_round
+from orchestra_flwr.training import build_learner, train_round
 
 RESULT = Path(__file__).parent / "results" / "wire.json"
 MIB, REPEATS = 2**20, 7
@@ -39,16 +40,16 @@ def trained_on_digits() -> tuple[Schemas, np.ndarray, np.ndarray]:
     config = load_config(
         ["data=digits", "model=resnet18", "training.batch_size=16", "training.local_epochs=1"]
     )
-    method = build_method(config, 1)
-    centroids = method.state(Role.SERVER)["global_centroids"]
+    learner = build_learner(config, 1)
+    centroids = learner.state(Role.SERVER)["global_centroids"]
     random = torch.randn(centroids.shape, generator=torch.Generator().manual_seed(0))
     centroids.copy_(F.normalize(random))
-    schemas = Schemas.of(method)
-    before = schemas.shared.pack(method.state(Role.SHARED))
+    schemas = Schemas.of(learner, config)
+    before = schemas.shared.pack(learner.state(Role.SHARED))
     images = load_dataset(config.data).train.images[:160]
     seed = ClientSeed(0, 1, "0")
-    train_round(method, images, config.training, config.data.augmentation, seed)
-    return schemas, before, schemas.shared.pack(method.state(Role.SHARED))
+    train_round(learner, images, config, seed)
+    return schemas, before, schemas.shared.pack(learner.state(Role.SHARED))
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -68,19 +69,22 @@ def size(arrays: dict[str, np.ndarray]) -> float:
 
 def measure(wire: str) -> dict[str, float | str]:
     """Bytes and times of one wire for the ResNet-18 of `data=cifar10`."""
-    method = build_method(load_config(["data=cifar10", f"federation.wire={wire}"]), 3)
-    schemas = Schemas.of(method, wire)
-    state = schemas.shared.pack(method.state(Role.SHARED))
+    config = load_config(["data=cifar10", f"federation.wire={wire}"])
+    learner = build_learner(config, 3)
+    schemas = Schemas.of(learner, config)
+    state = schemas.shared.pack(learner.state(Role.SHARED))
     received = schemas.as_received(state)
     change = np.random.default_rng(0).normal(size=state.size).astype(np.float32) / 1000
     generator = torch.Generator().manual_seed(0)
     codec, sends = schemas.codec, schemas.pack_trained(state + change, received, generator)
-    rows = {n: np.zeros(s, np.float32) for n, s in method.contribution_limits().items()}
-    down = codec.encode("shared", state)
+    release = config.method.plugin.release(config)
+    rows = {n: np.zeros(s, np.float32) for n, s in release.rows.items()}
+    down, message = codec.encode("shared", state), pack_state(learner, schemas)
     return {
         "wire": wire,
         "values": state.size,
-        "down_mib": payload_bytes(RecordDict({ARRAYS: pack_state(method, schemas)})) / MIB,
+        "down_mib": payload_bytes(RecordDict({ARRAYS: to_record(pack_state(learner, schemas))}))
+        / MIB,
         "up_mib": size({**sends, **rows}),
         "encode_down_ms": milliseconds(lambda: codec.encode("shared", state)),
         "decode_down_ms": milliseconds(lambda: codec.decode("shared", down)),

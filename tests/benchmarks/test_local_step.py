@@ -36,7 +36,7 @@ def test_the_published_recipe_computes_what_ours_does(published):
     model, copy = (build_method(config, 3).train().double() for _ in range(2))
     for each in (model, copy):
         each.global_centroids.copy_(torch.eye(4, 16))
-    client = published.PublishedClient(model, published.client_images(config, 8), config.training)
+    client = published.PublishedClient(model, published.client_images(config, 8), config)
     batch = [each.double() if each.is_floating_point() else each for each in client.batch()]
     client.train_on(batch)
 
@@ -51,7 +51,7 @@ def test_the_published_recipe_computes_what_ours_does(published):
     loss.backward()
     for ours, theirs in zip(copy.parameters(), model.parameters(), strict=True):
         if ours.grad is not None:
-            gradient = ours.grad + config.training.weight_decay * ours
+            gradient = ours.grad + config.optimizer.settings.weight_decay * ours
             moved = ours.detach() - config.training.lr * gradient
             torch.testing.assert_close(theirs, moved, atol=1e-12, rtol=1e-9)
     # Target and online are the same before the first step: the average moves nothing.
@@ -68,7 +68,7 @@ def test_a_steps_operations_are_those_counted_by_hand(published):
          "training.batch_size=8", "clustering.global_clusters=4"]
     )  # fmt: skip
     images = published.client_images(config, 8)
-    client = published.PublishedClient(build_method(config, 3).train(), images, config.training)
+    client = published.PublishedClient(build_method(config, 3).train(), images, config)
 
     first = 32**2 * 3 * 8 * 9  # multiplications of the first convolution for an image
     later = 16**2 * (8 * 16 * 9 + 16 * 16 * 9) + 8**2 * 16 * 32 * 9
