@@ -19,11 +19,10 @@ from orchestra_flwr.federation.messages.arrays import (
     to_record,
 )
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.federation.server.round import Federation
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.round import Round, cohort_seed, draw_cohort
+from orchestra_flwr.federation.server.round import Federation, Round, cohort_seed, draw_cohort
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
-from orchestra_flwr.federation.server.strategy import OrchestraStrategy
+from orchestra_flwr.federation.server.strategy import OrchestraStrategy, check_round
 from orchestra_flwr.methods import Method, Release, Role, Step
 from orchestra_flwr.methods.roles import role_of
 from orchestra_flwr.privacy.updates import standard_normals
@@ -89,8 +88,10 @@ class Server:
 
     def take(self, replies):
         """What the replies come to: the shared state, the server's, and metrics."""
-        arrays, metrics = self.strategy.aggregate_train(self.strategy.round.number, replies)
+        round_ = self.strategy.round
+        arrays, metrics = self.strategy.aggregate_train(round_.number, replies)
         assert arrays is None
+        check_round(self.federation, round_, self.report)
         return self.shared(), self.method.total.numpy(), metrics
 
     def shared(self):
@@ -206,10 +207,18 @@ def test_too_few_good_replies_stop_the_run_with_the_first_error(server):
     answers = three_answers(server, questions)
     answers[0] = Message(Error(1, "no disk"), reply_to=questions[0])
     answers[1] = answer(questions[1], server, [0, 0], [[0, 0, 0]], schema="x")
-    before = server.method.weights.clone()
     with pytest.raises(FederationError, match=r"1 of 3 .* asks for 2; client a: no disk"):
         server.take(answers)
-    assert torch.equal(server.method.weights, before)
+
+
+@pytest.mark.parametrize("round_", [0, 1])
+def test_a_stage_without_any_good_reply_changes_nothing(server, round_):
+    server = server()
+    before = {n: t.clone() for n, t in server.method.state_dict().items()}
+    replies = [Message(Error(1, "killed"), reply_to=q) for q in server.ask(round_)]
+    with pytest.raises(FederationError, match="0 of 3 .* asks for 2; client a: killed"):
+        server.take(replies)
+    assert all(torch.equal(t, before[n]) for n, t in server.method.state_dict().items())
 
 
 def test_clients_without_rows_are_averaged_all_the_same(server):
