@@ -34,27 +34,34 @@ def numpy_generator(seed: int, purpose: str, *path: int | str) -> np.random.Gene
 
 @dataclass(frozen=True)
 class ClientSeed:
-    """All randomness of one client in one round, whichever machine or worker runs it.
+    """All randomness of one client in one stage of a round, whichever machine or worker runs it.
 
     Attributes:
         seed: of the run; server and clients know it.
         round: the round.
         client: the client's name.
         secret_noise: whether :meth:`noise_key` must be a secret, as on a real client.
+        stage: of the round; most have only one.
     """
 
     seed: int
     round: int
     client: str
     secret_noise: bool = False
+    stage: int = 0
+
+    @property
+    def when(self) -> int | str:
+        """The round, and the stage of those after the first."""
+        return f"{self.round}.{self.stage}" if self.stage else self.round
 
     def generator(self, purpose: str, device: str | torch.device = "cpu") -> torch.Generator:
         """A generator for one purpose, such as "augment" or "shuffle"."""
-        return torch_generator(self.seed, purpose, self.round, self.client, device=device)
+        return torch_generator(self.seed, purpose, self.when, self.client, device=device)
 
     def noise_key(self) -> bytes:
         """32 bytes for noise: fresh ones of the system, or, where nothing is to hide, derived."""
         if self.secret_noise:
             return secrets.token_bytes(32)
-        text = f"{self.seed}/noise/{self.round}/{self.client}"
+        text = f"{self.seed}/noise/{self.when}/{self.client}"
         return hashlib.blake2b(text.encode(), digest_size=32).digest()

@@ -7,6 +7,9 @@ import sys
 import tempfile
 import textwrap
 
+# Before numpy is loaded: BLAS threads of processes side by side wait for each other, spinning.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 

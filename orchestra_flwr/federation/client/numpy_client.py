@@ -112,7 +112,7 @@ class OrchestraClient(NumPyClient):
             config: `round` (int), `train` (bool; false in the first round of methods whose server
                 state is made before training). Where they apply: `models` (the names of the models
                 that are received), `contribute` (false: arrays without rows), `index` (the
-                client's number in the run).
+                client's number in the run), `stage` (of the round, where it is not the first).
 
         Returns:
             The arrays named by `returns` (only after training: the shared state, moved by at most
@@ -157,10 +157,12 @@ class OrchestraClient(NumPyClient):
             for model, part in zip(models, parts, strict=True)
         }
         unpack_state(arrays[models[0]], self.learner, self.schemas)
-        if len(models) == 1 and not (config["train"] and self._needs_received):
+        observed = self.learner.method.needs_received
+        if len(models) == 1 and not (self._needs_received if config["train"] else observed):
             arrays[models[0]] = {}  # frees it; an int8 model, which would be needed, is small
+        round_, stage = int(config["round"]), int(config.get("stage", 0))
         return _Work(
-            ClientSeed(self.config.seed, int(config["round"]), self.name, self.secret_noise),
+            ClientSeed(self.config.seed, round_, self.name, self.secret_noise, stage),
             arrays,
             models[0],
             bool(config.get("contribute", True)),
@@ -168,8 +170,14 @@ class OrchestraClient(NumPyClient):
         )
 
     def _observe(self, work: _Work) -> LocalResult:
+        received = self._received(work, self.learner.method.needs_received)
         return observe_round(
-            self.learner, self.images, self.config, work.seed, contribute=work.contribute
+            self.learner,
+            self.images,
+            self.config,
+            work.seed,
+            contribute=work.contribute,
+            received=received,
         )
 
     def _train(self, work: _Work) -> LocalResult:
@@ -177,12 +185,15 @@ class OrchestraClient(NumPyClient):
         folder = None
         if keeps_state(self.config, self.learner) or self.exchange.remembers:
             folder = self._folder()
-        kept = folder.before(work.seed.round) if folder else None
+        kept = folder.before(work.seed.round, work.seed.stage) if folder else None
+        self._recall_local(kept)
         if len(work.arrays) > 1:
             self._choose(work, kept)
-        received = self._received(work)
+        received = self._received(work, self.learner.needs_received)
         if folder is not None:
-            self._recall(kept, merging)
+            if kept is None:
+                self.learner.method.start_local_state()
+            merging.merge(self.learner, kept)
         result = train_round(
             self.learner,
             self.images,
@@ -193,7 +204,7 @@ class OrchestraClient(NumPyClient):
             received=received,
         )
         if folder is not None:
-            folder.save(work.seed.round, self._state_to_keep(merging))
+            folder.save(work.seed.round, self._state_to_keep(merging), work.seed.stage)
         work.metrics |= {f"merge/{name}": value for name, value in merging.metrics().items()}
         return result
 
@@ -204,24 +215,25 @@ class OrchestraClient(NumPyClient):
             unpack_state(work.arrays[model], self.learner, self.schemas)
 
         own = _with_prefix(kept.tensors, EXCHANGE) if kept else {}
-        offer = Offer(list(work.arrays), load, self.learner, self.images, own)
+        names, seed = list(work.arrays), work.seed
+        offer = Offer(names, load, self.learner, self.images, own, self.config, seed)
+        local = {name: t.clone() for name, t in self.learner.state(Role.LOCAL).items()}
         work.model = self.exchange.choose(offer)
+        for name, tensor in self.learner.state(Role.LOCAL).items():
+            tensor.copy_(local[name])
         load(work.model)
         work.arrays = {work.model: work.arrays[work.model]}  # the others go
 
-    def _received(self, work: _Work) -> Received:
+    def _received(self, work: _Work, with_state: bool) -> Received:
         state = None
-        if self.learner.needs_received:
+        if with_state:
             state = received_state(work.arrays[work.model], self.schemas)
         return Received(self.name, work.index, work.seed.round, self.images, state)
 
-    def _recall(self, kept: ClientState | None, merging: Merging) -> None:
-        if kept is None:
-            self.learner.method.start_local_state()
-        else:
+    def _recall_local(self, kept: ClientState | None) -> None:
+        if kept is not None:
             for name, tensor in self.learner.state(Role.LOCAL).items():
                 tensor.copy_(kept.tensors[name])
-        merging.merge(self.learner, kept)
 
     def _state_to_keep(self, merging: Merging) -> ClientState:
         merged, local = merging.keep(self.learner), self.learner.state(Role.LOCAL)
@@ -231,10 +243,16 @@ class OrchestraClient(NumPyClient):
     def _folder(self) -> ClientStateFolder:
         if self.state_folder is None:
             raise ValueError(
-                f"merging={self.config.merging.name}: client {self.name} keeps state from round "
-                "to round, and was started without a folder for it"
+                f"{self._what_remembers}: client {self.name} keeps state from round to round, "
+                "and was started without a folder for it"
             )
         return self.state_folder
+
+    @property
+    def _what_remembers(self) -> str:
+        if keeps_state(self.config, self.learner):
+            return f"merging={self.config.merging.name}"
+        return f"exchange={self.config.exchange.name}"
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -256,6 +274,8 @@ class OrchestraClient(NumPyClient):
         with torch_threads(self.config.training.threads):
             received = dict(zip(self.receives, parameters, strict=True))
             unpack_state(received, self.learner, self.schemas)
+            if keeps_state(self.config, self.learner):
+                self._recall_local(self._folder().before(seed.round + 1))
             backbones = kept_first(self.learner.method, evaluation.backbone)
             scores = similarities(
                 next(iter(backbones.values())),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -21,7 +22,8 @@ class ClientStateFolder:
 
     A round that is asked for once more, because the server was killed in it, starts from the state
     before that round. So the newest state from before the latest round is kept beside the latest,
-    and everything older goes, as does the state of other runs.
+    and everything older goes, as does the state of other runs. After a round's later stages the
+    file is `<round>-<stage>.safetensors`; all of the latest round's stay.
 
     Args:
         folder: the client's own.
@@ -37,13 +39,13 @@ class ClientStateFolder:
         self._others = folder
         self._folder = folder / run
 
-    def before(self, round_: int) -> ClientState | None:
-        """The state after the client's last round before this one; None if there is none.
+    def before(self, round_: int, stage: int = 0) -> ClientState | None:
+        """The state after the client's last training before this stage; None if there is none.
 
         Raises:
             ValueError: the file is damaged.
         """
-        earlier = [number for number in self._rounds() if number < round_]
+        earlier = [when for when in self._saved() if when < (round_, stage)]
         if not earlier:
             return None
         path = self._path(max(earlier))
@@ -56,8 +58,8 @@ class ClientStateFolder:
         except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
             raise ValueError(f"{path}: this client's state is damaged: {error}") from error
 
-    def save(self, round_: int, state: ClientState) -> None:
-        """Writes the state after a round, whole or not at all, and drops what is not needed.
+    def save(self, round_: int, state: ClientState, stage: int = 0) -> None:
+        """Writes the state after a stage, whole or not at all, and drops what is not needed.
 
         Raises:
             OSError: names the file, which is as it was.
@@ -65,17 +67,24 @@ class ClientStateFolder:
         self._folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors.items()}
         values = {"values": json.dumps(dict(state.values))}
-        write_atomically(self._path(round_), save(tensors, values))
-        earlier = [number for number in self._rounds() if number < round_]
-        for number in self._rounds():
-            if number not in (round_, max(earlier, default=None)):
-                self._path(number).unlink()
+        write_atomically(self._path((round_, stage)), save(tensors, values))
+        saved = self._saved()
+        before = max((when for when in saved if when < (round_, 0)), default=None)
+        for when in saved:
+            if when != before and not (round_, 0) <= when <= (round_, stage):
+                self._path(when).unlink()
         for other in self._others.iterdir():
             if other != self._folder:
                 shutil.rmtree(other)
 
-    def _rounds(self) -> list[int]:
-        return [int(p.stem) for p in self._folder.glob(f"*{SUFFIX}") if p.stem.isdigit()]
+    def _saved(self) -> list[tuple[int, int]]:
+        """Round and stage of every file."""
+        names = (re.fullmatch(r"(\d+)(?:-(\d+))?", path.stem) for path in self._paths())
+        return [(int(name[1]), int(name[2] or 0)) for name in names if name]
 
-    def _path(self, round_: int) -> Path:
-        return self._folder / f"{round_}{SUFFIX}"
+    def _paths(self) -> Iterator[Path]:
+        return self._folder.glob(f"*{SUFFIX}")
+
+    def _path(self, when: tuple[int, int]) -> Path:
+        round_, stage = when
+        return self._folder / f"{round_}{f'-{stage}' if stage else ''}{SUFFIX}"

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from orchestra_flwr.config import Plugin
+from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import Learner
 
 
@@ -26,17 +27,33 @@ class Task:
     Attributes:
         client: its name.
         models: names of the models that it is sent, at least one; it trains one of them.
+
+    Raises:
+        ValueError: no model, or one twice.
     """
 
     client: str
     models: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        if not self.models or len(set(self.models)) < len(self.models):
+            raise ValueError(f"client {self.client} must be sent different models: {self.models}")
+
 
 @dataclass(frozen=True)
 class Stage:
-    """Tasks of clients that work at the same time; no client has two."""
+    """Tasks of clients that work at the same time.
+
+    Raises:
+        ValueError: a client has two.
+    """
 
     tasks: tuple[Task, ...]
+
+    def __post_init__(self) -> None:
+        clients = [task.client for task in self.tasks]
+        if len(set(clients)) < len(clients):
+            raise ValueError(f"a client has two tasks in a stage: {', '.join(sorted(clients))}")
 
 
 @dataclass(frozen=True)
@@ -46,9 +63,12 @@ class Offer:
     Attributes:
         names: of the models that it was sent.
         load: puts one of them into the learner.
-        learner: what is going to be trained; it holds the first model.
+        learner: what is going to be trained; it holds the first model, and the client's own local
+            state where there is any. Whatever a choice changes in it of the models is undone.
         images: (n, C, H, W) uint8, all of the client's.
         kept: what :meth:`Exchange.keep` returned after the client's last training, or nothing.
+        config: of the run.
+        seed: the client's randomness in this round and stage.
     """
 
     names: Sequence[str]
@@ -56,6 +76,8 @@ class Offer:
     learner: Learner
     images: Tensor
     kept: Mapping[str, Tensor]
+    config: Config
+    seed: ClientSeed
 
 
 class Exchange(Plugin, ABC):
@@ -65,10 +87,26 @@ class Exchange(Plugin, ABC):
         Settings: own options under `exchange.` in the configuration.
         remembers: whether clients keep something from round to round (:meth:`keep`).
         deployable: whether real clients can take part, or only simulated ones.
+        private: whether `privacy.clip`, noise and private releases are allowed. Their account is
+            that of one model and one stage, in which each client of the cohort has one task.
     """
 
     remembers: ClassVar[bool] = False
     deployable: ClassVar[bool] = True
+    private: ClassVar[bool] = False
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Plugin.check`: refuses privacy that nobody accounts for."""
+        if cls.private:
+            return
+        for name in ("clip", "noise_multiplier", "epsilon", "total_epsilon"):
+            value = getattr(config.privacy, name)
+            if value:
+                raise ValueError(
+                    f"privacy.{name}={value:g}: must not be given with "
+                    f"exchange={config.exchange.name}, it is accounted for one model and one stage"
+                )
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -95,7 +133,8 @@ class Exchange(Plugin, ABC):
 
         Args:
             task: of the client.
-            trained: name of the model that it trained, one of the task's.
+            trained: name of the model that it trained, one of the task's. In round 0 nothing is
+                trained, and this is asked for each of the task's.
         """
         return {trained: 1.0}
 

@@ -6,8 +6,12 @@ AISTATS 2017 (arXiv 1602.05629), Algorithm 1.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from orchestra_flwr.federation.exchanges.base import Exchange
 
 
 class Star(Exchange):
     """Every client of the cohort trains the one model, which becomes their mean."""
+
+    private: ClassVar[bool] = True

@@ -39,7 +39,7 @@ from orchestra_flwr.federation.server.round_record import (
 )
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
-from orchestra_flwr.federation.server.strategy import OrchestraStrategy
+from orchestra_flwr.federation.server.strategy import OrchestraStrategy, check_round
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import Release, kept_first
 from orchestra_flwr.models import save_encoder
@@ -215,6 +215,8 @@ class _Run:
             label = f"first {self.release.label}"
         stages = self.federation.exchange.stages(round_.number, round_.cohort)
         for number, stage in enumerate(stages):
+            if not stage.tasks:
+                continue
             strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
             messages = strategy.configure_train(
                 round_.number, ArrayRecord(), ConfigRecord(), self.grid
@@ -223,6 +225,7 @@ class _Run:
             timeout = self.config.federation.round_timeout
             replies = self.grid.send_and_receive(messages, timeout=timeout)
             strategy.aggregate_train(round_.number, replies)
+        check_round(self.federation, round_, report)
         if report.server_state_kept and self.release:
             self.progress.message(
                 f"round {round_.number}: no client sent {self.release.label}: "

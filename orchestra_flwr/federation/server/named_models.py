@@ -29,11 +29,16 @@ class Models:
         learner: the server's; its state is that of the first model.
         schemas: of the learner.
         names: of the models, at least one; all begin with the same state.
+
+    Raises:
+        ValueError: a name occurs twice, or holds what separates names in messages and files.
     """
 
     def __init__(
         self, config: Config, learner: Learner, schemas: Schemas, names: Sequence[str]
     ) -> None:
+        if len(set(names)) < len(names) or any(not name or "/" in name for name in names):
+            raise ValueError(f"models must have different names without '/', not {list(names)}")
         self.learner = learner
         self.schemas = schemas
         self.names = tuple(names)

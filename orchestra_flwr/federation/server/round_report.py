@@ -26,12 +26,15 @@ class RoundReport:
     """What happened in a round, for the metrics.
 
     Attributes:
+        asked: tasks of all stages so far.
+        answered: those of them that were answered well.
         dropped: those whose replies were not used.
         examples: images of the others.
         results: weight and metrics of each good reply.
         metrics: means of the clients' metrics, weighted as the average is.
         smallest_groups: images behind the row with the fewest of them, of each client that
             reported it; 0 for one that sent no rows. The server sees no images to check it by.
+        contributed: whether any client contributed something to the server's state.
         server_state_kept: no client contributed anything, so the server's state is the old one.
         similarities: means of the clients' alignment and uniformity on the average, weighted by
             images; None where they were not asked or none answered.
@@ -42,11 +45,14 @@ class RoundReport:
         client_seconds: of all clients together, as they report them.
     """
 
+    asked: int = 0
+    answered: int = 0
     dropped: list[Dropped] = field(default_factory=list)
     examples: int = 0
     results: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     smallest_groups: dict[str, int] = field(default_factory=dict)
+    contributed: bool = False
     server_state_kept: bool = False
     similarities: Similarities | None = None
     unscored: list[Dropped] = field(default_factory=list)
@@ -62,6 +68,8 @@ class RoundReport:
 
     def summarise(self) -> None:
         """Sets `examples` and `metrics` from the results so far."""
+        if not self.results:
+            return
         total = sum(weight for weight, _ in self.results)
         names = set.intersection(*(set(metrics) for _, metrics in self.results))
         self.examples = int(sum(metrics["examples"] for _, metrics in self.results))

@@ -14,7 +14,7 @@ from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.aggregation import ClippedMean, StreamingMean
 from orchestra_flwr.federation.server.round import Federation, Round
-from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
+from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy.updates import raise_to, standard_normals, variance_floors
 from orchestra_flwr.seeding import torch_generator
@@ -54,28 +54,31 @@ class StageUpdate:
         self._models = federation.models
         self._received: dict[str, np.ndarray] = {}  # by model, as clients decode it
         self._means: dict[str, Aggregation] = {}
+        self._origins: dict[str, dict[str, float]] = {}  # weights by the models trained for a mean
         self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
 
     def apply(self) -> None:
-        """Sets the shared state of the models, and lets the method make their server state.
-
-        Raises:
-            FederationError: no contribution at all to the first server state.
-        """
-        for name in list(self._means):
-            self._set_shared_state(name, self._means.pop(name).mean())
+        """Sets the shared state of the models, and lets the method make their server state."""
+        # All before any is set: a model may take in what was made of another.
+        states = {name: self._new_state(name) for name in list(self._means)}
+        for name in list(states):
+            self._set_shared_state(name, states.pop(name))
         self._update_server_states()
 
     def add(self, task: Task, reply: Reply) -> None:
         """Adds a good reply to the means and rows that it enters, and to the report."""
         weight = self._weight(reply.examples)
-        shares = self._federation.exchange.enters(task, reply.model)
+        enters = self._federation.exchange.enters
+        trained = [reply.model] if self._round.trains else task.models
+        shares = {name: share for m in trained for name, share in enters(task, m).items()}
         if reply.shared is not None:
             self._federation.exchange.result(task, reply.model, reply.shared)
             for name, share in shares.items():
                 if name not in self._means:
                     self._means[name] = self._aggregation(name)
                 self._means[name].add(reply.shared, weight * share)
+                origins = self._origins.setdefault(name, {})
+                origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
         for name in shares:
             rows = self._contributions.setdefault(name, {})
             for array_name, array in reply.contributions.items():
@@ -117,10 +120,17 @@ class StageUpdate:
         size = self._schemas.shared.size
         return deviation * standard_normals(self._federation.key, self._round.number, size)
 
-    def _set_shared_state(self, model: str, mean: np.ndarray) -> None:
+    def _new_state(self, model: str) -> np.ndarray:
+        mean = self._means.pop(model).mean()
         if self._schemas.sends_updates:
-            # The clients' updates belong to the state itself, not to its rounded copy.
-            mean += self._models.shared(model) - self.as_received(model)
+            # The clients' updates belong to the states themselves, not to their rounded copies.
+            origins = self._origins[model]
+            for trained, weight in origins.items():
+                rounding = self._models.shared(trained) - self.as_received(trained)
+                mean += rounding * np.float32(weight / sum(origins.values()))
+        return mean
+
+    def _set_shared_state(self, model: str, mean: np.ndarray) -> None:
         state = self._models.load(model).state(Role.SHARED)
         floors = {} if self._config.privacy.clip is None else variance_floors(state)
         self._models.update(model, mean)
@@ -137,11 +147,8 @@ class StageUpdate:
                 contributed = True
                 self._update_server_state(name, stacked)
         if contributed:
+            self._report.contributed = True
             self._report.server_seconds += time.perf_counter() - started
-        elif self._round.trains:
-            self._report.server_state_kept = True
-        else:
-            raise FederationError(self._why_nothing_came())
 
     def _update_server_state(self, model: str, stacked: Mapping[str, torch.Tensor]) -> None:
         path: Sequence[int | str] = [self._round.number]
@@ -150,15 +157,3 @@ class StageUpdate:
         generator = torch_generator(self._config.seed, "server", *path)
         with torch_threads(self._config.training.threads):
             self._models.load(model).method.update_server_state(stacked, generator)
-
-    def _why_nothing_came(self) -> str:
-        """Round 0 without a single row: there is no server state to go on with."""
-        release, privacy = self._federation.release, self._config.privacy
-        assert release is not None
-        why = f"all have fewer than privacy.k_min={privacy.k_min} images: lower it"
-        if release.epsilon is not None:
-            why = f"the noise of privacy.epsilon={release.epsilon:g} left none: raise it"
-        return (
-            f"round 0: no client sent {release.label}, {why}, or have clients with more "
-            f"(federation.min_images={self._config.federation.min_images})"
-        )

@@ -92,6 +92,8 @@ class OrchestraStrategy(Strategy):
             }
             if task.client in self.round.indices:
                 entries["index"] = self.round.indices[task.client]
+            if self.number > 0:
+                entries["stage"] = self.number
             if len(task.models) > 1:
                 entries[MODELS] = list(task.models)
             messages.append(
@@ -106,19 +108,15 @@ class OrchestraStrategy(Strategy):
 
         Returns:
             No arrays: the models hold the new state. The weighted means of the clients' metrics.
-
-        Raises:
-            FederationError: fewer good replies than `federation.min_success` asks for, or no
-                contribution at all to the first server state.
+            Whether a round may count is only known after its last stage: :func:`check_round`.
         """
         update = StageUpdate(self.federation, self.round, self.stage, self.report, self.number)
-        good = 0
+        self.report.asked += len(self.stage.tasks)
         for task, message in zip(self.stage.tasks, replies, strict=True):
             reply = self._checked(task, message, update)
             if reply is not None:
-                good += 1
+                self.report.answered += 1
                 update.add(task, reply)
-        self._demand_success(good)
         update.apply()
         self.report.summarise()
         return None, MetricRecord(dict(self.report.metrics))
@@ -134,7 +132,7 @@ class OrchestraStrategy(Strategy):
             return []
         first = to_record(self._models.arrays(self._models.first))
         return [
-            self._message(MessageType.EVALUATE, task.client, first, dict(config))
+            self._message(MessageType.EVALUATE, task.client, first, {**config, **self.round.place})
             for task in self.stage.tasks
         ]
 
@@ -212,16 +210,39 @@ class OrchestraStrategy(Strategy):
         self.federation.on_client(task.client, True)
         return reply
 
-    def _demand_success(self, good: int) -> None:
-        asked = len(self.stage.tasks)
-        needed = max(1, int(np.ceil(self._config.federation.min_success * asked)))
-        if good < needed:
-            first = self.report.dropped[0]
-            raise FederationError(
-                f"round {self.round.number}: {good} of {asked} clients answered well, "
-                f"federation.min_success={self._config.federation.min_success:g} asks for "
-                f"{needed}; client {first.client}: {first.reason}"
-            )
+
+def check_round(federation: Federation, round_: Round, report: RoundReport) -> None:
+    """Says, when all stages are over, whether the round's result may be kept.
+
+    Raises:
+        FederationError: fewer good replies than `federation.min_success` asks for, or no
+            contribution at all to the first server state.
+    """
+    asked, answered = report.asked, report.answered
+    needed = max(1, int(np.ceil(federation.config.federation.min_success * asked)))
+    if asked and answered < needed:
+        first = report.dropped[0]
+        raise FederationError(
+            f"round {round_.number}: {answered} of {asked} clients answered well, "
+            f"federation.min_success={federation.config.federation.min_success:g} asks for "
+            f"{needed}; client {first.client}: {first.reason}"
+        )
+    report.server_state_kept = federation.release is not None and not report.contributed
+    if report.server_state_kept and not round_.trains:
+        raise FederationError(_why_nothing_came(federation))
+
+
+def _why_nothing_came(federation: Federation) -> str:
+    """Round 0 without a single row: there is no server state to go on with."""
+    release, privacy = federation.release, federation.config.privacy
+    assert release is not None
+    why = f"all have fewer than privacy.k_min={privacy.k_min} images: lower it"
+    if release.epsilon is not None:
+        why = f"the noise of privacy.epsilon={release.epsilon:g} left none: raise it"
+    return (
+        f"round 0: no client sent {release.label}, {why}, or have clients with more "
+        f"(federation.min_images={federation.config.federation.min_images})"
+    )
 
 
 def _dropped(client: str, message: Message, reason: BadReplyError) -> Dropped:

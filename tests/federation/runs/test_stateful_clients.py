@@ -79,8 +79,8 @@ def told(folder):
 
 
 POLICIES = (
-    ("federation.merge=fedu", "federation.fedu_threshold=0.05"),
-    ("federation.merge=fedema",),
+    ("merging=fedu", "merging.threshold=0.05"),
+    ("merging=fedema",),
 )
 
 
@@ -123,15 +123,14 @@ def test_the_policy_makes_a_difference(config, tmp_path, policy):
 
 def test_fedu_fires_for_no_client_that_hardly_moves(config):
     """The published update fires for all, always: the batch counters' change alone is enough."""
-    _, folder = run(config("federation.merge=fedu", "training.lr=1e-6"))
+    _, folder = run(config("merging=fedu", "training.lr=1e-6"))
     assert [r["merge"] for r in folder.read_metrics()[1:]] == [{"own_predictor": 0.0}] * 3
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_kept_target_never_travels(config, policy):
     given = config(*policy)
-    method = build_learner(given, 1)
-    schemas = Schemas.of(method)
+    schemas = Schemas.of(build_learner(given, 1), given)
     parts = {name.partition(".")[0] for name, _ in schemas.shared.entries}
     assert parts == {"backbone", "projector", "predictor"} and not schemas.server.size
     seen = []
@@ -151,13 +150,17 @@ def test_a_kept_target_never_travels(config, policy):
 
 
 def down(config):
-    method = build_learner(config, 1)
-    return list(from_record(pack_state(method, Schemas.of(method))).values())
+    learner = build_learner(config, 1)
+    return list(pack_state(learner, Schemas.of(learner, config)).values())
 
 
 def images(n=20):
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
+
+
+def folder(path):
+    return ClientStateFolder(path, "run")
 
 
 def fit(client, config, round_):
@@ -166,26 +169,28 @@ def fit(client, config, round_):
 
 def test_a_clients_target_starts_from_what_it_received_and_is_its_own_from_then_on(tiny, tmp_path):
     """Round 1: decay 1 - 1e-9 leaves the target at the received online weights, through round 2."""
-    config = tiny("method=byol", "federation.merge=fedu", "method.ema=0.999999999")
-    client = OrchestraClient(config, "0", images(), keeps=ClientStateFolder(tmp_path, "run"))
+    config = tiny("method=byol", "merging=fedu", "method.ema=0.999999999")
+    client = OrchestraClient(config, "0", images(), state_folder=folder(tmp_path))
     server = build_learner(config, 1)
     with torch.no_grad():
-        for parameter in server.backbone.parameters():
+        for parameter in server.method.backbone.parameters():
             parameter.mul_(0.9)
-    received = list(from_record(pack_state(server, Schemas.of(server))).values())
+    received = list(pack_state(server, Schemas.of(server, config)).values())
     client.fit([a.copy() for a in received], {"round": 1, "train": True})
     client.fit([a * 0.5 for a in received], {"round": 2, "train": True})
     for ours, sent in zip(
-        client.method.target_backbone.parameters(), server.backbone.parameters(), strict=True
+        client.learner.method.target_backbone.parameters(),
+        server.method.backbone.parameters(),
+        strict=True,
     ):
         torch.testing.assert_close(ours, sent, atol=1e-5, rtol=1e-4)
 
 
 def test_a_round_repeated_gives_the_same_bits_and_the_next_one_others(tiny, tmp_path):
-    config = tiny("method=byol", "federation.merge=fedema")
+    config = tiny("method=byol", "merging=fedema")
 
     def client():  # a new process, as it were
-        return OrchestraClient(config, "0", images(), keeps=ClientStateFolder(tmp_path, "run"))
+        return OrchestraClient(config, "0", images(), state_folder=folder(tmp_path))
 
     fit(client(), config, 1)
     second = fit(client(), config, 2)
@@ -193,13 +198,15 @@ def test_a_round_repeated_gives_the_same_bits_and_the_next_one_others(tiny, tmp_
     kept = client()
     np.testing.assert_array_equal(fit(kept, config, 2), second)
     np.testing.assert_array_equal(fit(kept, config, 3), fit(client(), config, 3))
-    fresh = OrchestraClient(config, "0", images(), keeps=ClientStateFolder(tmp_path / "x", "run"))
+    fresh = OrchestraClient(
+        config, "0", images(), state_folder=ClientStateFolder(tmp_path / "x", "run")
+    )
     assert (fit(fresh, config, 2) != second).any()
 
 
 def test_without_a_place_it_refuses_to_train(tiny):
-    config = tiny("method=byol", "federation.merge=fedu")
-    with pytest.raises(ValueError, match="federation.merge=fedu: client 0 was given no place"):
+    config = tiny("method=byol", "merging=fedu")
+    with pytest.raises(ValueError, match="merging=fedu: client 0 keeps state .* without a folder"):
         fit(OrchestraClient(config, "0", images()), config, 1)
 
 
@@ -210,11 +217,11 @@ def test_the_papers_cross_silo_run_in_small(tiny, tmp_path, method):
         "federation=silo", "training=silo", f"method={method}", "federation.clients=2",
         "data.train_limit=1000", "training.local_epochs=1", "clustering.memory=128",
         "federation.rounds=2", "partition=iid", f"run_dir={tmp_path / 'run'}",
-        "training.batch_size=256", "federation.merge=fedu",
+        "training.batch_size=256", "federation.merge=fedu",  # as version 0.1 spelled it
     )  # fmt: skip
     summary, folder = run(config)
     assert np.isfinite([summary["knn"], summary["linear"]]).all()
     assert [r["clients"]["ok"] for r in folder.read_metrics()[1:]] == [2, 2]
     if method == "orchestra":
-        clusters = folder.read_metrics()[1]["clustering"]["clients"]
+        clusters = folder.read_metrics()[1]["release"]["clients"]
         assert clusters == {"0": 64, "1": 64}  # L = 2 clusters of the memory's 128 images

@@ -20,11 +20,12 @@ from orchestra_flwr.federation.messages.arrays import (
     from_record,
     to_record,
 )
-from orchestra_flwr.federation.messages.schema import Schema, Schemas, pack_state
+from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import check_population, load_population
 from orchestra_flwr.federation.server.checkpoint import KEY_FILE, load_checkpoint
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy import calibrate, spent
@@ -68,6 +69,14 @@ def meddling(change):
     return app
 
 
+def restored(config, folder):
+    """The models of a run's checkpoint."""
+    learner = build_learner(config, config.data.channels)
+    models = Models(config, learner, Schemas.of(learner, config), ["model"])
+    load_checkpoint(folder.checkpoint, models)
+    return models
+
+
 @pytest.fixture
 def config(tiny, tmp_path):
     return lambda *overrides: tiny(f"run_dir={tmp_path / 'run'}", *overrides)
@@ -99,25 +108,25 @@ def test_two_rounds_are_clients_training_averaging_and_global_clustering(config)
     _, folder = run(given)
     population = load_population(given)
     server = build_learner(given, 1)
-    schemas = Schemas.of(server)
+    schemas = Schemas.of(server, given)
     clients = [
         OrchestraClient(given, k, population.dataset.train.images[torch.from_numpy(part)])
         for k, part in population.parts.items()
     ]
     for round_ in range(3):
-        down = list(from_record(pack_state(server, schemas)).values())
+        down = list(pack_state(server, schemas).values())
         replies = [c.fit(down, {"round": round_, "train": round_ > 0})[0] for c in clients]
         if round_:
             sizes = [len(part) for part in population.parts.values()]
             shared = np.array([r[0] for r in replies], np.float64)
             mean = np.average(shared, axis=0, weights=sizes).astype(np.float32)
             schemas.shared.unpack(mean, server.state(Role.SHARED))
-        server.update_server_state(
+        server.method.update_server_state(
             {"local_centroids": torch.from_numpy(np.concatenate([r[-1] for r in replies]))},
             torch_generator(given.seed, "server", round_),
         )
     kept = load_encoder(folder.path).backbone.state_dict()
-    for name, tensor in server.target_backbone.state_dict().items():
+    for name, tensor in server.method.target_backbone.state_dict().items():
         if tensor.is_floating_point():
             torch.testing.assert_close(kept[name], tensor, rtol=1e-6, atol=1e-7)
 
@@ -132,7 +141,7 @@ def test_updates_are_added_to_the_servers_own_state(config, wire):
     summary, folder = run(given)
     population = load_population(given)
     server = build_learner(given, 1)
-    schemas = Schemas.of(server, wire)
+    schemas = Schemas.of(server, given)
     state = schemas.shared.pack(server.state(Role.SHARED))
     clients = [
         OrchestraClient(given, k, population.dataset.train.images[torch.from_numpy(part)])
@@ -141,7 +150,7 @@ def test_updates_are_added_to_the_servers_own_state(config, wire):
     sizes = [len(part) for part in population.parts.values()]
     down = up = 0
     for round_ in range(2):
-        arrays = list(from_record(pack_state(server, schemas)).values())
+        arrays = list(pack_state(server, schemas).values())
         replies = [c.fit(arrays, {"round": round_, "train": round_ > 0})[0] for c in clients]
         if round_:
             updates = [
@@ -150,16 +159,13 @@ def test_updates_are_added_to_the_servers_own_state(config, wire):
             ]
             state = (state + np.average(updates, axis=0, weights=sizes)).astype(np.float32)
             schemas.shared.unpack(state, server.state(Role.SHARED))
-        server.update_server_state(
+        server.method.update_server_state(
             {"local_centroids": torch.from_numpy(np.concatenate([r[-1] for r in replies]))},
             torch_generator(given.seed, "server", round_),
         )
         down += 4 * sum(a.nbytes + 128 for a in arrays)  # 128: of numpy's header
         up += sum(a.nbytes + 128 for reply in replies for a in reply)
-    result = build_learner(given, 1)
-    load_checkpoint(folder.checkpoint, result)
-    kept = schemas.shared.pack(result.state(Role.SHARED))
-    np.testing.assert_allclose(kept, state, atol=1e-6)
+    np.testing.assert_allclose(restored(given, folder).shared("model"), state, atol=1e-6)
     assert (summary["bytes_down"], summary["bytes_up"]) == (down, up)
     floats = 2 * 4 * 4 * (schemas.shared.size + schemas.server.size)
     # A model so small has more of scales, vectors and numpy's headers than a ResNet-18.
@@ -170,13 +176,13 @@ def test_only_encoders_heads_and_centroids_go_up(config):
     """Opens every real message of a run."""
     seen = []
     run(config(), meddling(lambda client, round_, reply: seen.append((round_, reply.content))))
-    method = build_learner(config(), 1)
+    learner = build_learner(config(), 1)
     allowed = {"backbone", "projector", "rotation_head", "target_backbone", "target_projector"}
-    named = {name.partition(".")[0] for name, _ in Schemas.of(method).shared.entries}
+    named = {name.partition(".")[0] for name, _ in Schemas.of(learner, config()).shared.entries}
     assert named == allowed
     elements = sum(
         t.numel()
-        for name, t in method.state_dict().items()
+        for name, t in learner.method.state_dict().items()
         if name.partition(".")[0] in allowed and t.is_floating_point()
     )
     assert len(seen) == 3 * 4
@@ -259,10 +265,10 @@ def test_clients_of_few_images_send_fewer_centroids_or_none(config, tmp_path):
         assert seen["forty", round_] == (2, 16, round_ > 0)  # of the memory's 32
     for record in folder.read_metrics():
         assert record["clients"]["ok"] == 3 and record["clients"]["examples"] == 57
-        assert record["clustering"] == {
+        assert record["release"] == {
             "smallest_group": 12,
             "clients": {"five": 0, "forty": 16, "twelve": 12},
-            "kept": False,
+            "server_state_kept": False,
         }
     assert summary["k_anonymity"] == 12
 
@@ -279,19 +285,26 @@ def test_a_cohort_without_centroids_keeps_the_global_ones_and_says_so(config, tm
     folder = RunFolder.create(given)
     with make_progress("plain", 1) as progress:
         federate(given, folder, progress, meddling(forgetful))
-    first, second = (record["clustering"] for record in folder.read_metrics())
-    assert (first["smallest_group"], first["kept"]) == (10, False)
-    assert second == {"smallest_group": None, "clients": {"a": 0, "b": 0}, "kept": True}
-    assert "round 1: no client sent centroids: the global ones stay" in capsys.readouterr().out
+    first, second = (record["release"] for record in folder.read_metrics())
+    assert (first["smallest_group"], first["server_state_kept"]) == (10, False)
+    assert second == {
+        "smallest_group": None,
+        "clients": {"a": 0, "b": 0},
+        "server_state_kept": True,
+    }
+    assert (
+        "round 1: no client sent centroids: the server's state stays as it is"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_run_that_cannot_make_centroids_is_told_before_or_in_its_first_round(config, tmp_path):
     photos = folders(tmp_path / "photos", a=5, b=3)
     given = config(*photos, "privacy.k_min=6")
-    population, method = load_population(given), build_learner(given, 3)
+    population = load_population(given)
     with pytest.raises(ConfigError, match=r"privacy.k_min=6: .*must be at most 5"):
-        check_population(given, population, method)
-    check_population(config(*photos, "privacy.k_min=5"), population, method)
+        check_population(given, population)
+    check_population(config(*photos, "privacy.k_min=5"), population)
     with pytest.raises(FederationError, match="privacy.k_min=6 .*federation.min_images=1"):
         run(given)
 
@@ -408,9 +421,7 @@ def test_a_rogue_client_moves_a_clipped_run_by_its_share(config, tmp_path):
     def result(name, change):
         given = config(*clip, f"run_dir={tmp_path / name}")
         _, folder = run(given, meddling(change))
-        method = build_learner(given, 1)
-        load_checkpoint(folder.checkpoint, method)
-        return Schema.of(method, Role.SHARED).pack(method.state(Role.SHARED)).astype(np.float64)
+        return restored(given, folder).shared("model").astype(np.float64)
 
     def rogue(client, round_, reply):
         if client == "2" and round_ == 1:
@@ -493,15 +504,14 @@ def test_images_without_labels_train_without_evaluation(config, tmp_path):
 
 def test_a_client_of_another_version_says_how_to_mend_it(tiny):
     config = tiny()
-    method = build_learner(config, 1)
+    learner = build_learner(config, 1)
     grid = InlineGrid(client_app)
     content_config = {"config": config.to_json(), "schema": "old", "round": 1, "train": True}
     content_config["client"] = "0"
     from flwr.app import ConfigRecord, RecordDict
 
-    content = RecordDict(
-        {ARRAYS: pack_state(method, Schemas.of(method)), CONFIG: ConfigRecord(content_config)}
-    )
+    arrays = to_record(pack_state(learner, Schemas.of(learner, config)))
+    content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(content_config)})
     (reply,) = grid.send_and_receive([Message(content, 1, "train")])
     assert "both must run the same version" in reply.error.reason
 
@@ -592,7 +602,7 @@ def test_noise_that_leaves_no_centroid_at_all_is_told(config, monkeypatch):
 def test_a_delta_that_protects_nobody_is_refused(config):
     given = config(*PRIVATE, "privacy.delta=0.2")
     with pytest.raises(ConfigError, match=r"privacy.delta=0.2: must be below 1 / \d+"):
-        check_population(given, load_population(given), build_learner(given, 1))
+        check_population(given, load_population(given))
 
 
 def test_clients_score_the_averages_and_only_figures_leave(config):
@@ -636,8 +646,7 @@ def test_the_backbone_to_keep_can_be_chosen(config):
     assert list(scores) == ["online", "target"]
     assert summary["knn"] == scores["online"]["knn"] and "target" in summary
     assert json.loads((folder.path / "encoder.json").read_text())["about"]["backbone"] == "online"
-    method = build_learner(config(), 1)
-    load_checkpoint(folder.checkpoint, method)
+    method = restored(config(), folder).learner.method
     kept = load_encoder(folder.path).backbone.state_dict()
     for name, tensor in method.backbone.state_dict().items():
         if tensor.is_floating_point():

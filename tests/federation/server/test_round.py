@@ -1,0 +1,35 @@
+import numpy as np
+
+from orchestra_flwr.federation.server.round import client_order, draw_cohort, numbered
+
+
+def test_any_names_have_one_order():
+    names = ["10", "2", "b", "a", "1", "alice", "bob"]
+    assert sorted(names, key=client_order) == ["1", "2", "a", "b", "10", "bob", "alice"]
+
+
+def test_numbers_are_ranks_and_later_clients_get_the_next_ones():
+    first = numbered([], {"10": 1, "2": 1, "1": 1})
+    assert first == ["1", "2", "10"]
+    later = numbered(first, {"3": 1, "10": 1, "0": 1})
+    assert later == ["1", "2", "10", "0", "3"]  # who is away keeps its number
+    assert numbered(later, {"2": 1}) == later
+
+
+def test_cohorts_are_drawn_from_seed_and_round():
+    clients = [str(client) for client in range(100)]
+    first = draw_cohort(clients, 0.5, 0, 1)
+    assert first == draw_cohort(list(reversed(clients)), 0.5, 0, 1)
+    assert len(first) == len(set(first)) == 50
+    assert first == tuple(sorted(first, key=int))
+    assert first != draw_cohort(clients, 0.5, 0, 2)
+    assert first != draw_cohort(clients, 0.5, 1, 1)
+    assert len(draw_cohort(["3", "5"], 0.01, 0, 1)) == 1
+
+
+def test_cohorts_are_fair():
+    counts = np.zeros(10)
+    for round_ in range(1000):
+        counts[[int(c) for c in draw_cohort([*"0123456789"], 0.3, 0, round_)]] += 1
+    # Each count is binomial(1000, .3): standard deviation 14.5.
+    assert abs(counts - 300).max() < 60
