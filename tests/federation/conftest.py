@@ -128,7 +128,10 @@ def scrambled(app):
 def federate():
     """Runs a whole federation in this process; returns its folder, and what can be read in it."""
 
-    def run(config, *, app=client_app, folder=None, grid=InlineGrid, evaluate=True):
+    def run(
+        config, *, app=client_app, folder=None, grid=InlineGrid, evaluate=True,
+        members=SimulatedMembers,
+    ):  # fmt: skip
         folder = folder or RunFolder.create(config)
         population = load_population(config)
         made = grid(app)
@@ -136,7 +139,7 @@ def federate():
             summary = run_federation(
                 made,
                 config,
-                SimulatedMembers(made, list(population.parts)),
+                members(made, list(population.parts)),
                 dataset=population.dataset if evaluate else None,
                 folder=folder,
                 progress=progress,

@@ -6,6 +6,7 @@ from orchestra_flwr.evaluation import similarities
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.methods import Role
+from orchestra_flwr.methods.orchestra import Orchestra
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, torch_threads, train_round
 
@@ -166,3 +167,28 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
     assert told == {"alignment": wanted["online"].alignment,
                     "uniformity": wanted["online"].uniformity}  # fmt: skip
     assert (loss, examples) == (-wanted["online"].score, 20)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_method_learns_who_it_is_and_what_was_received(tiny, monkeypatch, train):
+    """In the round before training as well."""
+    seen = []
+    monkeypatch.setattr(Orchestra, "needs_received", True)
+    monkeypatch.setattr(Orchestra, "start_round", lambda self, received: seen.append(received))
+    config = tiny()
+    learner, parameters = down(config)
+    client = OrchestraClient(config, "3", images())
+    client.fit(parameters, {"round": 1, "train": train, "index": 7})
+    (received,) = seen
+    assert (received.client, received.index, received.round) == ("3", 7, 1)
+    wanted = {**learner.state(Role.SHARED), **learner.state(Role.SERVER)}
+    assert all(torch.equal(tensor, received.state[name]) for name, tensor in wanted.items())
+    assert received.state.keys() == wanted.keys() and received.images is client.images
+
+
+def test_what_is_not_needed_is_not_kept(tiny, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Orchestra, "start_round", lambda self, received: seen.append(received))
+    _, parameters = down(tiny())
+    OrchestraClient(tiny(), "3", images()).fit(parameters, {"round": 1, "train": True})
+    assert seen[0].state is None and seen[0].index is None

@@ -77,3 +77,27 @@ def test_a_full_disk_leaves_the_old_state(tmp_path, monkeypatch):
 def test_a_run_cannot_lead_out_of_the_clients_folder(tmp_path, run):
     with pytest.raises(ValueError, match="must be a name"):
         ClientStateFolder(tmp_path, run)
+
+
+def test_a_later_stage_of_a_round_starts_from_the_one_before(tmp_path):
+    folder = ClientStateFolder(tmp_path, "run")
+    folder.save(1, own(10))
+    folder.save(2, own(20))
+    folder.save(2, own(22), 2)
+    assert [number(folder.before(2, stage)) for stage in (0, 1, 2, 3)] == [10, 20, 20, 22]
+    assert number(folder.before(3)) == 22
+    folder.save(3, own(30))
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "2-2.safetensors",
+        "3.safetensors",
+    ]
+
+
+def test_a_round_of_stages_that_is_repeated_starts_from_before_it(tmp_path):
+    folder = ClientStateFolder(tmp_path, "run")
+    folder.save(1, own(10))
+    for stage in (0, 1, 2):
+        folder.save(2, own(20 + stage), stage)
+    assert number(folder.before(2)) == 10
+    folder.save(2, own(30))  # what later stages kept in the first attempt is gone
+    assert number(folder.before(2, 2)) == number(folder.before(3)) == 30
