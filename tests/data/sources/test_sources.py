@@ -64,7 +64,7 @@ def test_its_options_are_checked(user_package):
     assert str(error.value) == (
         "data.root: unknown option of data=stripes, which has image_size, train_limit, "
         "test_limit, augmentation, width "
-        "(data=cifar10 and data=cifar100 and data=image_folder have it)"
+        "(data=cifar10, data=cifar100, data=image_folder have it)"
     )
 
 
