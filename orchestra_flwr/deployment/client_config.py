@@ -37,7 +37,7 @@ class ClientTrainingConfig(Section):
 class ClientPrivacyConfig(Section):
     """What a client allows, whatever its server asks for."""
 
-    k_min: int = Field(ge=1)  # least images that a centroid stands for
+    k_min: int = Field(ge=1)  # least images that a released row stands for
     epsilon: float | None = Field(ge=1e-4)  # most for one release, at delta; None: as a run says
     total_epsilon: float | None = Field(ge=1e-4)  # most for all releases of all runs; None: any
     delta: float = Field(ge=1e-12, lt=1)

@@ -53,7 +53,7 @@ def print_summary(
     console.print(scores_table(summary.get("untrained") or {}, summary))
     if summary.get("not_private"):
         console.print(Text(f"NOT PRIVATE: {summary['not_private']}", style="bold red"))
-    lines = (_cost(summary), _privacy(summary), _centroids(summary), _updates(summary))
+    lines = (_cost(summary), _anonymity(summary), _releases(summary), _updates(summary))
     for line in (*lines, f"run folder: {folder}"):
         if line:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -75,23 +75,29 @@ def _cost(summary: Mapping[str, Any]) -> str:
     return ", ".join(facts)
 
 
-def _privacy(summary: Mapping[str, Any]) -> str:
+def _released(summary: Mapping[str, Any]) -> str:
+    """What clients sent beside their encoders; version 0.1 knew nothing but centroids."""
+    return str(summary.get("released", "centroids"))
+
+
+def _anonymity(summary: Mapping[str, Any]) -> str:
     k = summary.get("k_anonymity")
     return (
         ""
         if k is None or summary.get("not_private")
-        else f"every centroid that left a client stands for {k} images or more"
+        else f"all {_released(summary)} that left a client stand for {k} images or more"
     )
 
 
-def _centroids(summary: Mapping[str, Any]) -> str:
-    centroids = (summary.get("privacy") or {}).get("centroids")
-    if not centroids:
+def _releases(summary: Mapping[str, Any]) -> str:
+    label = _released(summary)
+    ledger = (summary.get("privacy") or {}).get(label)
+    if not ledger:
         return ""
-    most = max(centroids["releases"].values(), default=0)
-    spent = f"epsilon {centroids['epsilon']:.3g} at delta {centroids['delta']:g}"
-    repeated = f"{most} times {centroids['epsilon_each']:g}"
-    return f"centroids: {spent} for an image of the client that released most ({repeated})"
+    most = max(ledger["releases"].values(), default=0)
+    spent = f"epsilon {ledger['epsilon']:.3g} at delta {ledger['delta']:g}"
+    repeated = f"{most} times {ledger['epsilon_each']:g}"
+    return f"{label}: {spent} for an image of the client that released most ({repeated})"
 
 
 def _updates(summary: Mapping[str, Any]) -> str:

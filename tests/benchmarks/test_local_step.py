@@ -78,6 +78,7 @@ def test_a_steps_operations_are_those_counted_by_hand(published):
     assert step_flops(client) == 2 * 8 * (7 * forward - 2 * first + 6 * 16 * 4)
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_and_tells_ratios(tmp_path):
     subprocess.run(
         [sys.executable, BENCHMARKS / "local_step.py", "--model", "convnet", "--steps", "1",

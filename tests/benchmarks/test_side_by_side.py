@@ -9,6 +9,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_clients_side_by_side_and_the_papers_run_from_it(tmp_path):
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "side_by_side.py", "--model", "convnet", "--rounds", "1",

@@ -93,3 +93,14 @@ def test_shared_features_are_shown_in_red():
     assert "NOT PRIVATE: features left" in printed(False, shared, "x")
     assert "centroid" not in printed(False, shared, "x")
     assert "\x1b[1;31mNOT PRIVATE" in printed(True, shared, "x")
+
+
+def test_what_clients_released_has_its_own_name(capsys, tmp_path):
+    ledger = {"epsilon": 3.0, "delta": 1e-3, "epsilon_each": 1.0, "releases": {"a": 2, "b": 1}}
+    for released, label in (({}, "centroids"), ({"released": "prototypes"}, "prototypes")):
+        print_summary({**SUMMARY, **released, "privacy": {label: ledger}}, tmp_path)
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"all {label} that left a client stand for 16 images or more" in shown
+        assert (
+            f"{label}: epsilon 3 at delta 0.001 for an image of the client that released" in shown
+        )

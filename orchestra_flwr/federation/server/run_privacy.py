@@ -95,6 +95,8 @@ class RunPrivacy:
     def summary(self, drawn: list[list[int]]) -> dict[str, Any]:
         """The entries of `summary.json`."""
         entries: dict[str, Any] = {"privacy": self.metrics(drawn)}
+        if self._release:
+            entries["released"] = self._release.label
         if self._release and self._release.exposes:
             entries["not_private"] = f"{self._release.exposes} left the clients"
         if self._ledger:
