@@ -101,6 +101,4 @@ def test_what_clients_released_has_its_own_name(capsys, tmp_path):
         print_summary({**SUMMARY, **released, "privacy": {label: ledger}}, tmp_path)
         shown = " ".join(capsys.readouterr().out.split())
         assert f"all {label} that left a client stand for 16 images or more" in shown
-        assert (
-            f"{label}: epsilon 3 at delta 0.001 for an image of the client that released" in shown
-        )
+        assert f"{label}: epsilon 3 at delta 0.001 for an image of the client" in shown
