@@ -167,7 +167,7 @@ def test_a_client_that_kills_every_actor_is_dropped_and_the_round_goes_on(sim):
     Six kills are two of the first client, two of the second, and two of the first alone.
     """
     process, folder = sim(
-        "run", "engine=ray", "federation.rounds=2", "training.local_epochs=100", "ray.workers=1",
+        "run", "engine=ray", "federation.rounds=2", "training.local_epochs=100", "engine.workers=1",
         "federation.min_success=0.25", "federation.participation=0.5",
     )  # fmt: skip
     wait_for_round(process, folder, 1)

@@ -107,7 +107,7 @@ def test_a_cluster_gives_the_same_bits_and_every_node_works(cluster, tmp_path, t
     log = tmp_path / "log"
     run = subprocess.Popen(
         [sys.executable, str(REPOSITORY / "run_sim.py"), *tiny_overrides, *long, "engine=ray",
-         f"ray.address={address}", f"run_dir={remote}"],
+         f"engine.address={address}", f"run_dir={remote}"],
         env=environment, cwd=tmp_path, stdout=log.open("w"), stderr=subprocess.STDOUT,
     )  # fmt: skip
     worked = [set(), set()]
@@ -132,9 +132,9 @@ def test_a_cluster_gives_the_same_bits_and_every_node_works(cluster, tmp_path, t
 def test_a_cluster_that_is_not_there_is_refused_in_a_line(tmp_path, tiny_overrides):
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "run_sim.py"), *tiny_overrides, "engine=ray",
-         f"ray.address=127.0.0.1:{free_port()}", f"run_dir={tmp_path / 'run'}"],
+         f"engine.address=127.0.0.1:{free_port()}", f"run_dir={tmp_path / 'run'}"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    assert "ray.address=127.0.0.1" in done.stderr and "Traceback" not in done.stderr
+    assert "engine.address=127.0.0.1" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

@@ -16,7 +16,7 @@ LEAST_STD = 0.3  # 0: all features are the same; 1: they point into all directio
 GUESSED = 0.15  # accuracy that guessing among ten classes does not reach with 300 images
 PROTOCOLS = ("knn", "linear", "linear_published", "finetune")
 SMALL = (
-    "engine=ray", "ray.workers=1", "device=cpu", "data=image_folder", f"data.root={PHOTOS}",
+    "engine=ray", "engine.workers=1", "device=cpu", "data=image_folder", f"data.root={PHOTOS}",
     "data.train_limit=600", "data.test_limit=300", "model.width=16", "model.projector_dim=64",
     "clustering.global_clusters=16", "clustering.local_clusters=4", "clustering.memory=64",
     "federation.clients=4", "federation.rounds=2", "training.local_epochs=3",
