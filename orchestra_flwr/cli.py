@@ -23,6 +23,7 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.output_streams import outlast_output
 
 EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "folder", "jobs")
 C = TypeVar("C", bound=Composed)
@@ -47,6 +48,7 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
     """`run_experiment.py`: runs an experiment and writes its report; returns the exit code."""
     from orchestra_flwr.experiments import experiment_names
 
+    outlast_output()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if {"-h", "--help"} & set(arguments) or not arguments:
@@ -120,6 +122,7 @@ def evaluate_main(arguments: Sequence[str] | None = None) -> int:
 def _command(
     kind: type[C], run: Callable[[C], int], text: str, arguments: Sequence[str] | None
 ) -> int:
+    outlast_output()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if {"-h", "--help"} & set(arguments):
@@ -173,13 +176,20 @@ def _serve(config: ServerConfig) -> int:
 
 
 def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) -> int:
-    from orchestra_flwr.federation.server.round_report import FederationError
-    from orchestra_flwr.reporting import RunFolder, make_progress, print_summary
+    from orchestra_flwr.reporting import RunFolder
 
     try:
-        folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)
+        with RunFolder.opened(config) as folder:
+            return _run_and_show(config, folder, run)
     except OSError as error:
-        raise ConfigError(f"the run folder cannot be made: {error}") from None
+        what = "used" if config.resume else "made"
+        raise ConfigError(f"the run folder cannot be {what}: {error}") from None
+
+
+def _run_and_show(config: Config, folder: Any, run: Callable[[Any, Any], dict[str, Any]]) -> int:
+    from orchestra_flwr.federation.server.round_report import FederationError
+    from orchestra_flwr.reporting import make_progress, print_summary
+
     progress = make_progress(config.logging.progress, config.federation.rounds)
     try:
         with progress:

@@ -72,13 +72,22 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
         sync_folder(path.parent)
 
 
-def append_durably(path: Path, data: bytes) -> None:
+def append_durably(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Appends all of `data` and waits until it is on the disk.
+
+    Args:
+        path: the file; made where there is none.
+        data: what to append.
+        mode: permissions of a new file, 0o600 for a private one; the umask takes some away.
 
     Raises:
         OSError: names `path`; what was there before is still there, and nothing else.
     """
-    with _naming(path), path.open("ab", buffering=0) as file:
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
+    with _naming(path), open(path, "ab", buffering=0, opener=opened) as file:
         size = file.seek(0, os.SEEK_END)
         if size == 0:
             sync_folder(path.parent)
@@ -106,7 +115,28 @@ def read_whole_lines(path: Path) -> list[str]:
     whole, _, torn = path.read_bytes().rpartition(b"\n")
     if torn:
         os.truncate(path, path.stat().st_size - len(torn))
-    return whole.decode().splitlines()
+    return whole.decode().split("\n") if whole else []
+
+
+def make_private_folder(folder: Path) -> None:
+    """Makes a folder that its owner alone may enter; one that is there stays as it is.
+
+    Folders above it are made as any others.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextmanager
+def only_for_owner() -> Iterator[None]:
+    """All files and folders that this process and its children make in the block are private."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def sync_folder(folder: Path) -> None:
@@ -136,5 +166,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
+        if error.strerror is None:  # it has its own text
+            raise
+        reason = error.strerror
         raise OSError(error.errno, f"cannot be written ({reason})", str(path)) from error

@@ -14,7 +14,8 @@ usage: run_sim.py [key=value ...]      train an encoder in a simulated federatio
 
 {_COMMON}
 Values may be groups (data=cifar10 takes conf/data/cifar10.yaml) or single keys (training.lr=0.01).
-Exit code 0: done, 1: the run failed, 2: the configuration is wrong and nothing was written.
+Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
+damaged, and nothing was written.
 """
 SERVER = f"""\
 usage: run_server.py [key=value ...]      train an encoder with real clients that connect
@@ -27,7 +28,8 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
 Keys: python -m orchestra_flwr.deployment.keys server --host <name or address of this machine>
 
 {_COMMON}
-Exit code 0: done, 1: the run failed, 2: the configuration is wrong and nothing was written.
+Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
+damaged, and nothing was written.
 """
 CLIENT = f"""\
 usage: run_client.py server=HOST:PORT data.root=IMAGES [key=value ...]      take part

@@ -1,5 +1,8 @@
 """`run_sim.py` as a person calls it: exit codes, one clear line, nothing written over."""
 
+import os
+import platform
+import subprocess
 import sys
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.cli import client_main, main, server_main
+from orchestra_flwr.folder_lock import locked
 
 
 @pytest.fixture
@@ -59,6 +63,7 @@ def test_a_run_then_its_table_and_folder(sim, tmp_path, tiny_overrides):
     assert "untrained" in out and "trained" in out and "gain" in out
     assert str(folder.name) in out.strip().splitlines()[-1]
     assert {p.name for p in folder.iterdir()} == {
+        ".lock",
         "checkpoint",
         "config.yaml",
         "curves.png",
@@ -119,11 +124,62 @@ def test_a_failed_run_is_exit_code_1_and_can_be_continued(sim, tmp_path, tiny_ov
     assert "client 0: TrainingError" in err and "resume=mine" in err
 
 
-def test_a_damaged_checkpoint_is_exit_code_1(sim, tmp_path, tiny_overrides):
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-1].rpartition(b"\n")[0] + b"\n")
+
+
+def flip_a_bit(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGES = {
+    "checkpoint/state.safetensors": (flip_a_bit, "state.safetensors is damaged"),
+    "metrics.jsonl": (cut, "metrics.jsonl was cut to 2 of 3 records since the checkpoint"),
+    "config.yaml": (lambda f: f.write_text(f.read_text().replace("rounds: 2", "rounds: 4")),
+                    "config.yaml was changed since the checkpoint: federation.rounds 2 -> 4;"),
+}  # fmt: skip
+
+
+def test_a_run_that_was_damaged_or_is_in_use_is_not_resumed(sim, tmp_path, tiny_overrides):
+    """Exit code 2 and one line, before anything is written."""
     assert sim(*tiny_overrides, "run_dir=mine")[0] == 0
-    (tmp_path / "mine" / "checkpoint" / "state.safetensors").write_bytes(b"x")
-    code, _, err = sim("resume=mine")
-    assert code == 1 and "cannot resume from" in err
+    mine = tmp_path / "mine"
+    for name, (damage, says) in DAMAGES.items():
+        whole = (mine / name).read_bytes()
+        damage(mine / name)
+        damaged = (mine / name).read_bytes()
+        code, _, err = sim("resume=mine")
+        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+        assert says in err and "or start a new run" in err
+        assert (mine / name).read_bytes() == damaged
+        (mine / name).write_bytes(whole)
+    with locked(mine):
+        for given in (["resume=mine"], [*tiny_overrides, "run_dir=mine"]):
+            code, _, err = sim(*given)
+            assert code == 2 and err.count("\n") == 1
+            assert f"process {os.getpid()} on host {platform.node()} writes to this folder" in err
+
+
+def test_two_new_runs_do_not_share_a_folder(sim, tmp_path, tiny_overrides):
+    (tmp_path / "mine").mkdir()
+    with locked(tmp_path / "mine"):
+        code, _, err = sim(*tiny_overrides, "run_dir=mine")
+    assert code == 2 and f"run_dir=mine: process {os.getpid()} on host" in err
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == [".lock"]
+
+
+def test_a_run_ends_well_although_nobody_reads_its_output(tmp_path, tiny_overrides):
+    """`run_sim.py ... 2>&- | head -1`."""
+    command = [sys.executable, "-m", "orchestra_flwr.cli", *tiny_overrides, "run_dir=mine"]
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    shell = ["sh", "-c", '"$@" 2>&-', "sh", *command]
+    with subprocess.Popen(shell, cwd=tmp_path, env=given, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+    assert process.returncode == 0
+    assert (tmp_path / "mine" / "summary.json").is_file()
 
 
 def test_help_and_cfg(sim, tmp_path):

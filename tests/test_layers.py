@@ -11,7 +11,8 @@ from orchestra_flwr.config import Config, TermConfig
 
 LAYERS = [
     ["fingerprints", "usage"],
-    ["plugins", "seeding", "files"],
+    ["plugins", "seeding", "files", "folder_lock", "output_streams"],
+    ["tensor_files"],
     ["config"],
     ["data", "models", "privacy"],
     ["clustering"],

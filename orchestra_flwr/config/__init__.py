@@ -5,6 +5,7 @@ The only package that reads Hydra's files. Everything else sees a :class:`Config
 
 from orchestra_flwr.config.choice import Choice, Plugin
 from orchestra_flwr.config.compose import config_to_yaml, every_key, load, load_config
+from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.evaluate import EvaluateConfig
 from orchestra_flwr.config.renamed import migrated, renamed
 from orchestra_flwr.config.resume import RESUME_MAY_CHANGE
@@ -60,6 +61,7 @@ __all__ = [
     "load_config",
     "migrated",
     "parse",
+    "read_config_file",
     "renamed",
     "requested_plugins",
 ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from omegaconf import OmegaConf
 from pydantic import ConfigDict, Field, field_validator
 
+from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.renamed import migrated
 from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
 from orchestra_flwr.config.sections import (
@@ -15,6 +15,7 @@ from orchestra_flwr.config.sections import (
     DataConfig,
     ScoresConfig,
     WithPlugins,
+    are_packages,
     known_device,
 )
 
@@ -78,9 +79,11 @@ class EvaluateConfig(WithPlugins, Composed):
         file = self.encoder.parent / "config.yaml"
         if not file.is_file():
             raise ConfigError(f"data: must be given, {file.parent} holds no config.yaml of a run")
-        saved: Any = OmegaConf.to_container(OmegaConf.load(file))
-        packages = self.plugins or tuple(saved.get("plugins") or ())
-        return self._checked({**migrated(saved)["data"], **wanted}, packages)
+        saved = migrated(read_config_file(file))
+        data, packages = saved.get("data"), saved.get("plugins") or ()
+        if not isinstance(data, dict) or not are_packages(packages):
+            raise ConfigError(f"{file}: is damaged, data and plugins must be those of a run")
+        return self._checked({**data, **wanted}, self.plugins or tuple(packages))
 
     def _checked(self, values: dict[str, Any], packages: tuple[str, ...]) -> DataConfig:
         data = parse(DataConfig, values, "data")

@@ -36,24 +36,34 @@ def _renamed(override: str) -> str:
 def migrated(values: dict[str, Any]) -> dict[str, Any]:
     """A configuration that version 0.1 saved, as today's version would have saved it."""
     values = {section: dict(v) if isinstance(v, dict) else v for section, v in values.items()}
-    federation, training = values.get("federation", {}), values.get("training", {})
+    federation, training = _section(values, "federation"), _section(values, "training")
     if "merge" in federation:
         name = federation.pop("merge")
         old = {k: federation.pop(k) for k in list(federation) if k.startswith("fed")}
-        options = {new: old[k] for k, new in MERGING_OPTIONS.get(name, {}).items() if k in old}
+        known = MERGING_OPTIONS.get(str(name), {})
+        options = {new: old[k] for k, new in known.items() if k in old}
         values["merging"] = {"name": name, **options}
     if "momentum" in training:
-        options = {key: training.pop(key) for key in ("momentum", "weight_decay")}
+        names = ("momentum", "weight_decay")
+        options = {name: training.pop(name) for name in names if name in training}
         values["optimizer"] = {"name": "sgd", **options}
     if isinstance(values.get("engine"), str):
-        ray = values.pop("ray", {})
+        ray = _section(values, "ray")
+        values.pop("ray", None)
         options = ray if values["engine"] == "ray" else {}
         values["engine"] = {"name": values["engine"], **options}
-    if values.get("data", {}).get("name") == "digits":
+    if _section(values, "data").get("name") == "digits":
         for key in ("root", "cache"):
             values["data"].pop(key, None)
-    if values.get("partition", {}).get("name") in ("iid", "by_class"):
+    if _section(values, "partition").get("name") in ("iid", "by_class"):
         values["partition"].pop("alpha", None)
-    if values.get("method", {}).get("name") == "specloss" and "clustering" in values:
-        values["method"].setdefault("outputs", values["clustering"].get("global_clusters"))
+    clustering = _section(values, "clustering")
+    if _section(values, "method").get("name") == "specloss" and clustering:
+        values["method"].setdefault("outputs", clustering.get("global_clusters"))
     return values
+
+
+def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """A section as it stands; what is none is refused when the configuration is checked."""
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}

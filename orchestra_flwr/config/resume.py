@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.overrides import values_of
 from orchestra_flwr.config.renamed import migrated
 from orchestra_flwr.config.section import Composed, ConfigError, parse
@@ -36,14 +37,18 @@ def resumed(
     """The saved values of the run that `composed.resume` names, with what overrides may change.
 
     Raises:
-        ConfigError: there is no such run, or an override would change what is computed.
+        ConfigError: there is no such run, its configuration is damaged, or an override would change
+            what is computed.
     """
     folder = Path(str(composed.resume))
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
-    written: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    saved = OmegaConf.create(parse(section, migrated(written)).model_dump())
+    try:
+        saved = OmegaConf.create(parse(section, migrated(read_config_file(file))).model_dump())
+    except ConfigError as error:
+        named = str(error).startswith(str(file))
+        raise ConfigError(str(error) if named else f"{file}: {error}") from None
     for key in _touched(overrides):
         new, old = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
         if any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE):

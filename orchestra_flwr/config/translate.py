@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
 
 from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.overrides import value_text, values_of
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section
@@ -43,14 +43,18 @@ def conf_dir() -> Path:
 
 
 def packages_of(overrides: Sequence[Override]) -> list[str]:
-    """The users' packages that are asked for, or that the run to be resumed has."""
+    """The users' packages that are asked for, or that the run to be resumed has.
+
+    Raises:
+        ConfigError: the configuration of the run to be resumed is damaged.
+    """
     values = values_of(overrides)
     packages = values.get("plugins")
     if packages is None and values.get("resume"):
         file = Path(str(values["resume"])) / "config.yaml"
-        packages = OmegaConf.select(OmegaConf.load(file), "plugins") if file.is_file() else None
-    packages = [packages] if isinstance(packages, str) else list(packages or ())
-    return packages if are_packages(packages) else []  # the section itself says what is wrong
+        packages = read_config_file(file).get("plugins") if file.is_file() else None
+    packages = [packages] if isinstance(packages, str) else packages or []
+    return [*packages] if are_packages(packages) else []  # the section itself says what is wrong
 
 
 def conf_folders_of(overrides: Sequence[Override]) -> list[Path]:

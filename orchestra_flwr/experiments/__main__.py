@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from orchestra_flwr.output_streams import outlast_output
+
 USAGE = """\
 usage: python -m orchestra_flwr.experiments FOLDER
 
@@ -18,6 +20,7 @@ Exit code 0: done, 1: a file cannot be read or written, 2: no folder of runs.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     # Heavy imports wait for help and for wrong arguments.
+    outlast_output()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(arguments):
         print(USAGE)

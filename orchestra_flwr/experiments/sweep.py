@@ -208,9 +208,9 @@ def _measure_splits(configs: Mapping[str, Config], folder: Path, announce: Annou
             continue
         try:
             held = classes_held_by_clients(config)
-            made = config.model_copy(update={"run_dir": str(folder / name)})
-            target = RunFolder.create(made) if run is None else RunFolder(folder / name)
-            target.write_summary({"classes": held, "versions": environment()})
+            where = {"run_dir" if run is None else "resume": str(folder / name)}
+            with RunFolder.opened(config.model_copy(update=where)) as target:
+                target.write_summary({"classes": held, "versions": environment()})
             announce(f"[{number}/{len(configs)}] done: {name}")
         except ConfigError as error:
             write_atomically(folder / LOGS / f"{name}.log", f"error: {error}\n".encode())

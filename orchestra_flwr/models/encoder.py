@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 from orchestra_flwr.config import ConfigError, ModelConfig, Section, parse
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models.backbones import Backbone, build_backbone
+
+REMEDY = "copy it again, or write it anew with resume=<its run folder>"
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -94,10 +98,12 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     path = Path(path)
     weights = {k: v.detach().cpu().contiguous() for k, v in encoder.backbone.state_dict().items()}
     spec = encoder.spec.model_copy(update={"plugins": _users_package(encoder.spec.model)})
-    description = json.dumps({"spec": spec.model_dump(), "about": about}, indent=2) + "\n"
     with replacing(path) as temporary:
         save_file(weights, temporary)
-    write_atomically(path.with_suffix(".json"), description.encode())
+        digest = _digest(temporary)
+    description = {"spec": spec.model_dump(mode="json"), "about": about, "weights_sha256": digest}
+    checked = {**description, "sha256": _digest_of(description)}
+    write_atomically(path.with_suffix(".json"), (json.dumps(checked, indent=2) + "\n").encode())
 
 
 def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
@@ -112,8 +118,8 @@ def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encode
 
     Raises:
         FileNotFoundError: one of the two files is missing.
-        ValueError: the description is wrong, its backbone cannot be found (it is from a user's
-            package that is not installed), or the weights do not fit it.
+        ValueError: a file is damaged, the description is wrong, its backbone cannot be found (it is
+            from a user's package that is not installed), or the weights do not fit it.
     """
     path = Path(path)
     if path.is_dir():
@@ -124,8 +130,12 @@ def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encode
             raise FileNotFoundError(
                 f"{file}: no such file (a finished run leaves it in its run folder)"
             )
+    described = read_description(description)
+    digest = described.get("weights_sha256")
+    if digest is not None and digest != _digest(path):
+        raise ValueError(f"{path} is damaged: its checksum is not that in {description}; {REMEDY}")
     try:
-        encoder = Encoder(parse(EncoderSpec, json.loads(description.read_text())["spec"]))
+        encoder = Encoder(parse(EncoderSpec, described["spec"]))
     except ConfigError as error:
         raise ConfigError(f"{description}: {error}") from None
     try:
@@ -133,6 +143,34 @@ def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encode
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit its description: {error}") from None
     return encoder.to(device)
+
+
+def read_description(file: Path) -> dict[str, Any]:
+    """`encoder.json`: the `spec` and `about` of an encoder; one of version 0.1 has no checksums.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    try:
+        described = json.loads(file.read_bytes())
+        spec, digest = described["spec"], described.pop("sha256", None)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged: it describes no encoder; {REMEDY}") from error
+    checked = digest is not None or "weights_sha256" in described
+    if not isinstance(spec, dict) or (checked and digest != _digest_of(described)):
+        raise ValueError(f"{file} is damaged: its checksum is wrong; {REMEDY}")
+    return dict(described)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _digest_of(description: Mapping[str, Any]) -> str:
+    """Of the values, however they are set out in the file."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def _users_package(model: ModelConfig) -> tuple[str, ...]:

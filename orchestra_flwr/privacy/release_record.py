@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.files import append_durably, read_whole_lines
+from orchestra_flwr.files import append_durably, make_private_folder, read_whole_lines
+from orchestra_flwr.fingerprints import fingerprint_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+DIGEST = "digest"
 Entry = TypeVar("Entry", bound="DataclassInstance")
 
 
@@ -22,7 +24,9 @@ class ReleaseRecord(Generic[Entry]):
 
     So a crash, a kill or a power cut can only overstate what was released. A last line that was cut
     off never was acted on; it is removed. Any other line that cannot be read is an error, for
-    without it nobody knows what was released.
+    without it nobody knows what was released. Every line holds a digest of itself and of all before
+    it, so no line can change or go missing before the last one. The lines of earlier versions, at
+    the beginning of a file, have none.
 
     Args:
         file: it is continued where it exists, and made with the first entry where it does not.
@@ -35,7 +39,8 @@ class ReleaseRecord(Generic[Entry]):
 
     def __init__(self, file: Path, parse: Callable[[Any], Entry]) -> None:
         self._file = file
-        self._entries = list(_read(file, parse))
+        self._digest, self._is_checked = "", False  # the last line's, and whether it stands there
+        self._entries = list(self._read(parse))
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -48,9 +53,46 @@ class ReleaseRecord(Generic[Entry]):
         Raises:
             OSError: it cannot be written; then nothing may be released.
         """
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        append_durably(self._file, (json.dumps(asdict(entry)) + "\n").encode())
+        values = asdict(entry)
+        digest = _chained(self._digest, values)
+        line = json.dumps({**values, DIGEST: digest}) + "\n"
+        make_private_folder(self._file.parent)
+        append_durably(self._file, line.encode(), mode=0o600)
         self._entries.append(entry)
+        self._digest, self._is_checked = digest, True
+
+    def _read(self, parse: Callable[[Any], Entry]) -> Iterator[Entry]:
+        number = 0
+        try:
+            for number, line in enumerate(read_whole_lines(self._file), 1):  # noqa: B007
+                yield parse(self._checked(line))
+        except OSError as error:
+            raise ConfigError(f"{self._file} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:  # before the first line is parsed
+            number = error.object[: error.start].count(b"\n") + 1
+            raise ConfigError(_damaged(self._file, number)) from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ConfigError(_damaged(self._file, number)) from None
+
+    def _checked(self, line: str) -> Any:
+        """The values of a line without its digest.
+
+        Raises:
+            ValueError: the line, or one before it, is not as it was written.
+            TypeError: it holds no values by their names.
+        """
+        values = json.loads(line)
+        if not isinstance(values, dict):
+            raise TypeError(f"a line must be a JSON object, not {values!r}")
+        found = values.pop(DIGEST, None)
+        self._digest = _chained(self._digest, values)
+        if found is None:
+            if self._is_checked:
+                raise ValueError("there is no digest")
+        elif line != json.dumps({**values, DIGEST: self._digest}):
+            raise ValueError("the digest is wrong")
+        self._is_checked = found is not None
+        return values
 
 
 def parse_round(value: Any) -> int:
@@ -75,18 +117,9 @@ def parse_name(value: Any) -> str:
     return value
 
 
-def _read(file: Path, parse: Callable[[Any], Entry]) -> Iterator[Entry]:
-    number = 0
-    try:
-        for number, line in enumerate(read_whole_lines(file), 1):  # noqa: B007
-            yield parse(json.loads(line))
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:  # before the first line is parsed
-        number = error.object[: error.start].count(b"\n") + 1
-        raise ConfigError(_damaged(file, number)) from None
-    except (ValueError, TypeError, KeyError):
-        raise ConfigError(_damaged(file, number)) from None
+def _chained(before: str, values: Any) -> str:
+    """The digest of a line and of all lines before it, which have the digest `before`."""
+    return fingerprint_of(before + json.dumps(values))
 
 
 def _damaged(file: Path, number: int) -> str:

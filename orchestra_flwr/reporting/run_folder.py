@@ -6,23 +6,56 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from orchestra_flwr.config import Config, ConfigError, config_to_yaml
 from orchestra_flwr.files import append_durably, write_atomically
+from orchestra_flwr.folder_lock import FolderInUseError, locked
+from orchestra_flwr.reporting.folder_record import check_folder
+
+LOCK = ".lock"
 
 
 class RunFolder:
-    """A run's folder; made by :meth:`create` or :meth:`resume`.
+    """A run's folder; made by :meth:`create` or :meth:`resume`, and by :meth:`opened` to write.
 
     Attributes:
         path: the folder.
+        lock: the file whose descriptor holds the folder's lock; None: it is not locked by this.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock: IO[bytes] | None = None) -> None:
         self.path = path
+        self.lock = lock
+
+    @classmethod
+    @contextmanager
+    def opened(cls, config: Config, outputs: str | Path = "outputs") -> Iterator[Self]:
+        """The folder of a configuration's run, new or resumed, for this process alone.
+
+        Raises:
+            ConfigError: another process has it, or as :meth:`create` and :meth:`resume` say.
+            OSError: names the file that could not be written.
+        """
+        if config.resume is not None:
+            path, key = Path(config.resume), f"resume={config.resume}"
+        else:
+            path = _made_folder(config, outputs)
+            key = f"run_dir={path}"
+        try:
+            with locked(path, LOCK) as lock:
+                if config.resume is not None:
+                    cls.resume(path)
+                else:
+                    _begin(path, config)
+                yield cls(path, lock)
+        except FolderInUseError as owner:
+            raise ConfigError(
+                f"{key}: {owner} writes to this folder; wait until it has ended, or stop it"
+            ) from None
 
     @classmethod
     def create(cls, config: Config, outputs: str | Path = "outputs") -> Self:
@@ -35,25 +68,28 @@ class RunFolder:
             ConfigError: `run_dir` is a file, is not empty or cannot be made.
             OSError: names the file that could not be written.
         """
-        if config.run_dir is not None:
-            folder = cls(_explicit_folder(config.run_dir))
-        else:
-            started = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-            folder = cls(_unused_folder(Path(outputs) / config.name / started))
-        write_atomically(folder.path / "config.yaml", config_to_yaml(config).encode())
-        return folder
+        path = _made_folder(config, outputs)
+        _begin(path, config)
+        return cls(path)
 
     @classmethod
     def resume(cls, path: str | Path) -> Self:
-        """Opens the folder of a run that was started.
+        """The folder of a run that was started, with what its checkpoint needs.
 
         Raises:
-            ConfigError: there is no run in `path`.
+            ConfigError: there is no run in `path`, or a file in it is damaged, or was changed since
+                the checkpoint.
+            OSError: a file cannot be read.
         """
-        folder = Path(path)
-        if not (folder / "config.yaml").is_file():
+        folder = cls(Path(path))
+        if not (folder.path / "config.yaml").is_file():
             raise ConfigError(f"resume={path}: no run folder (it holds no config.yaml)")
-        return cls(folder)
+        check_folder(folder.path)
+        try:
+            folder.read_metrics()
+        except ValueError as error:  # in what the checkpoint has not seen, or of an earlier version
+            raise ConfigError(f"{error}; remove it, or start a new run") from None
+        return folder
 
     @property
     def checkpoint(self) -> Path:
@@ -86,7 +122,7 @@ class RunFolder:
         Raises:
             OSError: names the file, which is unchanged.
         """
-        append_durably(self.metrics, (_to_json(record) + "\n").encode())
+        append_durably(self.metrics, (_to_json(record) + "\n").encode(), mode=0o600)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records; a last line that a kill cut off is left out.
@@ -105,7 +141,7 @@ class RunFolder:
         """
         if self.metrics.exists():
             remaining = b"".join(line for line, record in self._lines() if record["round"] <= round)
-            write_atomically(self.metrics, remaining)
+            write_atomically(self.metrics, remaining, mode=0o600)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes or replaces `summary.json`; NaN and infinity become null.
@@ -124,25 +160,41 @@ class RunFolder:
             try:
                 record = json.loads(line)
                 _ = record["round"] + 0
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 raise ValueError(f"{self.metrics}, line {number}: no record of a round") from None
             yield line, record
 
 
-def _explicit_folder(run_dir: str) -> Path:
-    path = Path(run_dir)
+def _made_folder(config: Config, outputs: str | Path) -> Path:
+    if config.run_dir is None:
+        started = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        return _unused_folder(Path(outputs) / config.name / started)
+    path = Path(config.run_dir)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        names = {entry.name for entry in path.iterdir()}
     except OSError as error:
-        raise ConfigError(
-            f"run_dir={run_dir}: must be a new folder, which cannot be made here ({error.strerror})"
-        ) from None
+        raise _no_folder(config.run_dir, error) from None
+    return path
+
+
+def _begin(path: Path, config: Config) -> None:
+    """Writes `config.yaml` into a folder that holds nothing yet but a lock."""
+    run_dir = config.run_dir or str(path)
+    try:
+        names = {entry.name for entry in path.iterdir()} - {LOCK}
+    except OSError as error:
+        raise _no_folder(run_dir, error) from None
     if "config.yaml" in names:
         raise ConfigError(f"run_dir={run_dir}: already holds a run (resume={run_dir} continues it)")
     if names:
         raise ConfigError(f"run_dir={run_dir}: already holds files; a new run needs a new folder")
-    return path
+    write_atomically(path / "config.yaml", config_to_yaml(config).encode())
+
+
+def _no_folder(run_dir: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run_dir={run_dir}: must be a new folder, which cannot be made here ({error.strerror})"
+    )
 
 
 def _unused_folder(path: Path) -> Path:

@@ -47,6 +47,7 @@ def test_weights_of_another_model_are_refused(tmp_path, encoder):
     save_encoder(tmp_path / "encoder.safetensors", encoder)
     description = json.loads((tmp_path / "encoder.json").read_text())
     description["spec"]["model"]["width"] = 16
+    del description["sha256"], description["weights_sha256"]  # as version 0.1 wrote it
     (tmp_path / "encoder.json").write_text(json.dumps(description))
     with pytest.raises(ValueError, match="does not fit its description"):
         orchestra_flwr.load_encoder(tmp_path)
@@ -65,10 +66,36 @@ def test_a_full_disk_leaves_the_old_encoder(encoder, tmp_path, monkeypatch):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    ("name", "step"), [("encoder.safetensors", 97), ("encoder.json", 1)], ids=["weights", "json"]
+)
+def test_no_flipped_bit_is_loaded(encoder, tmp_path, name, step):
+    save_encoder(tmp_path / "encoder.safetensors", encoder, rounds=3)
+    file = tmp_path / name
+    whole = file.read_bytes()
+    for place in range(0, len(whole), step):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="is damaged") as error:
+            orchestra_flwr.load_encoder(tmp_path)
+        assert str(error.value).startswith(str(file)) and "resume=" in str(error.value)
+    file.write_bytes(whole)
+    orchestra_flwr.load_encoder(tmp_path)
+
+
+def test_weights_and_description_of_different_runs_do_not_mix(encoder, tmp_path):
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    weights = (tmp_path / "encoder.safetensors").read_bytes()
+    save_encoder(tmp_path / "encoder.safetensors", Encoder(encoder.spec))
+    (tmp_path / "encoder.safetensors").write_bytes(weights)
+    with pytest.raises(ValueError, match="its checksum is not that in"):
+        orchestra_flwr.load_encoder(tmp_path)
+
+
 def _describe(folder, change):
-    """Changes the spec in `encoder.json`."""
+    """Changes the spec in `encoder.json`, which version 0.1 wrote without checksums."""
     file = folder / "encoder.json"
     description = json.loads(file.read_text())
+    del description["sha256"], description["weights_sha256"]
     change(description["spec"])
     file.write_text(json.dumps(description))
 

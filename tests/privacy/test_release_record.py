@@ -56,16 +56,23 @@ def test_entries_are_found_again_without_anything_being_closed(file):
     again = ReleaseRecord(file, Number.parse)
     assert again.entries == record.entries == (Number(3), Number(1), Number(3))
     again.append(Number(4))
-    assert file.read_text() == "".join(f'{{"value": {value}}}\n' for value in (3, 1, 3, 4))
+    assert [json.loads(line)["value"] for line in file.read_text().splitlines()] == [3, 1, 3, 4]
 
 
 @pytest.mark.parametrize(("parse", "line"), KINDS)
-def test_files_of_earlier_versions_are_read_and_continued_in_the_same_bytes(file, parse, line):
+def test_files_of_earlier_versions_are_read_and_continued(file, parse, line):
+    """From the first line with a digest on, those without one are safe as well."""
     record = ReleaseRecord(written(file, line, line), parse)
     first, second = record.entries
     assert first == second
     record.append(first)
-    assert file.read_text() == f"{line}\n" * 3
+    *old, new = file.read_text().splitlines()
+    assert old == [line, line]
+    assert {k: v for k, v in json.loads(new).items() if k != "digest"} == json.loads(line)
+    assert ReleaseRecord(file, parse).entries == (first,) * 3
+    written(file, line, new)
+    with pytest.raises(ConfigError, match="line 2: no record of a release"):
+        ReleaseRecord(file, parse)
 
 
 def test_an_entry_is_on_the_disk_when_append_returns(file, monkeypatch):
@@ -75,7 +82,7 @@ def test_an_entry_is_on_the_disk_when_append_returns(file, monkeypatch):
         os, "fsync", lambda number: (events.append(os.fstat(number).st_size), sync(number))
     )
     ReleaseRecord(file, Number.parse).append(Number(7))
-    assert events[-1] == len('{"value": 7}\n')
+    assert events[-1] == file.stat().st_size > 0
 
 
 @pytest.mark.parametrize("failing", ["write", "fsync"])
@@ -83,7 +90,7 @@ def test_an_entry_that_cannot_be_written_does_not_count(file, monkeypatch, faili
     record = ReleaseRecord(file, Number.parse)
     record.append(Number(1))
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -112,7 +119,42 @@ def test_a_last_line_that_was_cut_off_was_never_acted_on(file, parse, line, torn
     record = ReleaseRecord(file, parse)
     assert len(record.entries) == 1
     record.append(record.entries[0])
-    assert file.read_text() == f"{line}\n" * 2
+    assert ReleaseRecord(file, parse).entries == record.entries
+    assert file.read_text().startswith(f"{line}\n") and file.read_text().count("\n") == 2
+
+
+def test_no_bit_of_a_record_changes_unnoticed(file):
+    record = ReleaseRecord(file, RunRelease.parse)
+    released = RunRelease.parse(json.loads(RELEASED))
+    for _ in range(2):
+        record.append(released)
+    whole = file.read_bytes()
+    for place in range(len(whole) - 1):  # without its last byte the last line is a torn one
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ConfigError, match="no record of a release"):
+            ReleaseRecord(file, RunRelease.parse)
+
+
+@pytest.mark.parametrize("order", [(1, 2), (0, 2), (0, 2, 1), (0, 0, 1, 2)])
+def test_lines_that_go_missing_or_change_places_are_noticed(file, order):
+    record = ReleaseRecord(file, Number.parse)
+    for _ in range(3):
+        record.append(Number(7))
+    lines = file.read_text().splitlines()
+    written(file, *(lines[number] for number in order))
+    with pytest.raises(ConfigError, match="no record of a release"):
+        ReleaseRecord(file, Number.parse)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_only_its_owner_can_read_a_record(file):
+    before = os.umask(0)
+    try:
+        ReleaseRecord(file, Number.parse).append(Number(7))
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(

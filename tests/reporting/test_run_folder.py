@@ -69,6 +69,30 @@ def test_a_folder_with_other_files_and_a_file_are_refused(config, tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_metrics_are_for_their_owner_alone_whatever_the_umask(folder):
+    """They say how many images of a client fell into a cluster."""
+    before = os.umask(0)
+    try:
+        folder.append_metrics({"round": 0})
+        assert folder.metrics.stat().st_mode & 0o777 == 0o600
+        folder.truncate_after(0)
+    finally:
+        os.umask(before)
+    assert folder.metrics.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_opened_folder_is_for_one_process_until_it_is_closed(config, tmp_path):
+    mine = config.model_copy(update={"run_dir": str(tmp_path / "run")})
+    again = config.model_copy(update={"resume": str(tmp_path / "run")})
+    with RunFolder.opened(mine) as folder:
+        folder.append_metrics({"round": 1})
+        for given in (mine, again):
+            with pytest.raises(ConfigError, match=f"process {os.getpid()} on host .* writes to"):
+                RunFolder.opened(given).__enter__()
+    with RunFolder.opened(again) as folder:
+        assert folder.read_metrics() == [{"round": 1}]
+
+
 def test_resume_needs_a_run(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no config\.yaml"):
         RunFolder.resume(tmp_path)

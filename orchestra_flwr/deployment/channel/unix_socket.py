@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 FRAME = struct.Struct("!Q")
 LARGEST = 1 << 40  # a length above it is no frame of ours
@@ -66,6 +66,31 @@ class Channel:
         """
         opening = json.loads(self._frame())
         return opening["header"], [self._frame() for _ in range(opening["blobs"])]
+
+    def share(self, file: IO[bytes]) -> None:
+        """Gives the other side an open file, with the locks on it: it calls :meth:`take_share`.
+
+        Raises:
+            ChannelClosedError: the other side has closed the connection.
+        """
+        try:
+            socket.send_fds(self._socket, [b"\0"], [file.fileno()])
+        except OSError as error:
+            raise ChannelClosedError(f"the other side of a channel has ended: {error}") from None
+
+    def take_share(self) -> int:
+        """The descriptor of the file that the other side shares; open until it is closed.
+
+        Raises:
+            ChannelClosedError: the other side has closed the connection, or shares nothing.
+        """
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        except OSError as error:
+            raise ChannelClosedError(f"the other side of a channel has ended: {error}") from None
+        if not descriptors:
+            raise ChannelClosedError("the other side of a channel shares no file")
+        return descriptors[0]
 
     def ready(self, seconds: float) -> bool:
         """Waits so long at most; whether there is something to receive, be it the end."""

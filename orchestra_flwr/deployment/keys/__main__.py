@@ -3,5 +3,7 @@
 import sys
 
 from orchestra_flwr.deployment.keys.command_line import main
+from orchestra_flwr.output_streams import outlast_output
 
+outlast_output()
 sys.exit(main())

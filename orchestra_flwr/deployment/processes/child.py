@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -91,7 +92,7 @@ class Child:
         self._reader.join(timeout=2)
 
     def _read(self) -> None:
-        handler = RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=1, delay=True)
+        handler = _PrivateLog(self.log, maxBytes=LOG_BYTES, backupCount=1, delay=True)
         assert self._process.stdout is not None
         for line in self._process.stdout:
             text = line.rstrip("\n")
@@ -99,6 +100,18 @@ class Child:
             handler.emit(logging.makeLogRecord({"msg": text}))
             self._on_line(text)
         handler.close()
+
+
+class _PrivateLog(RotatingFileHandler):
+    """For its owner alone: addresses and names of others stand in it."""
+
+    def _open(self) -> TextIOWrapper:
+        def opened(name: str, flags: int) -> int:
+            return os.open(name, flags, 0o600)
+
+        file = open(self.baseFilename, self.mode, encoding=self.encoding, opener=opened)  # noqa: SIM115
+        assert isinstance(file, TextIOWrapper)
+        return file
 
 
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:

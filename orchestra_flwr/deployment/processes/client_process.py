@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import secrets
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
@@ -22,7 +21,8 @@ from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.keys.client_keys import ClientFiles, client_files, host_name
 from orchestra_flwr.deployment.processes.supernode import Supernode
 from orchestra_flwr.deployment.processes.trainer import Trainer
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import make_private_folder, only_for_owner, write_atomically
+from orchestra_flwr.folder_lock import FolderInUseError, locked
 
 POLL_SECONDS = 1.0
 
@@ -39,8 +39,11 @@ def run_client(config: ClientConfig) -> None:
     root = str(config.data.root)
     count, labelled = survey(root)
     config.privacy.check_images(min(count, config.data.limit or count))
-    name = _name(config, keys)
-    with _own_folder(config, name) as folder, tempfile.TemporaryDirectory(prefix="orch") as short:
+    with ExitStack() as stack:
+        stack.enter_context(only_for_owner())  # what Flower writes there as well
+        name = _name(config, keys)
+        folder = stack.enter_context(_own_folder(config, name))
+        short = stack.enter_context(tempfile.TemporaryDirectory(prefix="orch"))
         report = _reporter(name)
         kind = "in class folders" if labelled else "without labels"
         report(f"{count} images in {root} ({kind})")
@@ -90,18 +93,18 @@ def _name(config: ClientConfig, keys: ClientFiles | None) -> str:
 def _own_folder(config: ClientConfig, name: str) -> Iterator[Path]:
     """This client's folder below `state`, for one process at a time."""
     folder = Path(config.state) / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"state={config.state}: {error}") from None
-    with lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            make_private_folder(folder)
+            folder.chmod(0o700)  # an earlier version left it open
+            stack.enter_context(locked(folder, "lock"))
+        except FolderInUseError as owner:
             raise ConfigError(
-                f"client {name} is already running here; give another one name=... of its own"
+                f"client {name} is already running here ({owner}); "
+                "give another one name=... of its own"
             ) from None
+        except OSError as error:
+            raise ConfigError(f"state={config.state}: {error}") from None
         yield folder
 
 

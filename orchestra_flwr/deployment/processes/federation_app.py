@@ -25,6 +25,8 @@ def main(grid: Grid, context: Context) -> None:
     """Runs the federation that the other end of the channel describes."""
     with Channel.connect(str(context.run_config["channel"])) as channel:
         task, _ = channel.receive()
+        if task["locked"]:
+            channel.take_share()  # the folder stays locked until this process ends as well
         # Users' packages may lie beside the program that was started, and not be installed.
         sys.path += [folder for folder in task["path"] if folder not in sys.path]
         finished = threading.Event()

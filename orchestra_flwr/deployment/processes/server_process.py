@@ -86,7 +86,10 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
         listener.close()  # an app that comes late finds nobody
         with channel:
             task = {"config": config.to_json(), "folder": str(folder.path.resolve())}
-            channel.send({**task, "path": [str(Path(part).resolve()) for part in sys.path]})
+            path = [str(Path(part).resolve()) for part in sys.path]
+            channel.send({**task, "path": path, "locked": folder.lock is not None})
+            if folder.lock is not None:
+                channel.share(folder.lock)
             return _follow(channel, link, progress)
 
 

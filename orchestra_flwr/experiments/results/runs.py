@@ -9,9 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from orchestra_flwr.config import Config, ConfigError, migrated, parse
+from orchestra_flwr.config import Config, ConfigError, migrated, parse, read_config_file
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
 
@@ -43,10 +41,10 @@ class Run:
         """The run's configuration; one of version 0.1 with today's keys.
 
         Raises:
-            ConfigError: it names a plug-in that is not there, or an option that is not known.
+            ConfigError: it is damaged, names a plug-in that is not there, or an option that is not
+                known.
         """
-        values: Any = OmegaConf.to_container(OmegaConf.load(self.folder / "config.yaml"))
-        return parse(Config, migrated(values))
+        return parse(Config, migrated(read_config_file(self.folder / "config.yaml")))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

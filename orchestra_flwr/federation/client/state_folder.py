@@ -8,12 +8,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import make_private_folder
 from orchestra_flwr.merging import ClientState
+from orchestra_flwr.tensor_files import load_tensors, save_tensors
 
+EARLIER = ("values", "figures")  # names in files without a checksum; "figures" until version 0.1
 SUFFIX = ".safetensors"
 
 
@@ -50,13 +49,14 @@ class ClientStateFolder:
             return None
         path = self._path(max(earlier))
         try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                metadata = file.metadata()  # "figures" until version 0.1
-                values = json.loads(metadata.get("values") or metadata["figures"])
-                return ClientState(tensors, values)
-        except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
-            raise ValueError(f"{path}: this client's state is damaged: {error}") from error
+            tensors, texts = load_tensors(path, earlier=EARLIER)
+            values = texts.get("values") or texts["figures"]
+            return ClientState(tensors, json.loads(values))
+        except (OSError, TypeError, KeyError, ValueError) as error:
+            raise ValueError(
+                f"{path}: this client's state is damaged: {error}; put back a copy of it, "
+                "or remove it: then this client starts the run afresh"
+            ) from error
 
     def save(self, round_: int, state: ClientState, stage: int = 0) -> None:
         """Writes the state after a stage, whole or not at all, and drops what is not needed.
@@ -64,10 +64,10 @@ class ClientStateFolder:
         Raises:
             OSError: names the file, which is as it was.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors.items()}
+        for folder in (self._others, self._folder):
+            make_private_folder(folder)
         values = {"values": json.dumps(dict(state.values))}
-        write_atomically(self._path((round_, stage)), save(tensors, values))
+        save_tensors(self._path((round_, stage)), state.tensors, values, mode=0o600)
         saved = self._saved()
         before = max((when for when in saved if when < (round_, 0)), default=None)
         for when in saved:

@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
-
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round_report import FederationError
-from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.files import make_private_folder, write_atomically
+from orchestra_flwr.reporting import folder_record
+from orchestra_flwr.tensor_files import load_tensors, save_tensors
 
-FILE = "state.safetensors"
+FILE = Path(folder_record.CHECKPOINT).name
 KEY_FILE = "noise.key"
 RUN_FILE = "run.id"
 
@@ -46,17 +45,27 @@ class Position:
     exchange: dict[str, Any] = field(default_factory=dict)
 
 
-def save_checkpoint(folder: Path, models: Models, position: Position) -> None:
+def save_checkpoint(
+    folder: Path, models: Models, position: Position, record: str | None = None
+) -> None:
     """Replaces the folder's checkpoint atomically; on an error the old one stays.
+
+    Args:
+        folder: of the checkpoint.
+        models: the server's.
+        position: where the run stands.
+        record: what :class:`orchestra_flwr.reporting.folder_record.FolderRecord` says of the other
+            files of the run; None: nothing is known of them.
 
     Raises:
         FederationError: the file cannot be written, for example on a full disk.
     """
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in models.tensors().items()}
+    values = {"position": json.dumps(asdict(position))}
+    if record is not None:
+        values[folder_record.VALUE] = record
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / FILE) as temporary:
-            save_file(tensors, temporary, metadata={"position": json.dumps(asdict(position))})
+        make_private_folder(folder)
+        save_tensors(folder / FILE, models.tensors(), values)
     except Exception as error:  # safetensors raises its own type when a disk is full
         raise FederationError(f"cannot write the checkpoint in {folder}: {error}") from error
 
@@ -71,9 +80,8 @@ def load_checkpoint(folder: Path, models: Models) -> Position | None:
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            position = Position(**json.loads(file.metadata()["position"]))
+        saved, values = load_tensors(path, earlier=folder_record.EARLIER)
+        position = Position(**json.loads(values["position"]))
         models.load_tensors(saved)
     except Exception as error:
         raise FederationError(f"cannot resume from {path}: {error}") from error
@@ -89,7 +97,7 @@ def run_id(folder: Path) -> str:
     path = folder / RUN_FILE
     try:
         if not path.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder)
             write_atomically(path, secrets.token_hex(8).encode())
         return path.read_text()
     except OSError as error:
@@ -109,7 +117,7 @@ def noise_key(folder: Path) -> bytes:
     path = folder / KEY_FILE
     try:
         if not path.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder)
             write_atomically(path, secrets.token_hex(32).encode(), mode=0o600)
         key = bytes.fromhex(path.read_text())
     except (OSError, ValueError) as error:

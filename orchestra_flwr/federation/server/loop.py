@@ -50,6 +50,7 @@ from orchestra_flwr.reporting import (
     environment,
     plot_curves,
 )
+from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.training import build_learner
 
 
@@ -131,6 +132,7 @@ class _Run:
         )
         self.evaluator = Evaluator(config, dataset)
         self.skipped = len(dataset.skipped) if dataset else 0
+        self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
         self.log = (
             TensorboardLog(folder.path / "tensorboard") if config.logging.tensorboard else None
@@ -195,7 +197,7 @@ class _Run:
             drawn=drawn,
             exchange=self.federation.exchange.state(),
         )
-        save_checkpoint(self.folder.checkpoint, self.models, position)
+        save_checkpoint(self.folder.checkpoint, self.models, position, self.record.to_json())
         self._show(round_, record, report, scores, seconds)
         return position
 

@@ -28,8 +28,10 @@ def main(grid: Grid, context: Context) -> None:
     population = load_population(config)
     named = with_class_names(config, population.dataset.train.classes)
     check_population(named, population)
-    folder = RunFolder.resume(config.resume) if config.resume else RunFolder.create(config)
-    with make_progress(config.logging.progress, config.federation.rounds) as progress:
+    with (
+        RunFolder.opened(config) as folder,
+        make_progress(config.logging.progress, config.federation.rounds) as progress,
+    ):
         progress.message(f"run folder: {folder.path.resolve()}")
         streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), alone=ran_out_of_memory)
         members = SimulatedMembers(streaming, list(population.parts))

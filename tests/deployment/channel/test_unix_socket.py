@@ -11,6 +11,7 @@ from orchestra_flwr.deployment.channel.unix_socket import (
     ChannelClosedError,
     ChannelListener,
 )
+from orchestra_flwr.folder_lock import FolderInUseError, locked
 
 
 @pytest.fixture
@@ -44,6 +45,33 @@ def test_headers_and_bytes_arrive_whole_and_in_order(ends):
     assert one.ready(5)
     assert one.receive() == ({"back": None}, [])
     assert not one.ready(0)
+
+
+def test_a_locked_file_is_shared(ends, tmp_path):
+    """The lock holds until both sides have closed it, however the first one ended."""
+    one, other = ends
+    with locked(tmp_path) as file:
+        one.send({"locked": True})
+        one.share(file)
+        one.send({"next": 1})
+    assert other.receive()[0] == {"locked": True}
+    descriptor = other.take_share()
+    assert other.receive()[0] == {"next": 1}
+    with pytest.raises(FolderInUseError), locked(tmp_path):
+        pass
+    os.close(descriptor)
+    with locked(tmp_path):
+        pass
+
+
+def test_an_end_that_shares_nothing_is_noticed(ends):
+    one, other = ends
+    one._socket.sendall(b"\0")
+    with pytest.raises(ChannelClosedError, match="shares no file"):
+        other.take_share()
+    one.close()
+    with pytest.raises(ChannelClosedError):
+        other.take_share()
 
 
 def test_an_end_that_goes_is_noticed_also_in_the_middle(ends):

@@ -6,12 +6,14 @@ import signal
 import socket
 import time
 from pathlib import Path
+from stat import S_ISLNK
 
 import pytest
 from safetensors.torch import load_file
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.cli import main
+from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.reporting import RunFolder
 
 pytestmark = pytest.mark.timeout(900)
@@ -40,6 +42,13 @@ def assert_same_bits(one, other):
         assert all(ours[name].equal(theirs[name]) for name in ours), file
 
 
+def assert_private(*paths):
+    """Nobody but their owner can read these files and folders, or what is in them."""
+    inside = [found for path in paths for found in path.rglob("*")]
+    modes = {str(path): path.lstat().st_mode for path in [*paths, *inside]}
+    assert {p: oct(m) for p, m in modes.items() if m & 0o077 and not S_ISLNK(m)} == {}
+
+
 def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
     """And a third, whose key nobody registered, gets nowhere."""
     machines.make_photos(a=24, b=17, mallory=20)
@@ -51,6 +60,8 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
     scored = "evaluation.unsupervised=true"
     server = machines.server("federation.min_clients=2", "federation.rounds=1", scored)
     server.wait_for("listening on 127.0.0.1")
+    with pytest.raises(FolderInUseError, match="process "), locked(machines.run):
+        pass
     clients = [machines.client(name) for name in ("a", "b", "mallory")]
     assert server.wait() == 0, server.text
     clients[2].wait_for("does not take this client's key")
@@ -59,6 +70,8 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
     for each in clients:
         each.end()
         assert each.wait() == 0, each.text
+    assert_private(machines.folder / "state" / "a")
+    assert_private(machines.run / "superlink.log", machines.run / "metrics.jsonl")
     simulated = simulate(machines, ["a", "b"], 1, scored)
     assert_same_bits(machines.run, simulated)
     ours, theirs = (RunFolder(each).read_metrics()[-1] for each in (machines.run, simulated))

@@ -1,5 +1,9 @@
+import json
+import os
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.merging import ClientState
@@ -56,6 +60,38 @@ def test_a_damaged_file_is_told_by_name(tmp_path):
     (tmp_path / "run" / "1.safetensors").write_bytes(b"half a fi")
     with pytest.raises(ValueError, match=r"run/1.safetensors: this client's state is damaged"):
         folder.before(2)
+
+
+def test_no_flipped_bit_is_loaded(tmp_path):
+    folder = ClientStateFolder(tmp_path, "run")
+    folder.save(1, own(1))
+    file = tmp_path / "run" / "1.safetensors"
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="is damaged.*put back a copy of it, or remove it"):
+            folder.before(2)
+
+
+@pytest.mark.parametrize("name", ["values", "figures"])
+def test_state_of_an_earlier_version_is_read(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    state = own(4)
+    metadata = {name: json.dumps(dict(state.values))}
+    save_file(dict(state.tensors), tmp_path / "run" / "4.safetensors", metadata=metadata)
+    found = ClientStateFolder(tmp_path, "run").before(5)
+    assert number(found) == 4 and found.values == state.values
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_state_is_for_its_owner_alone_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        ClientStateFolder(tmp_path / "7", "run").save(1, own(1))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes == {"7": 0o700, "run": 0o700, "1.safetensors": 0o600}
 
 
 def test_a_full_disk_leaves_the_old_state(tmp_path, monkeypatch):

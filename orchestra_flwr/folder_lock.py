@@ -1,0 +1,72 @@
+"""A folder for one process at a time, on all machines that share its disk."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+logger = logging.getLogger(__name__)
+
+
+class FolderInUseError(RuntimeError):
+    """Another process has locked the folder; the text is its number and host."""
+
+
+@contextmanager
+def locked(folder: Path, name: str = ".lock") -> Iterator[IO[bytes]]:
+    """Locks a folder for the block.
+
+    The kernel holds the lock (flock) as long as any process has the yielded file open, so one that
+    is killed leaves none behind. The file stays, and is empty between two owners. Where the file
+    system has no locks, a warning says so and nothing is locked.
+
+    Args:
+        folder: it exists.
+        name: of the file in it that is locked, and says by whom.
+
+    Yields:
+        The locked file. Who receives its descriptor holds the lock as well.
+
+    Raises:
+        FolderInUseError: another process has it.
+        OSError: the file cannot be opened.
+    """
+    path = folder / name
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderInUseError(_owner(file)) from None
+        except OSError as error:
+            logger.warning(
+                "%s cannot be locked (%s): see to it that no second process writes there",
+                path,
+                error.strerror,
+            )
+        _write(file, f"{os.getpid()} {platform.node()}\n")
+        try:
+            yield file
+        finally:
+            _write(file, "")
+
+
+def _owner(file: IO[bytes]) -> str:
+    text = file.read(300).decode(errors="replace").strip()
+    number, _, host = text.partition(" ")
+    if not number.isdecimal() or not host.isprintable():  # it is just beginning or ending
+        return "another process"
+    return f"process {number} on host {host}"
+
+
+def _write(file: IO[bytes], text: str) -> None:
+    with suppress(OSError):  # the lock holds on a full disk as well, only without a name
+        file.seek(0)
+        file.truncate()
+        file.write(text.encode())

@@ -1,0 +1,114 @@
+"""Tensors in a file that holds its own checksum: whatever byte changes, it is noticed.
+
+The format is safetensors, which any reader of it opens. Its metadata has one entry, `checked`: the
+SHA-256 of the whole file, computed with zeros in the place of the digest, then the values as JSON.
+Files of earlier versions have their values as metadata, and no checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from orchestra_flwr.files import replacing
+
+ENTRY = "checked"
+MARKER = f'"{ENTRY}":"'.encode()  # inside of a name or a value quotes are escaped
+DIGITS = 64
+ZEROS = b"0" * DIGITS
+
+
+class DamagedFileError(ValueError):
+    """A file does not hold what was written to it; the text names it."""
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, str], *, mode: int | None = None
+) -> None:
+    """Replaces `path` in one step by tensors, by their names, and texts.
+
+    Args:
+        path: the file.
+        tensors: on any device.
+        values: texts by their names.
+        mode: permissions, as those of :func:`orchestra_flwr.files.replacing`.
+
+    Raises:
+        OSError: names `path`; what was there before is still there.
+    """
+    stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path, mode=mode) as temporary:
+        entry = ZEROS.decode() + json.dumps(dict(values))
+        try:
+            save_file(stored, temporary, metadata={ENTRY: entry})
+        except SafetensorError as error:  # a full disk, for example
+            raise OSError(f"{path} cannot be written ({error})") from error
+        with temporary.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+            start = content.find(MARKER) + len(MARKER)
+            content[start : start + DIGITS] = _digest(content, start).encode()
+            content.flush()
+
+
+def load_tensors(
+    path: Path, *, earlier: Collection[str] = ()
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What :func:`save_tensors` wrote, or an earlier version.
+
+    Args:
+        path: the file.
+        earlier: the names of values in files of earlier versions, which hold no checksum.
+
+    Returns:
+        The tensors, on the CPU, and the values.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+        DamagedFileError: it holds something else than was written.
+    """
+    values = read_values(path, earlier=earlier)
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, values  # noqa: SIM118
+
+
+def read_values(path: Path, *, earlier: Collection[str] = ()) -> dict[str, str]:
+    """The values of such a file alone, as :func:`load_tensors` returns them; all is checked.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+        DamagedFileError: it holds something else than was written.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            header = 8 + int.from_bytes(content[:8], "little")
+            start = content.find(MARKER, 0, min(header, len(content))) + len(MARKER)
+            if start >= len(MARKER) and content[start : start + DIGITS] != (
+                _digest(content, start).encode()
+            ):
+                raise DamagedFileError(f"{path} is damaged: its checksum is wrong")
+        with safe_open(path, framework="pt") as opened:
+            metadata: dict[str, str] = opened.metadata() or {}
+        if ENTRY in metadata:
+            return dict(json.loads(metadata[ENTRY][DIGITS:]))
+        if metadata.keys() <= {*earlier}:
+            return metadata
+        raise DamagedFileError(f"{path} is damaged: it has no checksum")
+    except DamagedFileError:
+        raise
+    except (SafetensorError, ValueError, TypeError) as error:  # an empty file cannot be mapped
+        raise DamagedFileError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+
+
+def _digest(content: mmap.mmap, start: int) -> str:
+    """The SHA-256 of a file with zeros from `start` on, where its digest is to stand."""
+    with memoryview(content) as whole:
+        digest = hashlib.sha256(whole[:start])
+        digest.update(ZEROS)
+        digest.update(whole[start + DIGITS :])
+    return digest.hexdigest()

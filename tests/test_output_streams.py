@@ -1,0 +1,88 @@
+"""Nobody may be there to read, and the work goes on."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from orchestra_flwr.output_streams import outlast_output
+
+WORK = """
+import sys
+from orchestra_flwr.output_streams import outlast_output
+
+outlast_output()
+for number in range(3):
+    print("line", number, flush=True)
+    print("error", number, file=sys.stderr)
+opened = open(sys.argv[1], "w")
+assert opened.fileno() > 2
+print("x" * 100_000)
+opened.write("all done")
+opened.close()
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def work(tmp_path):
+    """The command of a program whose work ends with code 7 and a file."""
+    yield [sys.executable, "-c", textwrap.dedent(WORK), str(tmp_path / "file")]
+    assert (tmp_path / "file").read_text() == "all done"
+
+
+def test_what_is_read_is_written(work):
+    done = subprocess.run(work, capture_output=True, text=True, check=False)
+    assert done.returncode == 7
+    assert done.stdout == "line 0\nline 1\nline 2\n" + "x" * 100_000 + "\n"
+    assert done.stderr == "error 0\nerror 1\nerror 2\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_pipe_that_ends(work, stream, unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: writing}
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(work, **pipes, text=True, check=False, env=environment)
+    os.close(writing)
+    assert done.returncode == 7
+    other = done.stdout if stream == "stderr" else done.stderr
+    assert other.count("\n") in (3, 4) and "warning" not in other
+
+
+@pytest.mark.parametrize(
+    "closed", ["<&- >&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", ">&- 2>/dev/full"]
+)
+def test_streams_that_are_closed_from_the_start(work, closed):
+    command = ["sh", "-c", f'"$@" {closed}', "sh", *work]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 7
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_full_disk_below_the_output_is_said_once(work):
+    command = ["sh", "-c", '"$@" >/dev/full', "sh", *work]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 7
+    warning = "warning: the output ends here: No space left on device"
+    assert done.stderr.splitlines().count(warning) == 1
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_wait(work):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with subprocess.Popen(work, stdout=writing, stderr=subprocess.DEVNULL) as process:
+        os.close(writing)
+        with os.fdopen(reading) as file:
+            assert file.read().endswith("x" * 100_000 + "\n")
+    assert process.returncode == 7
+
+
+def test_streams_in_the_place_of_the_process_own_are_left_alone(capsys):
+    before = sys.stdout, sys.stderr
+    outlast_output()
+    assert (sys.stdout, sys.stderr) == before
