@@ -85,7 +85,7 @@ def _anonymity(summary: Mapping[str, Any]) -> str:
     return (
         ""
         if k is None or summary.get("not_private")
-        else f"all {_released(summary)} that left a client stand for {k} images or more"
+        else f"all {_released(summary)} that left a client stand for {k} different images or more"
     )
 
 
