@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -90,8 +93,8 @@ def first_copies(images: Tensor) -> Tensor:
         int64, (n,), on the CPU; 0, 1, ..., n - 1 where no two images are equal.
     """
     first: dict[bytes, int] = {}
-    rows = enumerate(images.cpu().numpy())
-    return torch.tensor([first.setdefault(row.tobytes(), i) for i, row in rows], dtype=torch.int64)
+    digests = map(_digest, images.cpu().numpy())
+    return torch.tensor([first.setdefault(d, i) for i, d in enumerate(digests)], dtype=torch.int64)
 
 
 def different_images(images: Iterable[Tensor], enough: int) -> int:
@@ -105,8 +108,12 @@ def different_images(images: Iterable[Tensor], enough: int) -> int:
     for image in images:
         if len(seen) >= enough:
             break
-        seen.add(image.cpu().numpy().tobytes())
+        seen.add(_digest(image.cpu().numpy()))
     return len(seen)
+
+
+def _digest(image: NDArray[np.uint8]) -> bytes:
+    return blake2b(image.tobytes(), digest_size=16).digest()
 
 
 def resize(images: Tensor, size: int) -> Tensor:

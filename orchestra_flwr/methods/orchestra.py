@@ -208,7 +208,9 @@ class Orchestra(Method):
         training = self.training
         self.eval()
         different = torch.unique(first_copies(images)).to(images.device)
-        features = self._features_alone(images[different])
+        if len(different) < len(images):
+            images = images[different]
+        features = self._features_alone(images)
         self.train(training)
         centroids = in_float32(private_clustering)(
             features, self.clustering.local_clusters, mechanism, seed.noise_key(),

@@ -140,9 +140,7 @@ def test_a_client_that_may_not_contribute_sends_no_rows(tiny, train):
 
 
 def test_refuses_to_exist_without_images(tiny):
-    with pytest.raises(
-        ValueError, match="5 has 0 different images, federation.min_images=1"
-    ):
+    with pytest.raises(ValueError, match="5 has 0 different images, federation.min_images=1"):
         OrchestraClient(tiny(), "5", images(0))
 
 
