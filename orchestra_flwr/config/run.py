@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from orchestra_flwr.config.choice import Choice
-from orchestra_flwr.config.section import Composed, ConfigError, parse
+from orchestra_flwr.config.section import Composed, ConfigError, OptionalPathText, parse
 from orchestra_flwr.config.sections import (
     DataConfig,
     EngineConfig,
@@ -57,8 +57,8 @@ class Config(WithPlugins, Composed):
     device: str = "auto"
     seed: int = Field(0, ge=0)
     name: str = Field("orchestra", min_length=1)
-    run_dir: str | None = None
-    resume: str | None = None
+    run_dir: OptionalPathText = None
+    resume: OptionalPathText = None
 
     _device_is_known = field_validator("device")(known_device)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+PATH = "path"
+PathText = Annotated[str, PATH]  # on a command line it is taken literally
+OptionalPathText = Annotated[str | None, PATH]
 
 
 class ConfigError(ValueError):
@@ -14,7 +18,13 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    """A frozen part of the configuration that refuses unknown keys."""
+    """A frozen part of the configuration that refuses unknown keys.
+
+    Class attributes:
+        paths: options that plug-ins add to it, if they have them, whose values are paths.
+    """
+
+    paths: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -58,6 +68,17 @@ def known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
         yield prefix + name
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from known_keys(field.annotation, f"{prefix}{name}.")
+
+
+def path_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """The full names of all keys whose values are paths; of plug-ins' options, see `paths`."""
+    for name, field in section.model_fields.items():
+        if PATH in field.metadata:
+            yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from path_keys(field.annotation, f"{prefix}{name}.")
+    for option in section.paths:
+        yield prefix + option
 
 
 def _describe(error: ValidationError, section: type[Section], path: str) -> str:

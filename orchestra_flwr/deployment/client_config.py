@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 from orchestra_flwr.config import (
     Composed,
     ConfigError,
+    OptionalPathText,
+    PathText,
     Precision,
     Section,
     WithPlugins,
@@ -21,10 +23,10 @@ from orchestra_flwr.deployment.keys import NAME_PATTERN
 class ClientDataConfig(Section):
     """A client's own images."""
 
-    root: str | None
+    root: OptionalPathText
     image_size: int | None = Field(ge=8, le=512)  # None: as the server says
     limit: int | None = Field(ge=1)
-    cache: str | None
+    cache: OptionalPathText
 
 
 class ClientTrainingConfig(Section):
@@ -68,8 +70,8 @@ class ClientConfig(WithPlugins, Composed):
     privacy: ClientPrivacyConfig
     device: str
     insecure: bool
-    security: str
-    state: str
+    security: PathText
+    state: PathText
 
     _device_is_known = field_validator("device")(known_device)
 
