@@ -23,6 +23,7 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.printable import printable, printable_lines
 
 EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "folder", "jobs")
 C = TypeVar("C", bound=Composed)
@@ -54,7 +55,7 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return _experiment(arguments)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -97,7 +98,7 @@ def _experiment(arguments: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
     return 1 if failed else 0
 
@@ -130,11 +131,11 @@ def _command(
         if "--cfg" in arguments:
             print(config_to_yaml(config), end="")
             return 0
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+        _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         return run(config)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
 
 
@@ -185,11 +186,11 @@ def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) ->
         with progress:
             summary = run(folder, progress)
     except (FederationError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        print(f"continue with: resume={folder.path}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"continue with: resume={printable(str(folder.path))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"stopped; continue with: resume={folder.path}", file=sys.stderr)
+        print(f"stopped; continue with: resume={printable(str(folder.path))}", file=sys.stderr)
         return 130
     print_summary(summary, folder.path)
     return 0
@@ -203,7 +204,7 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
         told = {**evaluate_saved(config), "command": command}
         file = write_evaluation(config.encoder.parent, told)
     except (OSError, EvaluationError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
@@ -221,6 +222,17 @@ def _take_part(config: ClientConfig) -> int:
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def _stop_on_sigterm() -> None:

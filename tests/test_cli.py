@@ -1,5 +1,6 @@
 """`run_sim.py` as a person calls it: exit codes, one clear line, nothing written over."""
 
+import os
 import sys
 
 import pytest
@@ -98,13 +99,14 @@ def test_resuming_a_finished_run_changes_nothing(sim, tmp_path, tiny_overrides):
 
 def test_a_simulation_knows_the_classes_of_its_images(sim, tmp_path, tiny_overrides):
     """Supervised learning from class folders: nobody names them, not on resuming either."""
-    for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
-        folder = tmp_path / "photos" / name
+    dog = os.fsdecode(b"\x1b[31m dog $\xff")  # names that are no text do not stop anything
+    for name in ("train/cat", f"train/{dog}", "test/cat", f"test/{dog}"):
+        folder = tmp_path / "[ü], it's=mine" / name
         folder.mkdir(parents=True)
         for number in range(8):
             pixels = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8).numpy()
             Image.fromarray(pixels).save(folder / f"{number}.png")
-    photos = ("data=image_folder", "data.root=photos", "data.image_size=8", "partition=iid",
+    photos = ("data=image_folder", "data.root=[ü], it's=mine", "data.image_size=8", "partition=iid",
               "federation.clients=2", "method=supervised", "training.local_epochs=1")  # fmt: skip
     assert sim(*tiny_overrides, *photos, "federation.rounds=1", "run_dir=mine")[0] == 0
     assert "cat" not in (tmp_path / "mine" / "config.yaml").read_text()

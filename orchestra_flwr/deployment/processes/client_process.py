@@ -23,6 +23,7 @@ from orchestra_flwr.deployment.keys.client_keys import ClientFiles, client_files
 from orchestra_flwr.deployment.processes.supernode import Supernode
 from orchestra_flwr.deployment.processes.trainer import Trainer
 from orchestra_flwr.files import write_atomically
+from orchestra_flwr.printable import printable
 
 POLL_SECONDS = 1.0
 
@@ -107,6 +108,6 @@ def _own_folder(config: ClientConfig, name: str) -> Iterator[Path]:
 
 def _reporter(name: str) -> Callable[[str], None]:
     def report(line: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {name}: {line}", file=sys.stdout, flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {name}: {printable(line)}", file=sys.stdout, flush=True)
 
     return report

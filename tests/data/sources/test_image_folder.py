@@ -236,6 +236,17 @@ def test_members_of_a_zip_count_once_and_only_files(tmp_path: Path):
         assert [file.name for file in opened.files()] == ["a/1.png", "b/1.png"]
 
 
+def test_names_that_are_no_text_can_be_shown_and_stored(tmp_path: Path):
+    """ESC and a byte that is no UTF-8, in the names of a class and of a broken file."""
+    odd = os.fsdecode(b"\x1b[31m\xff")
+    root = _write(tmp_path / "images", [f"{odd}/1.png", "$x_1$/1.png"])
+    (root / odd / f"{odd}.png").write_bytes(b"broken")
+    for _ in range(2):  # decoded, and from the cache
+        dataset = _load(root)
+        assert dataset.train.classes == (r"\x1b[31m\xff", "$x_1$")
+        assert dataset.skipped == ((r"\x1b[31m\xff/\x1b[31m\xff.png", "not an image"),)
+
+
 def test_wrong_layouts_are_refused(tmp_path: Path):
     _refused(_write(tmp_path / "1", ["a/1.png", "b/1.png", "x.png"]), "mixes class folders.*x.png")
     _refused(_write(tmp_path / "2", ["test/a/1.png"]), "no images in train/")
