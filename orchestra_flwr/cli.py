@@ -145,12 +145,13 @@ def _simulate(config: Config) -> int:
     from orchestra_flwr.federation.simulation import check_resources, simulate
     from orchestra_flwr.methods.labels import with_class_names
     from orchestra_flwr.reporting import Progress, RunFolder
-    from orchestra_flwr.training import build_learner
+    from orchestra_flwr.training import build_learner, check_memory
 
     check_resources(config)
     population = load_population(config)
     named = with_class_names(config, population.dataset.train.classes)
     check_population(named, population)
+    check_memory(named, config.data.channels)
     build_learner(named, config.data.channels)  # what cannot be built is refused here
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -163,8 +164,10 @@ def _simulate(config: Config) -> int:
 def _serve(config: ServerConfig) -> int:
     from orchestra_flwr.deployment.processes.server_process import check, serve
     from orchestra_flwr.reporting import Progress, RunFolder
+    from orchestra_flwr.training import check_memory
 
     check(config)
+    check_memory(config, config.data.channels)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return serve(config, folder, progress)

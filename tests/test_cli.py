@@ -43,6 +43,15 @@ def sim(tmp_path, monkeypatch, capsys):
             "privacy.k_min=900: no client could send centroids",
         ),
         (["resume=missing"], "resume=missing"),
+        (["federation=null"], "federation=null: must be one of device, silo, small"),
+        (["hydra.run.dir=x"], "hydra.run.dir: unknown key"),
+        (["federation.clients=true"], "federation.clients=true: must be a number"),
+        (["name=../x"], "name=../x: must be the name of a folder in outputs/, without / and"),
+        (["name='\x1b[31m'"], r"name=\x1b[31m: must be the name of a folder"),
+        (["model.width=8000000"], "model.width=8000000: input should be less than or equal to"),
+        (["model.width=16384", "model.projector_dim=131072"], "GB, and this machine has"),
+        (["clustering.memory=1e10"], "clustering.memory=10000000000.0: input should be less than"),
+        (["training.threads=1000"], "training.threads=1000: input should be less than or equal to"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(sim, tmp_path, arguments, names):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 PATH = "path"
 PathText = Annotated[str, PATH]  # on a command line it is taken literally
@@ -27,6 +28,17 @@ class Section(BaseModel):
     paths: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python's true is a 1, and would be one client, one thread, a learning rate of 1."""
+        if isinstance(value, bool) and info.field_name:
+            annotation = cls.model_fields[info.field_name].annotation
+            allowed = {annotation, *get_args(annotation)}
+            if allowed & {int, float} and bool not in allowed:
+                raise PydanticCustomError("number_expected", "must be a number")
+        return value
 
 
 class Composed(Section):
@@ -91,7 +103,13 @@ def _describe(error: ValidationError, section: type[Section], path: str) -> str:
     if first["type"] == "missing":
         return f"{key}: must be given"
     if first["type"] in ("model_type", "dict_type"):
-        return f"{key}={first['input']}: must be given by its keys (see --help)"
+        return f"{key}={_written(first['input'])}: must be given by its keys (see --help)"
     if first["type"] == "value_error":
         return message
-    return f"{key}={first['input']}: {message[:1].lower()}{message[1:]}"
+    return f"{key}={_written(first['input'])}: {message[:1].lower()}{message[1:]}"
+
+
+def _written(value: Any) -> Any:
+    """A value as it is written in a configuration."""
+    is_word = value is None or isinstance(value, bool)
+    return {None: "null", True: "true", False: "false"}[value] if is_word else value

@@ -16,6 +16,7 @@ from orchestra_flwr.config import (
     WithPlugins,
     known_device,
 )
+from orchestra_flwr.config.sections import MOST_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.keys import NAME_PATTERN
 
@@ -32,7 +33,7 @@ class ClientDataConfig(Section):
 class ClientTrainingConfig(Section):
     """How a client uses its machine."""
 
-    threads: int | None = Field(ge=1)  # None: all cores
+    threads: int | None = Field(ge=1, le=MOST_THREADS)  # None: all cores
     precision: Precision | None  # None: as the server says
 
 

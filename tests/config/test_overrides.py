@@ -63,8 +63,8 @@ def test_a_quoted_value_is_taken_as_it_is(value):
 PATHS = [
     "/Mädchen", "/写真/猫", "a,b", "a=b", "[a]", "{a: b}", "a b", " a ", "it's", '5" disk',
     "#1", "R&D", "a;b", "(1)", "100%", "a\\b", "a\\", "a\\'b", "'a'b'", "$HOME/x", "1e5", "2024",
-    "true", "a:b", "~nobody-of-this-name/x", "!x", "*", "?", "|", "`ls`", "a\tb", "a\nb", "<x>", "@x",
-    "🐈",
+    "true", "a:b", "~nobody-of-this-name/x", "!x", "*", "?", "|", "`ls`", "a\tb", "a\nb", "<x>",
+    "@x", "🐈",
 ]  # fmt: skip
 WORST = "/it's 5\" [ü], {写真: =a} (#1) R&D; 100% \\'$x\\ "  # every kind of them at once
 
