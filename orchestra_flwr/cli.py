@@ -57,9 +57,9 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; the same command goes on", file=sys.stderr)
-        return 130
+        return _stopped(stop)
 
 
 def _experiment(arguments: Sequence[str]) -> int:
@@ -133,10 +133,14 @@ def _command(
             return 0
         _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
+        _stop_on_sigterm()
         return run(config)
     except ConfigError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as stop:  # later, a run says how it is continued
+        print("stopped before the run began; nothing was written", file=sys.stderr)
+        return _stopped(stop)
 
 
 def _simulate(config: Config) -> int:
@@ -157,7 +161,6 @@ def _simulate(config: Config) -> int:
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return simulate(named, population, folder, progress)
 
-    _stop_on_sigterm()
     return _run_in_folder(config, run)
 
 
@@ -172,7 +175,6 @@ def _serve(config: ServerConfig) -> int:
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return serve(config, folder, progress)
 
-    _stop_on_sigterm()
     return _run_in_folder(config, run)
 
 
@@ -192,9 +194,9 @@ def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) ->
         print(f"error: {printable(str(error))}", file=sys.stderr)
         print(f"continue with: resume={printable(str(folder.path))}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print(f"stopped; continue with: resume={printable(str(folder.path))}", file=sys.stderr)
-        return 130
+        return _stopped(stop)
     print_summary(summary, folder.path)
     return 0
 
@@ -209,9 +211,9 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
     except (OSError, EvaluationError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; nothing was written", file=sys.stderr)
-        return 130
+        return _stopped(stop)
     print_evaluation(told, file)
     return 0
 
@@ -219,7 +221,6 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
 def _take_part(config: ClientConfig) -> int:
     from orchestra_flwr.deployment.processes.client_process import run_client
 
-    _stop_on_sigterm()
     try:
         run_client(config)
     except KeyboardInterrupt:
@@ -238,13 +239,22 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
 def _stop_on_sigterm() -> None:
-    """SIGTERM ends a command as Ctrl-C does: children are stopped, folders are left in order."""
+    """SIGTERM ends a command in order: children are stopped, folders are left whole."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
+        raise Terminated
 
     signal.signal(signal.SIGTERM, stop)
+
+
+def _stopped(stop: KeyboardInterrupt) -> int:
+    """The exit code of a command that a signal ended, as shells count: 128 and its number."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 
 if __name__ == "__main__":

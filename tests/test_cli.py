@@ -1,13 +1,17 @@
 """`run_sim.py` as a person calls it: exit codes, one clear line, nothing written over."""
 
 import os
+import signal
 import sys
+import time
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from orchestra_flwr.cli import client_main, main, server_main
+from orchestra_flwr.data.image_files import decoding
 
 
 @pytest.fixture
@@ -195,3 +199,26 @@ def test_help_names_the_program_and_every_key(command, capsys):
     assert command(["--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: run_") and "Every key with its value" in out and "device:" in out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stopping_while_images_are_decoded_is_one_line(sim, tmp_path, monkeypatch, number, code):
+    """The signal comes with the first image; the others are not decoded any more."""
+    (tmp_path / "photos").mkdir()
+    for file in range(2000):
+        (tmp_path / "photos" / f"{file}.png").write_bytes(b"x")
+    decoded = []
+
+    def decode(data, size):
+        if not decoded:
+            os.kill(os.getpid(), number)
+        decoded.append(size)
+        time.sleep(0.01)
+        return np.zeros((3, size, size), np.uint8)
+
+    monkeypatch.setattr(decoding, "decode_image", decode)
+    assert sim("data=image_folder", "data.root=photos", "engine=inline") == (
+        code, "", "stopped before the run began; nothing was written\n",
+    )  # fmt: skip
+    assert len(decoded) < 1900
+    assert [entry.name for entry in tmp_path.iterdir()] == ["photos"]

@@ -87,11 +87,15 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
     started = reported = time.monotonic()
     reasons: list[str | None] = []
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        for chunk in pool.map(decode_chunk, range(0, len(names), CHUNK)):
-            reasons += chunk
-            if time.monotonic() - reported > PROGRESS_SECONDS:
-                reported = time.monotonic()
-                logger.info("decoded %s of %s images", f"{len(reasons):,}", f"{len(names):,}")
+        try:
+            for chunk in pool.map(decode_chunk, range(0, len(names), CHUNK)):
+                reasons += chunk
+                if time.monotonic() - reported > PROGRESS_SECONDS:
+                    reported = time.monotonic()
+                    logger.info("decoded %s of %s images", f"{len(reasons):,}", f"{len(names):,}")
+        except BaseException:  # Ctrl-C must not wait for all other images
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     if reported > started:
         logger.info("decoded all in %.0f s", time.monotonic() - started)
     good = [position for position, reason in enumerate(reasons) if reason is None]
