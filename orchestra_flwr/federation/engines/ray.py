@@ -135,8 +135,6 @@ def _start_ray(init_args: dict[str, Any]) -> None:
     Raises:
         FederationError: it did not start.
     """
-    # Ray's C++ parts would add lines of their own to what a stopped run says.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     import ray
 
     if ray.is_initialized():  # a cluster that was joined
