@@ -24,6 +24,7 @@ from orchestra_flwr.config import (
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.output_streams import outlast_output
+from orchestra_flwr.printable import printable, printable_lines
 
 EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "folder", "jobs")
 C = TypeVar("C", bound=Composed)
@@ -56,11 +57,11 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return _experiment(arguments)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; the same command goes on", file=sys.stderr)
-        return 130
+        return _stopped(stop)
 
 
 def _experiment(arguments: Sequence[str]) -> int:
@@ -99,7 +100,7 @@ def _experiment(arguments: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
     return 1 if failed else 0
 
@@ -133,12 +134,16 @@ def _command(
         if "--cfg" in arguments:
             print(config_to_yaml(config), end="")
             return 0
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+        _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
+        _stop_on_sigterm()
         return run(config)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as stop:  # later, a run says how it is continued
+        print("stopped before the run began; nothing was written", file=sys.stderr)
+        return _stopped(stop)
 
 
 def _simulate(config: Config) -> int:
@@ -147,31 +152,32 @@ def _simulate(config: Config) -> int:
     from orchestra_flwr.federation.simulation import check_resources, simulate
     from orchestra_flwr.methods.labels import with_class_names
     from orchestra_flwr.reporting import Progress, RunFolder
-    from orchestra_flwr.training import build_learner
+    from orchestra_flwr.training import build_learner, check_memory
 
     check_resources(config)
     population = load_population(config)
     named = with_class_names(config, population.dataset.train.classes)
     check_population(named, population)
+    check_memory(named, config.data.channels)
     build_learner(named, config.data.channels)  # what cannot be built is refused here
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return simulate(named, population, folder, progress)
 
-    _stop_on_sigterm()
     return _run_in_folder(config, run)
 
 
 def _serve(config: ServerConfig) -> int:
     from orchestra_flwr.deployment.processes.server_process import check, serve
     from orchestra_flwr.reporting import Progress, RunFolder
+    from orchestra_flwr.training import check_memory
 
     check(config)
+    check_memory(config, config.data.channels)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return serve(config, folder, progress)
 
-    _stop_on_sigterm()
     return _run_in_folder(config, run)
 
 
@@ -195,12 +201,12 @@ def _run_and_show(config: Config, folder: Any, run: Callable[[Any, Any], dict[st
         with progress:
             summary = run(folder, progress)
     except (FederationError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        print(f"continue with: resume={folder.path}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"continue with: resume={printable(str(folder.path))}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"stopped; continue with: resume={folder.path}", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"stopped; continue with: resume={printable(str(folder.path))}", file=sys.stderr)
+        return _stopped(stop)
     print_summary(summary, folder.path)
     return 0
 
@@ -213,11 +219,11 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
         told = {**evaluate_saved(config), "command": command}
         file = write_evaluation(config.encoder.parent, told)
     except (OSError, EvaluationError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; nothing was written", file=sys.stderr)
-        return 130
+        return _stopped(stop)
     print_evaluation(told, file)
     return 0
 
@@ -225,7 +231,6 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
 def _take_part(config: ClientConfig) -> int:
     from orchestra_flwr.deployment.processes.client_process import run_client
 
-    _stop_on_sigterm()
     try:
         run_client(config)
     except KeyboardInterrupt:
@@ -233,13 +238,33 @@ def _take_part(config: ClientConfig) -> int:
     return 0
 
 
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
 def _stop_on_sigterm() -> None:
-    """SIGTERM ends a command as Ctrl-C does: children are stopped, folders are left in order."""
+    """SIGTERM ends a command in order: children are stopped, folders are left whole."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
+        raise Terminated
 
     signal.signal(signal.SIGTERM, stop)
+
+
+def _stopped(stop: KeyboardInterrupt) -> int:
+    """The exit code of a command that a signal ended, as shells count: 128 and its number."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 
 if __name__ == "__main__":

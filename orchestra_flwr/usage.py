@@ -64,7 +64,8 @@ folder are not run again, whichever experiment they were made for, and those beg
 a failed one does not hold up the others. Stop it with Ctrl-C and start it again to go on.
 The report, also of what there is so far: python -m orchestra_flwr.experiments FOLDER
 
-Exit code 0: done, 1: runs failed, 2: the command is wrong and nothing was run, 130: stopped.
+Exit code 0: done, 1: runs failed, 2: the command is wrong and nothing was run,
+130: stopped, 143: stopped by SIGTERM.
 """
 EVALUATE = f"""\
 usage: python -m orchestra_flwr.evaluation run=RUN [key=value ...]      judge a saved encoder

@@ -2,14 +2,18 @@
 
 import os
 import platform
+import signal
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from orchestra_flwr.cli import client_main, main, server_main
+from orchestra_flwr.data.image_files import decoding
 from orchestra_flwr.folder_lock import locked
 
 
@@ -46,6 +50,15 @@ def sim(tmp_path, monkeypatch, capsys):
             "privacy.k_min=900: no client could send centroids",
         ),
         (["resume=missing"], "resume=missing"),
+        (["federation=null"], "federation=null: must be one of device, silo, small"),
+        (["hydra.run.dir=x"], "hydra.run.dir: unknown key"),
+        (["federation.clients=true"], "federation.clients=true: must be a number"),
+        (["name=../x"], "name=../x: must be the name of a folder in outputs/, without / and"),
+        (["name='\x1b[31m'"], r"name=\x1b[31m: must be the name of a folder"),
+        (["model.width=8000000"], "model.width=8000000: input should be less than or equal to"),
+        (["model.width=16384", "model.projector_dim=131072"], "GB, and this machine has"),
+        (["clustering.memory=1e10"], "clustering.memory=10000000000.0: input should be less than"),
+        (["training.threads=1000"], "training.threads=1000: input should be less than or equal to"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(sim, tmp_path, arguments, names):
@@ -103,13 +116,14 @@ def test_resuming_a_finished_run_changes_nothing(sim, tmp_path, tiny_overrides):
 
 def test_a_simulation_knows_the_classes_of_its_images(sim, tmp_path, tiny_overrides):
     """Supervised learning from class folders: nobody names them, not on resuming either."""
-    for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
-        folder = tmp_path / "photos" / name
+    dog = os.fsdecode(b"\x1b[31m dog $\xff")  # names that are no text do not stop anything
+    for name in ("train/cat", f"train/{dog}", "test/cat", f"test/{dog}"):
+        folder = tmp_path / "[ü], it's=mine" / name
         folder.mkdir(parents=True)
         for number in range(8):
             pixels = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8).numpy()
             Image.fromarray(pixels).save(folder / f"{number}.png")
-    photos = ("data=image_folder", "data.root=photos", "data.image_size=8", "partition=iid",
+    photos = ("data=image_folder", "data.root=[ü], it's=mine", "data.image_size=8", "partition=iid",
               "federation.clients=2", "method=supervised", "training.local_epochs=1")  # fmt: skip
     assert sim(*tiny_overrides, *photos, "federation.rounds=1", "run_dir=mine")[0] == 0
     assert "cat" not in (tmp_path / "mine" / "config.yaml").read_text()
@@ -240,3 +254,26 @@ def test_help_names_the_program_and_every_key(command, capsys):
     assert command(["--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: run_") and "Every key with its value" in out and "device:" in out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stopping_while_images_are_decoded_is_one_line(sim, tmp_path, monkeypatch, number, code):
+    """The signal comes with the first image; the others are not decoded any more."""
+    (tmp_path / "photos").mkdir()
+    for file in range(2000):
+        (tmp_path / "photos" / f"{file}.png").write_bytes(b"x")
+    decoded = []
+
+    def decode(data, size):
+        if not decoded:
+            os.kill(os.getpid(), number)
+        decoded.append(size)
+        time.sleep(0.01)
+        return np.zeros((3, size, size), np.uint8)
+
+    monkeypatch.setattr(decoding, "decode_image", decode)
+    assert sim("data=image_folder", "data.root=photos", "engine=inline") == (
+        code, "", "stopped before the run began; nothing was written\n",
+    )  # fmt: skip
+    assert len(decoded) < 1900
+    assert [entry.name for entry in tmp_path.iterdir()] == ["photos"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from orchestra_flwr.data import first_copies
+
 NOBODY = -1  # in place of an image's number, in rows that nothing was pushed to
 
 
@@ -38,11 +40,17 @@ class FeatureMemory(nn.Module):
         self.features.copy_(torch.cat([self.features, features.detach()])[-size:])
         self.images.copy_(torch.cat([self.images, images])[-size:])
 
-    def latest(self) -> Tensor:
-        """(n, dim) the newest feature of every image that is still remembered, newest first."""
+    def latest(self, images: Tensor) -> Tensor:
+        """The newest feature of every different image that is still remembered.
+
+        Copies of an image, those with the same pixels, are one image that was seen more often.
+
+        Args:
+            images: (n, C, H, W) uint8, all of the client's, which the pushed numbers count.
+
+        Returns:
+            (m, dim), newest first.
+        """
         newest_first = self.images.flip(0)[: len(self)]
-        unique, inverse = torch.unique(newest_first, return_inverse=True)
-        positions = torch.arange(len(newest_first), device=inverse.device)
-        first = positions.new_full((len(unique),), len(newest_first))
-        first = first.scatter_reduce(0, inverse, positions, "amin").sort().values
-        return self.features.flip(0)[first]
+        chosen = torch.unique(first_copies(images[newest_first]))
+        return self.features.flip(0)[chosen.to(self.features.device)]

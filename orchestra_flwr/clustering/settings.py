@@ -8,14 +8,16 @@ from pydantic import Field
 
 from orchestra_flwr.config import Config, ConfigError, Section, parse
 
+MOST_POINTS = 2**14  # clustering compares all with all of them: 2 GB of distances
+
 
 class ClusteringSettings(Section):
     """Local and global clustering (the paper's L, G and memory)."""
 
     name: Literal["sinkhorn", "private", "features"] = "sinkhorn"
-    global_clusters: int = Field(32, ge=2)
-    local_clusters: int = Field(8, ge=2)
-    memory: int = Field(128, ge=2)
+    global_clusters: int = Field(32, ge=2, le=MOST_POINTS)
+    local_clusters: int = Field(8, ge=2, le=MOST_POINTS)
+    memory: int = Field(128, ge=2, le=MOST_POINTS)
     solver: Literal["alternating", "gradient"] = "alternating"
 
 

@@ -10,7 +10,14 @@ from orchestra_flwr.config.evaluate import EvaluateConfig
 from orchestra_flwr.config.renamed import migrated, renamed
 from orchestra_flwr.config.resume import RESUME_MAY_CHANGE
 from orchestra_flwr.config.run import Config, requested_plugins
-from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
+from orchestra_flwr.config.section import (
+    Composed,
+    ConfigError,
+    OptionalPathText,
+    PathText,
+    Section,
+    parse,
+)
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
     DataConfig,
@@ -44,6 +51,8 @@ __all__ = [
     "LoggingConfig",
     "MethodConfig",
     "ModelConfig",
+    "OptionalPathText",
+    "PathText",
     "Plugin",
     "Precision",
     "PrivacyConfig",

@@ -22,6 +22,7 @@ from orchestra_flwr.config.section import (
     Section,
     known_keys,
     parse,
+    path_keys,
     suggestion,
 )
 from orchestra_flwr.config.sections import are_packages
@@ -48,7 +49,7 @@ def load(section: type[C], overrides: Sequence[str] = ()) -> C:
     Raises:
         ConfigError: an unknown key, a wrong value, or a resume with another configuration.
     """
-    request = read_overrides(overrides, rooms_of(section))
+    request = _read(section, overrides)
     composed = _compose(section, request)
     if composed.get("resume"):
         return parse(section, resumed(section, composed, request))
@@ -66,8 +67,12 @@ def every_key(section: type[Composed], overrides: Sequence[str] = ()) -> str:
     Raises:
         ConfigError: an override that does not compose.
     """
-    composed = _compose(section, read_overrides(overrides, rooms_of(section)))
+    composed = _compose(section, _read(section, overrides))
     return OmegaConf.to_yaml(OmegaConf.create(_resolved(section, composed)))
+
+
+def _read(section: type[Composed], overrides: Sequence[str]) -> list[Override]:
+    return read_overrides(overrides, rooms_of(section), set(path_keys(section)))
 
 
 def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConfig:

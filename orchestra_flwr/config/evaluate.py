@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.renamed import migrated
-from orchestra_flwr.config.section import Composed, ConfigError, Section, parse
+from orchestra_flwr.config.section import Composed, ConfigError, PathText, Section, parse
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
     DataConfig,
@@ -31,6 +31,7 @@ class EvaluatedDataConfig(Section):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     room: ClassVar = DataConfig.room
+    paths: ClassVar = DataConfig.paths
 
     name: str | None
     image_size: int | None = Field(ge=8, le=512)
@@ -45,7 +46,7 @@ class EvaluateConfig(WithPlugins, Composed):
     file = "evaluate"
     unused = ("model", "federation", "training", "clustering")
 
-    run: str
+    run: PathText
     data: EvaluatedDataConfig
     protocols: tuple[Protocol, ...] = Field(min_length=1)
     seeds: int = Field(ge=1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,30 @@ from hydra.errors import HydraException
 from orchestra_flwr.config.renamed import renamed
 from orchestra_flwr.config.section import ConfigError
 
+QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 
-def read_overrides(texts: Sequence[str], choices: Iterable[str] = ()) -> list[Override]:
+
+def read_overrides(
+    texts: Sequence[str], choices: Iterable[str] = (), paths: Container[str] = ()
+) -> list[Override]:
     """Hydra's overrides with today's keys, of one value each.
 
     Args:
         texts: as on a command line.
         choices: keys whose `<key>.name=x` is read as `<key>=x`, with the choice's own defaults.
+        paths: keys whose values are paths. These are taken literally, whatever characters they
+            hold; but null is none, enclosing quotes are taken off, and `${...}` refers to a key.
 
     Raises:
         ConfigError: one of them cannot be read, or has several values.
     """
     parser = OverridesParser.create()
     names = {f"{key}.name": key for key in choices}
-    return [_read(parser, _by_name(text, names)) for text in renamed(texts)]
+    today = [_at_home(_by_name(text, names)) for text in renamed(texts)]
+    return [
+        _read(parser, _literal(text) if text.partition("=")[0].lstrip("+") in paths else text)
+        for text in today
+    ]
 
 
 def values_of(overrides: Iterable[Override]) -> dict[str, Any]:
@@ -40,7 +51,6 @@ def value_text(override: Override) -> str:
 
 
 def _read(parser: OverridesParser, text: str) -> Override:
-    text = _at_home(text)
     key, equals, value = text.partition("=")
     if not text.startswith("~") and not (equals and key.strip("+")):
         raise ConfigError(f"overrides are written key=value, not {text}")
@@ -67,4 +77,17 @@ def _by_name(text: str, names: dict[str, str]) -> str:
 def _at_home(text: str) -> str:
     """`key=~/path` as a shell would give it, had it looked behind the equals sign."""
     key, _, value = text.partition("=")
-    return f"{key}={Path(value).expanduser()}" if value.startswith("~") else text
+    try:
+        return f"{key}={Path(value).expanduser()}" if value.startswith("~") else text
+    except RuntimeError:  # nobody of this name has a home: then it is a file's name
+        return text
+
+
+def _literal(text: str) -> str:
+    """A path as a quoted value: Hydra takes off the quotes and sees nothing in it."""
+    key, equals, value = text.partition("=")
+    if not equals or value in ("", "null") or "${" in value or QUOTED.fullmatch(value):
+        return text
+    # In Hydra's quotes backslashes count only before a quote, and at the end.
+    escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + (m[2] and "\\'"), value)
+    return f"{key}='{escaped}'"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from orchestra_flwr.config.choice import Choice
-from orchestra_flwr.config.section import Composed, ConfigError, parse
+from orchestra_flwr.config.section import Composed, ConfigError, OptionalPathText, parse
 from orchestra_flwr.config.sections import (
     DataConfig,
     EngineConfig,
@@ -30,6 +31,9 @@ from orchestra_flwr.config.sections import (
     WithPlugins,
     known_device,
 )
+from orchestra_flwr.printable import printable
+
+MOST_BYTES = 255  # of a file's name, on every usual file system
 
 
 class Config(WithPlugins, Composed):
@@ -57,10 +61,22 @@ class Config(WithPlugins, Composed):
     device: str = "auto"
     seed: int = Field(0, ge=0)
     name: str = Field("orchestra", min_length=1)
-    run_dir: str | None = None
-    resume: str | None = None
+    run_dir: OptionalPathText = None
+    resume: OptionalPathText = None
 
     _device_is_known = field_validator("device")(known_device)
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_that_of_a_folder(cls, value: str) -> str:
+        if value in (".", "..") or re.search(r"[/\\]", value) or printable(value) != value:
+            raise ValueError(
+                f"name={value}: must be the name of a folder in outputs/, without / and \\; "
+                "another place is chosen by run_dir"
+            )
+        if len(value.encode()) > MOST_BYTES:
+            raise ValueError(f"name={value}: must have at most {MOST_BYTES} bytes, as a folder's")
+        return value
 
     @field_validator("terms", mode="before")
     @classmethod

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+PATH = "path"
+PathText = Annotated[str, PATH]  # on a command line it is taken literally
+OptionalPathText = Annotated[str | None, PATH]
 
 
 class ConfigError(ValueError):
@@ -14,9 +19,26 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    """A frozen part of the configuration that refuses unknown keys."""
+    """A frozen part of the configuration that refuses unknown keys.
+
+    Class attributes:
+        paths: options that plug-ins add to it, if they have them, whose values are paths.
+    """
+
+    paths: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python's true is a 1, and would be one client, one thread, a learning rate of 1."""
+        if isinstance(value, bool) and info.field_name:
+            annotation = cls.model_fields[info.field_name].annotation
+            allowed = {annotation, *get_args(annotation)}
+            if allowed & {int, float} and bool not in allowed:
+                raise PydanticCustomError("number_expected", "must be a number")
+        return value
 
 
 class Composed(Section):
@@ -60,6 +82,17 @@ def known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
             yield from known_keys(field.annotation, f"{prefix}{name}.")
 
 
+def path_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """The full names of all keys whose values are paths; of plug-ins' options, see `paths`."""
+    for name, field in section.model_fields.items():
+        if PATH in field.metadata:
+            yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from path_keys(field.annotation, f"{prefix}{name}.")
+    for option in section.paths:
+        yield prefix + option
+
+
 def _describe(error: ValidationError, section: type[Section], path: str) -> str:
     first = error.errors()[0]
     key = ".".join([*([path] if path else []), *map(str, first["loc"])])
@@ -70,7 +103,13 @@ def _describe(error: ValidationError, section: type[Section], path: str) -> str:
     if first["type"] == "missing":
         return f"{key}: must be given"
     if first["type"] in ("model_type", "dict_type"):
-        return f"{key}={first['input']}: must be given by its keys (see --help)"
+        return f"{key}={_written(first['input'])}: must be given by its keys (see --help)"
     if first["type"] == "value_error":
         return message
-    return f"{key}={first['input']}: {message[:1].lower()}{message[1:]}"
+    return f"{key}={_written(first['input'])}: {message[:1].lower()}{message[1:]}"
+
+
+def _written(value: Any) -> Any:
+    """A value as it is written in a configuration."""
+    is_word = value is None or isinstance(value, bool)
+    return {None: "null", True: "true", False: "false"}[value] if is_word else value

@@ -13,6 +13,7 @@ from orchestra_flwr.plugins import Room
 
 Precision = Literal["float32", "bfloat16"]
 Setting = Literal["device", "silo"]
+MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8"]
 
 
@@ -28,6 +29,7 @@ class DataConfig(Choice):
 
     room: ClassVar = Room("orchestra_flwr.data.sources", "Source")
     key: ClassVar = "data"
+    paths: ClassVar = ("root", "cache")
 
     image_size: int = Field(32, ge=8, le=512)
     train_limit: int | None = Field(None, ge=1)
@@ -76,8 +78,9 @@ class ModelConfig(Choice):
     key: ClassVar = "model"
 
     norm: Literal["batch", "group"] = "batch"
-    width: int = Field(64, ge=8, multiple_of=8)
-    projector_dim: int = Field(512, ge=8)
+    # No memory holds more; up to there what is needed is computed before a run starts.
+    width: int = Field(64, ge=8, le=2**14, multiple_of=8)
+    projector_dim: int = Field(512, ge=8, le=2**17)
 
 
 class MethodConfig(Choice):
@@ -202,7 +205,7 @@ class TrainingConfig(Section):
     batch_size: int = Field(ge=2)
     lr: float = Field(gt=0)
     precision: Precision = "float32"
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=MOST_THREADS)
     cuda_graphs: bool = False
     drop_last: bool = False
 

@@ -3,7 +3,7 @@
 from orchestra_flwr.data.augment import SIMCLR, Recipe, Views, augment
 from orchestra_flwr.data.batches import epoch_batches
 from orchestra_flwr.data.image_files.class_folders import survey
-from orchestra_flwr.data.images import Dataset, ImageSet, resize
+from orchestra_flwr.data.images import Dataset, ImageSet, different_images, first_copies, resize
 from orchestra_flwr.data.partitions import (
     Indices,
     Partition,
@@ -28,7 +28,9 @@ __all__ = [
     "augment",
     "balanced_subset",
     "class_counts",
+    "different_images",
     "epoch_batches",
+    "first_copies",
     "limited",
     "load_dataset",
     "partition",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -77,6 +81,39 @@ class Dataset:
     def image_size(self) -> int:
         """Height and width of an image in pixels."""
         return self.train.images.shape[2]
+
+
+def first_copies(images: Tensor) -> Tensor:
+    """For each image the position of the first one that has the same pixels.
+
+    Args:
+        images: uint8, (n, C, H, W), on any device.
+
+    Returns:
+        int64, (n,), on the CPU; 0, 1, ..., n - 1 where no two images are equal.
+    """
+    first: dict[bytes, int] = {}
+    digests = map(_digest, images.cpu().numpy())
+    return torch.tensor([first.setdefault(d, i) for i, d in enumerate(digests)], dtype=torch.int64)
+
+
+def different_images(images: Iterable[Tensor], enough: int) -> int:
+    """How many of these images differ in a pixel; not counted beyond `enough` of them.
+
+    Args:
+        images: uint8, (C, H, W) each, or a tensor of them.
+        enough: from which number on the answer does not matter: the rest is not looked at.
+    """
+    seen: set[bytes] = set()
+    for image in images:
+        if len(seen) >= enough:
+            break
+        seen.add(_digest(image.cpu().numpy()))
+    return len(seen)
+
+
+def _digest(image: NDArray[np.uint8]) -> bytes:
+    return blake2b(image.tobytes(), digest_size=16).digest()
 
 
 def resize(images: Tensor, size: int) -> Tensor:

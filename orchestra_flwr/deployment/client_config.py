@@ -9,11 +9,14 @@ from pydantic import Field, field_validator, model_validator
 from orchestra_flwr.config import (
     Composed,
     ConfigError,
+    OptionalPathText,
+    PathText,
     Precision,
     Section,
     WithPlugins,
     known_device,
 )
+from orchestra_flwr.config.sections import MOST_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.keys import NAME_PATTERN
 
@@ -21,16 +24,16 @@ from orchestra_flwr.deployment.keys import NAME_PATTERN
 class ClientDataConfig(Section):
     """A client's own images."""
 
-    root: str | None
+    root: OptionalPathText
     image_size: int | None = Field(ge=8, le=512)  # None: as the server says
     limit: int | None = Field(ge=1)
-    cache: str | None
+    cache: OptionalPathText
 
 
 class ClientTrainingConfig(Section):
     """How a client uses its machine."""
 
-    threads: int | None = Field(ge=1)  # None: all cores
+    threads: int | None = Field(ge=1, le=MOST_THREADS)  # None: all cores
     precision: Precision | None  # None: as the server says
 
 
@@ -68,8 +71,8 @@ class ClientConfig(WithPlugins, Composed):
     privacy: ClientPrivacyConfig
     device: str
     insecure: bool
-    security: str
-    state: str
+    security: PathText
+    state: PathText
 
     _device_is_known = field_validator("device")(known_device)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from orchestra_flwr.config import Config, DataConfig
+from orchestra_flwr.config import Config, DataConfig, PathText
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.methods import Release
 
@@ -21,7 +21,7 @@ class ServerConfig(Config):
     host: str = Field(min_length=1)
     port: int = Field(ge=0, le=65535)  # 0: any free one
     insecure: bool
-    security: str
+    security: PathText
 
     @model_validator(mode="after")
     def _clients_are_not_counted_ahead(self) -> ServerConfig:

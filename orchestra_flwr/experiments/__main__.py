@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from orchestra_flwr.output_streams import outlast_output
+from orchestra_flwr.printable import printable
 
 USAGE = """\
 usage: python -m orchestra_flwr.experiments FOLDER
@@ -34,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(f"report: {write_report(arguments[0])}")
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
     return 0
 

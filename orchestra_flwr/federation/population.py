@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.data import Dataset, load_dataset, partition_by_name
+from orchestra_flwr.data import Dataset, different_images, load_dataset, partition_by_name
 from orchestra_flwr.methods import Release, labels_for
 
 
@@ -41,16 +41,21 @@ def check_population(config: Config, population: Population) -> None:
 
     Raises:
         ConfigError: labels that the images do not have, or other classes; all clients have fewer
-            than `privacy.k_min` images, or one has too many for `privacy.delta`.
+            than `privacy.k_min` different images, or one has too many for `privacy.delta`.
     """
     labels_for(config, population.dataset.train)
     release: Release | None = config.method.plugin.release(config)
     if release is None:
         return
-    most = max(map(len, population.parts.values()))
-    release.check_images(most)
-    if release.least_images is not None and most < release.least_images:
-        raise ConfigError(
-            f"privacy.k_min={release.least_images}: no client could send {release.label}, "
-            f"must be at most {most}, the most images of a client"
-        )
+    release.check_images(max(map(len, population.parts.values())))
+    if release.least_images is None:
+        return
+    images, most = population.dataset.train.images, 0
+    for part in population.parts.values():
+        most = max(most, different_images(map(images.__getitem__, part), release.least_images))
+        if most >= release.least_images:
+            return  # as soon as one client can: usually the first, after so many images
+    raise ConfigError(
+        f"privacy.k_min={release.least_images}: no client could send {release.label}, "
+        f"must be at most {most}, the most different images of a client"
+    )

@@ -24,7 +24,7 @@ from orchestra_flwr.clustering import (
     private_clustering,
 )
 from orchestra_flwr.config import Config, Section
-from orchestra_flwr.data import Recipe
+from orchestra_flwr.data import Recipe, first_copies
 from orchestra_flwr.methods.base import Batch, Method, Received, Step
 from orchestra_flwr.methods.release import Contribution, Release
 from orchestra_flwr.methods.roles import Role, role_of
@@ -169,17 +169,18 @@ class Orchestra(Method):
     def end_round(self, images: Tensor, seed: ClientSeed) -> Contribution:
         """Local clustering (Algorithm 1, line 18), of the memory or, privately, of all images.
 
-        An image is one point however often it was seen, so every centroid stands for at least
-        `privacy.k_min` different images; with fewer images than that there is no centroid. With
+        An image is one point however often it was seen and however many copies of it there are,
+        so every centroid stands for at least `privacy.k_min` images that differ in their pixels;
+        with fewer different images than that there is no centroid. With
         clustering=features (the paper's "Reps", Table 2) the features themselves are sent: the
         bound that clustering is held against, and NOT PRIVATE.
         """
         if self.clustering.name == "private":
             return self._private_centroids(images, seed)
         if self.clustering.name == "features":
-            return Contribution({"local_centroids": self.memory.latest()}, smallest_group=1)
+            return Contribution({"local_centroids": self.memory.latest(images)}, smallest_group=1)
         clusters = in_float32(local_clustering)(
-            self.memory.latest(),
+            self.memory.latest(images),
             self.clustering.local_clusters,
             seed.generator("cluster"),
             k_min=self.privacy.k_min,
@@ -204,12 +205,16 @@ class Orchestra(Method):
         """Differentially private centroids of one feature for each image.
 
         The target sees images as they are and in evaluation mode: BatchNorm's statistics of a
-        batch would let an image touch the features of others, which no noise accounts for.
+        batch would let an image touch the features of others, which no noise accounts for. Copies
+        of an image are one: what is hidden is an image with all its copies.
         """
         assert self.privacy.epsilon is not None
         mechanism = calibrate(self.privacy.epsilon, self.privacy.delta)
         training = self.training
         self.eval()
+        different = torch.unique(first_copies(images)).to(images.device)
+        if len(different) < len(images):
+            images = images[different]
         features = self._features_alone(images)
         self.train(training)
         centroids = in_float32(private_clustering)(

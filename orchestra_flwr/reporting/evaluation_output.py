@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestra_flwr.files import write_atomically
+from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.environment import environment
 from orchestra_flwr.reporting.run_folder import finite
 from orchestra_flwr.reporting.text import percent
@@ -41,14 +42,14 @@ def print_evaluation(
 ) -> None:
     """Prints the accuracies as a Markdown table, and on the last line the file that holds them."""
     table = Table(box=box.MARKDOWN)
-    table.add_column(f"{results['dataset']}, {results['backbone'] or 'encoder'}")
+    table.add_column(printable(f"{results['dataset']}, {results['backbone'] or 'encoder'}"))
     table.add_column("accuracy", justify="right")
     for row in _rows(results):
         table.add_row(*row)
     console = console or Console()
     console.print(table)
     for line in (f"spread of the features: {results['feature_std']:.2f}", str(file)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from orchestra_flwr.files import replacing
+from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import lookup
 
 Metrics = Sequence[dict[str, Any]]
@@ -191,8 +192,9 @@ def style_axes(panel: Axes) -> None:
 
 def _name_classes(heat: Axes, names: Sequence[str]) -> None:
     if len(names) <= 30:
-        short = [name if len(name) <= 18 else name[:17] + "\u2026" for name in names]
-        heat.set_yticks(range(len(names)), short, fontsize=8)
+        shown = map(printable, names)
+        short = [name if len(name) <= 18 else name[:17] + "\u2026" for name in shown]
+        heat.set_yticks(range(len(names)), short, fontsize=8, parse_math=False)  # a $ is a $
     else:
         heat.set_ylabel("class")
         heat.yaxis.set_major_locator(MaxNLocator(10, integer=True))

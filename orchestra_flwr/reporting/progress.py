@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import duration, percent
 
 PLAIN_INTERVAL = 30  # seconds between lines within a round
@@ -166,7 +167,7 @@ class PlainProgress(Progress):
 
     def message(self, text: str) -> None:
         """One line, flushed."""
-        print(text, file=self._file, flush=True)
+        print(printable(text), file=self._file, flush=True)
 
 
 class LiveProgress(Progress):
@@ -242,7 +243,7 @@ class LiveProgress(Progress):
 
     def message(self, text: str) -> None:
         """A line above the bars."""
-        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._bars.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _join(*facts: str) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import duration, lookup, percent, size
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))
@@ -57,7 +58,7 @@ def print_summary(
     privacy = (_anonymity(summary), _releases(summary), _updates(summary))
     for line in (_initial(summary), _cost(summary), *privacy, f"run folder: {folder}"):
         if line:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _initial(summary: Mapping[str, Any]) -> str:
@@ -98,7 +99,7 @@ def _anonymity(summary: Mapping[str, Any]) -> str:
     return (
         ""
         if k is None or summary.get("not_private")
-        else f"all {_released(summary)} that left a client stand for {k} images or more"
+        else f"all {_released(summary)} that left a client stand for {k} different images or more"
     )
 
 

@@ -92,7 +92,7 @@ def test_a_misspelt_option_is_suggested():
         ("optimizer.momentum=x", "optimizer.momentum=x: input should be a valid number"),
         ("engine.workers=0", "engine.workers=0: input should be greater than or equal to 1"),
         ("partition.alpha=[1]", "partition.alpha=[1]: input should be a valid number"),
-        ("partition.alpha=null", "partition.alpha=None: input should be a valid number"),
+        ("partition.alpha=null", "partition.alpha=null: input should be a valid number"),
         ("merging.threshold=1", "merging.threshold: unknown option of merging=replace"),
     ],
 )

@@ -2,8 +2,20 @@
 
 import pytest
 
-from orchestra_flwr.config import Config, ConfigError, EvaluateConfig, every_key, load, load_config
+from orchestra_flwr.config import (
+    Config,
+    ConfigError,
+    DataConfig,
+    EvaluateConfig,
+    config_to_yaml,
+    every_key,
+    load,
+    load_config,
+)
+from orchestra_flwr.config.overrides import read_overrides
+from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.server_config import ServerConfig
 
 QUOTE = "a list is written [a,b], and a value with"
 
@@ -48,11 +60,58 @@ def test_a_quoted_value_is_taken_as_it_is(value):
     assert config.data.settings.root == value
 
 
+PATHS = [
+    "/Mädchen", "/写真/猫", "a,b", "a=b", "[a]", "{a: b}", "a b", " a ", "it's", '5" disk',
+    "#1", "R&D", "a;b", "(1)", "100%", "a\\b", "a\\", "a\\'b", "'a'b'", "$HOME/x", "1e5", "2024",
+    "true", "a:b", "~nobody-of-this-name/x", "!x", "*", "?", "|", "`ls`", "a\tb", "a\nb", "<x>",
+    "@x", "🐈",
+]  # fmt: skip
+WORST = "/it's 5\" [ü], {写真: =a} (#1) R&D; 100% \\'$x\\ "  # every kind of them at once
+
+
+@pytest.mark.parametrize("value", PATHS)
+def test_a_path_is_read_literally(value):
+    (override,) = read_overrides([f"+data.root={value}"], paths=["data.root"])
+    assert (override.key_or_group, override.value()) == ("data.root", value)
+
+
+@pytest.mark.parametrize("value", [WORST, "2024"])
+def test_every_path_is_taken_as_it_is(value):
+    config = load_config(["data=image_folder", f"data.root={value}", f"run_dir={value}"])
+    assert config.data.settings.root == config.run_dir == value
+    client = load(ClientConfig, ["server=a:1", f"data.root={value}", f"state={value}"])
+    assert client.data.root == client.state == value
+    server = load(ServerConfig, [f"security={value}", f"data.cache={value}"])
+    assert server.security == server.data.settings.cache == value
+    evaluated = load(EvaluateConfig, [f"run={value}", f"data.root={value}", "data=image_folder"])
+    assert evaluated.run == evaluated.images().settings.root == value
+
+
+def test_a_run_is_resumed_whatever_its_path(tmp_path):
+    folder = tmp_path / WORST.lstrip("/")
+    folder.mkdir()
+    config = load_config([f"run_dir={folder}", "data=image_folder", f"data.root={WORST}"])
+    (folder / "config.yaml").write_text(config_to_yaml(config), encoding="utf-8")
+    again = load_config([f"resume={folder}", f"data.root={WORST}"])
+    assert (again.resume, again.data.settings.root) == (str(folder), WORST)
+
+
+def test_a_path_may_be_none_quoted_or_refer_to_a_key():
+    config = load_config(["data=image_folder", "data.root='null'", "run_dir=null"])
+    assert (config.data.settings.root, config.run_dir) == ("null", None)
+    assert load_config(["name=x", "run_dir=/runs/${name}"]).run_dir == "/runs/x"
+    assert load_config(["run_dir="]).run_dir == ""
+
+
+def test_all_options_of_images_on_disk_are_paths():
+    assert set(FileOptions.model_fields) == set(DataConfig.paths)
+
+
 def test_the_advice_to_quote_can_be_followed():
     with pytest.raises(ConfigError) as error:
-        load_config(["run_dir=a,b"])
+        load_config(["name=a,b"])
     advice = str(error.value).rpartition(": ")[2].strip('"')
-    assert load_config([advice]).run_dir == "a,b"
+    assert load_config([advice]).name == "a,b"
 
 
 def test_nothing_chosen_may_be_written_down():

@@ -13,7 +13,8 @@ PHOTOS = ("data=image_folder", "data.root=x")
 
 def population(*classes, sizes=(4,)):
     labels = torch.arange(sum(sizes)) % len(classes) if classes else None
-    images = ImageSet(torch.zeros(sum(sizes), 3, 8, 8, dtype=torch.uint8), labels, classes)
+    pixels = torch.randint(0, 256, (sum(sizes), 3, 8, 8), dtype=torch.uint8)
+    images = ImageSet(pixels, labels, classes)
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     return Population(Dataset("image_folder", images), dict(zip("abc", parts, strict=False)))
 
@@ -31,6 +32,16 @@ def test_who_has_too_few_images_for_a_release_is_told_beforehand(tiny):
     with pytest.raises(ConfigError, match=r"privacy.k_min=6: no client could send centroids, .* 5"):
         check_population(config, population("cat", "dog", sizes=(5, 3)))
     check_population(tiny("privacy.k_min=6", "method=simclr"), population(sizes=(5, 3)))
+
+
+def test_copies_do_not_make_an_image_different(tiny):
+    copies = population(sizes=(9, 9))
+    copied = copies.dataset.train.images
+    copied[:] = copied[0]
+    copied[3] = 255 - copied[3]
+    config = tiny("federation.clients=2", "privacy.k_min=3")
+    with pytest.raises(ConfigError, match="must be at most 2, the most different images of a"):
+        check_population(config, copies)
 
 
 def test_a_method_that_learns_classes_is_told_those_of_the_images(tiny):

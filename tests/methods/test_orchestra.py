@@ -14,7 +14,14 @@ from orchestra_flwr.privacy import ClusteringMechanism
 from orchestra_flwr.seeding import ClientSeed
 
 SEED = ClientSeed(0, 1, "0")
-NO_IMAGES = torch.zeros(0, 1, 8, 8, dtype=torch.uint8)  # the memory is clustered, not these
+
+
+def pictures(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
+
+
+IMAGES = pictures(28)  # all different
 
 
 def slow_cluster_loss(target, online, centroids, temperature):
@@ -103,7 +110,7 @@ def test_the_memory_is_gone_after_the_round_and_the_centroids_are_the_servers(ti
     assert names[Role.SERVER] == {"global_centroids"}
     assert {name.partition(".")[0] for name in names[Role.TRANSIENT]} == {"memory"}
     assert names[Role.LOCAL] == set()
-    method.start_round(Received("0", 0, 2, NO_IMAGES))
+    method.start_round(Received("0", 0, 2, IMAGES))
     assert len(method.memory) == 0
 
 
@@ -129,7 +136,7 @@ def test_contributes_local_centroids_within_its_limits(tiny):
     config = tiny("clustering.local_clusters=3")
     method = build_method(config, 1).train()
     method.observe(batch(config, n=10))
-    contribution = method.end_round(NO_IMAGES, SEED)
+    contribution = method.end_round(IMAGES, SEED)
     assert contribution.arrays["local_centroids"].shape == (3, 16)
     release = method.release(config)
     assert release.rows == {"local_centroids": (3, 16)}
@@ -149,14 +156,38 @@ def test_no_centroid_of_fewer_different_images(tiny, k_min, rows, smallest):
         twice = torch.arange(7).repeat(2)
         method.observe(replace(batch(config, n=14, seed=seed), images=twice))
     assert len(method.memory) == 28
-    contribution = method.end_round(NO_IMAGES, SEED)
+    contribution = method.end_round(IMAGES, SEED)
     assert contribution.arrays["local_centroids"].shape == (rows, 16)
     assert contribution.smallest_group == smallest
 
 
-def pictures(n, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
+def test_copies_of_an_image_are_one_image(tiny):
+    """32 files of two images, as links or copies make them: no centroid stands for three."""
+    config = tiny("clustering.local_clusters=3", "privacy.k_min=3", "clustering.memory=32")
+    copies = pictures(2).repeat(16, 1, 1, 1)
+    method = build_method(config, 1).train()
+    method.observe(replace(batch(config, n=32), images=torch.randperm(32)))
+    contribution = method.end_round(copies, SEED)
+    assert contribution.arrays["local_centroids"].shape == (0, 16)
+    assert contribution.smallest_group == 0
+
+    some = torch.cat([pictures(7), copies])
+    contribution = method.end_round(some[:32], SEED)
+    assert contribution.arrays["local_centroids"].shape == (2, 16)
+    assert contribution.smallest_group == 3
+
+
+def test_a_private_release_hides_an_image_with_all_its_copies(tiny, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "orchestra_flwr.methods.orchestra.private_clustering",
+        lambda features, *_, **__: seen.append(features) or features[:0],
+    )
+    method = build_method(tiny("clustering=private", "privacy.epsilon=2"), 1).train()
+    once = pictures(5)
+    method.end_round(once, SEED)
+    method.end_round(torch.cat([once, once[:1].repeat(16, 1, 1, 1)]), SEED)
+    assert torch.equal(*seen)
 
 
 def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
@@ -338,9 +369,9 @@ def test_features_themselves_are_shared_only_where_that_was_chosen_twice(tiny):
     config = tiny("clustering=features", "privacy.k_min=1", "clustering.memory=8")
     method = build_method(config, 1).train()
     method.observe(batch(config, n=10))
-    contribution = method.end_round(NO_IMAGES, SEED)
-    assert torch.equal(contribution.arrays["local_centroids"], method.memory.latest())
-    assert len(method.memory.latest()) == 8 and contribution.smallest_group == 1
+    contribution = method.end_round(IMAGES, SEED)
+    assert torch.equal(contribution.arrays["local_centroids"], method.memory.latest(IMAGES))
+    assert len(method.memory.latest(IMAGES)) == 8 and contribution.smallest_group == 1
     release = method.release(config)
     assert release.rows == {"local_centroids": (8, 16)}
     assert release.label == "features" and "single images" in release.exposes

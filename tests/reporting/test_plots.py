@@ -1,3 +1,6 @@
+import os
+import warnings
+
 import matplotlib.image
 import numpy as np
 import pytest
@@ -124,3 +127,10 @@ def test_counts_must_fit_the_names(tmp_path):
     with pytest.raises(ValueError, match="do not fit 2 class names"):
         plot_partition(np.ones((3, 4), dtype=int), ["a", "b"], tmp_path / "split.png")
     assert not (tmp_path / "split.png").exists()
+
+
+def test_any_name_of_a_class_can_be_drawn(tmp_path):
+    names = ["$x_1$", "$", r"$\frac{$", "\x1b[31m", os.fsdecode(b"\xff"), "写真", "a\nb"]
+    with warnings.catch_warnings(action="ignore"):  # that the font has no such letters
+        plot_partition(np.ones((2, len(names)), int), names, tmp_path / "partition.png")
+    assert (tmp_path / "partition.png").stat().st_size > 1000

@@ -180,3 +180,15 @@ def test_live_gives_the_terminal_back_after_an_error():
         fail()
     assert sys.stdout is stdout
     assert file.getvalue().endswith("\x1b[?25h")  # the cursor is visible
+
+
+@pytest.mark.parametrize("mode", ["plain", "live"])
+def test_names_do_not_command_the_terminal(mode):
+    console = Console(file=StringIO(), force_terminal=True, width=200)
+    progress = make_progress(mode, 3, console)
+    with progress:
+        progress.message("client \x1b]0;owned\x07 is refused")
+        progress.round_finished(1, {}, None, 1.0, ["\x1b[2Jkitchen: failed"])
+    shown = console.file.getvalue()
+    assert r"client \x1b]0;owned\x07 is refused" in shown and r"\x1b[2Jkitchen" in shown
+    assert "\x1b]0" not in shown and "\x1b[2Jk" not in shown

@@ -41,7 +41,7 @@ def test_plain_summary():
     assert ["linear probe, target", "80.0 %", "80.0 %", "+0.0"] in cells
     assert ["linear probe, online", "45.0 %", "40.0 %", "-5.0"] in cells
     assert "100 rounds, 2 h 05 min, 4.5 GB up, 12.0 kB down" in text
-    assert "16 images or more" in text
+    assert "16 different images or more" in text
     assert text.splitlines()[-1] == f"run folder: {folder}"
 
 
@@ -100,5 +100,5 @@ def test_what_clients_released_has_its_own_name(capsys, tmp_path):
     for released, label in (({}, "centroids"), ({"released": "prototypes"}, "prototypes")):
         print_summary({**SUMMARY, **released, "privacy": {label: ledger}}, tmp_path)
         shown = " ".join(capsys.readouterr().out.split())
-        assert f"all {label} that left a client stand for 16 images or more" in shown
+        assert f"all {label} that left a client stand for 16 different images or more" in shown
         assert f"{label}: epsilon 3 at delta 0.001 for an image of the client" in shown

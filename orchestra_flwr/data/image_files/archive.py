@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 import zipfile
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data.image_files.decoding import check_size
+from orchestra_flwr.data.image_files.decoding import MAX_BYTES, check_size
+from orchestra_flwr.data.image_files.folder_walk import is_hidden, regular_files
+
+logger = logging.getLogger("orchestra_flwr.data")
 
 PHOTOS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 SUFFIXES = frozenset((*PHOTOS, ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2"))
@@ -43,52 +48,63 @@ class Archive(AbstractContextManager["Archive"]):
     def __init__(self, root: Path) -> None:
         self._root = root
         self._zip: zipfile.ZipFile | None = None
-        if not root.exists():
-            raise wrong_root(root, "does not exist")
-        if root.is_dir():
+        try:
+            mode = root.stat().st_mode
+        except FileNotFoundError:
+            raise wrong_root(root, "does not exist") from None
+        except (OSError, ValueError) as error:
+            raise wrong_root(root, f"cannot be read ({_cause(error)})") from None
+        if stat.S_ISDIR(mode):
             return
+        if not stat.S_ISREG(mode):  # a device or a pipe may never end
+            raise wrong_root(root, "must be a folder or a zip file, not a device, pipe or socket")
         try:
             self._zip = zipfile.ZipFile(root)
         except (zipfile.BadZipFile, OSError) as error:
-            raise wrong_root(root, f"must be a folder or a zip file ({error})") from None
+            raise wrong_root(root, f"must be a folder or a zip file ({_cause(error)})") from None
 
     def __exit__(self, *error: object) -> None:
         if self._zip is not None:
             self._zip.close()
 
     def files(self) -> list[ImageFile]:
-        """All image files, sorted by path; hidden ones and other files are left out."""
+        """All image files, each once, sorted by path; hidden ones and other files are left out."""
         found = self._in_folder() if self._zip is None else self._in_zip(self._zip)
-        return sorted((file for file in found if _is_image(file)), key=lambda file: file.name)
+        return sorted(found, key=lambda file: file.name)
 
     def read(self, name: str) -> bytes:
         """A file's content.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is empty, or far too large for an image.
+            ValueError: it is empty, far too large for an image, or no file any more.
         """
         if self._zip is None:
-            path = self._root / name
-            check_size(path.stat().st_size)
-            return path.read_bytes()
+            return _read_regular(self._root / name)
         member = self._zip.getinfo(name)
         check_size(member.file_size)
         return self._zip.read(member)
 
     def _in_folder(self) -> list[ImageFile]:
-        found = []
-        for folder, _, names in os.walk(self._root, followlinks=True):
-            for path in (Path(folder, name) for name in names):
-                with suppress(OSError):  # a dangling link
-                    status = path.stat()
-                    name = path.relative_to(self._root).as_posix()
-                    found.append(ImageFile(name, (status.st_size, status.st_mtime_ns)))
-        return found
+        found, again = regular_files(self._root, is_image)
+        if again:
+            logger.warning(
+                "data.root=%s: %d links to files or folders that count already are left out",
+                self._root, again,
+            )  # fmt: skip
+        return [
+            ImageFile(name, (status.st_size, status.st_mtime_ns)) for name, status in found.items()
+        ]
 
     def _in_zip(self, archive: zipfile.ZipFile) -> list[ImageFile]:
-        members = (member for member in archive.infolist() if not member.is_dir())
-        return [ImageFile(member.filename, (member.file_size, member.CRC)) for member in members]
+        """Regular members; of several with one name the last, of several in one place the first."""
+        last = {member.filename: member for member in archive.infolist()}
+        placed: dict[int, zipfile.ZipInfo] = {}
+        for name, member in sorted(last.items()):
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if kind in (0, stat.S_IFREG) and not member.is_dir() and is_image(name):
+                placed.setdefault(member.header_offset, member)
+        return [ImageFile(m.filename, (m.file_size, m.CRC)) for m in placed.values()]
 
 
 def wrong_root(root: Path, what: str) -> ConfigError:
@@ -96,6 +112,21 @@ def wrong_root(root: Path, what: str) -> ConfigError:
     return ConfigError(f"data.root={root}: {what}")
 
 
-def _is_image(file: ImageFile) -> bool:
-    hidden = any(part.startswith(".") or part == "__MACOSX" for part in file.parts)
-    return not hidden and PurePosixPath(file.name).suffix.lower() in SUFFIXES
+def is_image(name: str) -> bool:
+    """Whether a path below the root is that of an image; those that begin with a dot are hidden."""
+    path = PurePosixPath(name)
+    return not any(map(is_hidden, path.parts)) and path.suffix.lower() in SUFFIXES
+
+
+def _read_regular(path: Path) -> bytes:
+    """A file's content, if it still is a file: what was one may be a pipe by now."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        check_size(status.st_size)
+        return file.read(MAX_BYTES)
+
+
+def _cause(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

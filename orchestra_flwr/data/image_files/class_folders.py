@@ -11,6 +11,7 @@ from torch import Tensor
 
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
 from orchestra_flwr.data.subset import balanced_subset
+from orchestra_flwr.printable import printable
 
 logger = logging.getLogger("orchestra_flwr.data")
 
@@ -57,8 +58,8 @@ def arrange(root: Path, files: list[ImageFile]) -> tuple[FileList, FileList, tup
         files: all image files below it.
 
     Returns:
-        Training files, test files (none where there are none) and the sorted names of the classes
-        (none without labels).
+        Training files, test files (none where there are none) and the names of the classes, in the
+        order of their folders, as text that can be shown anywhere (none without labels).
 
     Raises:
         ConfigError: there are no images, or they are laid out in another way than `LAYOUT`.
@@ -73,8 +74,9 @@ def arrange(root: Path, files: list[ImageFile]) -> tuple[FileList, FileList, tup
     classes = tuple(sorted(set(names or ())))
     unknown = sorted(set(test_names or ()) - set(classes))
     if unknown:
-        raise wrong_root(root, f"test/{unknown[0]} is no class of the training images")
-    return _file_list(train, names, classes), _file_list(test, test_names, classes), classes
+        raise wrong_root(root, f"test/{printable(unknown[0])} is no class of the training images")
+    shown = tuple(map(printable, classes))
+    return _file_list(train, names, classes), _file_list(test, test_names, classes), shown
 
 
 # Files with their paths, in parts, below the folder that is looked at.
@@ -114,7 +116,7 @@ def _class_names(root: Path, placed: Placed) -> list[str] | None:
         return None
     if loose:
         raise wrong_root(
-            root, f"mixes class folders and loose images ({loose[0]}); expected {LAYOUT}"
+            root, f"mixes class folders and loose images ({printable(loose[0])}); expected {LAYOUT}"
         )
     return [parts[0] for parts, _ in placed]
 

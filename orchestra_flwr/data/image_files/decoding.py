@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from orchestra_flwr.printable import printable
+
 logger = logging.getLogger("orchestra_flwr.data")
 
 MAX_BYTES = 2**28  # of a file; images that PIL allows are hardly ever as large
@@ -32,7 +34,7 @@ class Decoded:
     Attributes:
         images: uint8, (n, 3, size, size), of the n files that could be read, in the list's order.
         good: their n positions in the list.
-        broken: (name, reason) of the others.
+        broken: (name, reason) of the others, as text that can be shown anywhere.
     """
 
     images: Tensor
@@ -85,15 +87,20 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
     started = reported = time.monotonic()
     reasons: list[str | None] = []
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        for chunk in pool.map(decode_chunk, range(0, len(names), CHUNK)):
-            reasons += chunk
-            if time.monotonic() - reported > PROGRESS_SECONDS:
-                reported = time.monotonic()
-                logger.info("decoded %s of %s images", f"{len(reasons):,}", f"{len(names):,}")
+        try:
+            for chunk in pool.map(decode_chunk, range(0, len(names), CHUNK)):
+                reasons += chunk
+                if time.monotonic() - reported > PROGRESS_SECONDS:
+                    reported = time.monotonic()
+                    logger.info("decoded %s of %s images", f"{len(reasons):,}", f"{len(names):,}")
+        except BaseException:  # Ctrl-C must not wait for all other images
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     if reported > started:
         logger.info("decoded all in %.0f s", time.monotonic() - started)
     good = [position for position, reason in enumerate(reasons) if reason is None]
-    broken = tuple((name, why) for name, why in zip(names, reasons, strict=True) if why is not None)
+    results = zip(names, reasons, strict=True)
+    broken = tuple((printable(name), why) for name, why in results if why is not None)
     _warn(broken, len(names))
     return Decoded(torch.from_numpy(images[good] if broken else images), good, broken)
 
@@ -123,7 +130,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = printable(" ".join(str(error).split())) or type(error).__name__
     return "not an image" if text.startswith("cannot identify image file") else text
 
 

@@ -12,6 +12,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys import subcommands
 from orchestra_flwr.deployment.keys.client_keys import NAME_RULE
 from orchestra_flwr.deployment.keys.key_files import COMMAND
+from orchestra_flwr.printable import printable
 
 _Choices: TypeAlias = "argparse._SubParsersAction[_Parser]"
 DESCRIPTION = """\
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(reason: str) -> int:
-    print(f"error: {' '.join(reason.split())}", file=sys.stderr)
+    print(f"error: {printable(' '.join(reason.split()))}", file=sys.stderr)
     return 2
 
 

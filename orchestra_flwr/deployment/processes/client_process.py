@@ -23,6 +23,7 @@ from orchestra_flwr.deployment.processes.supernode import Supernode
 from orchestra_flwr.deployment.processes.trainer import Trainer
 from orchestra_flwr.files import make_private_folder, only_for_owner, write_atomically
 from orchestra_flwr.folder_lock import FolderInUseError, locked
+from orchestra_flwr.printable import printable
 
 POLL_SECONDS = 1.0
 
@@ -110,6 +111,6 @@ def _own_folder(config: ClientConfig, name: str) -> Iterator[Path]:
 
 def _reporter(name: str) -> Callable[[str], None]:
     def report(line: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {name}: {line}", file=sys.stdout, flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {name}: {printable(line)}", file=sys.stdout, flush=True)
 
     return report

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig, requested_plugins
-from orchestra_flwr.data import ImageSet, load_dataset
+from orchestra_flwr.data import ImageSet, different_images, load_dataset
 from orchestra_flwr.deployment.channel.flower_records import Encoded, decode, encode
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
@@ -112,7 +112,7 @@ class Trainer:
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
         trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
         if metrics.get(SMALLEST_GROUP) == 0:
-            unsent = f"fewer than privacy.k_min={received.privacy.k_min} images"
+            unsent = f"fewer than privacy.k_min={received.privacy.k_min} different images"
         without = [f"sent no {label}: {unsent}"] if unsent else []
         facts = [*trained, *without, f"{metrics['seconds']:.1f} s"]
         self._report(f"round {round_}: {', '.join(facts)}")
@@ -217,9 +217,9 @@ class Trainer:
             )
         self._check_schema(config, str(task["schema"]))
         images, least = self._load(config), config.federation.min_images
-        if len(images) < least:
+        if (count := different_images(images.images, least)) < least:
             raise RefusalError(
-                f"{len(images)} images, the server asks for at least {least}: add images to "
+                f"{count} different images, the server asks for at least {least}: add images to "
                 f"{self._config.data.root}, or lower federation.min_images at the server"
             )
         self._check_release(received, len(images))

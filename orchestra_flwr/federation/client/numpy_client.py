@@ -12,6 +12,7 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.data import different_images
 from orchestra_flwr.evaluation import recalibrated, similarities
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
@@ -68,7 +69,7 @@ class OrchestraClient(NumPyClient):
             must be wherever somebody else knows the run's seed; otherwise it follows from the seed.
 
     Raises:
-        ValueError: there are fewer images than `federation.min_images`.
+        ValueError: there are fewer different images than `federation.min_images`.
     """
 
     def __init__(
@@ -82,9 +83,9 @@ class OrchestraClient(NumPyClient):
         secret_noise: bool = False,
     ) -> None:
         least = config.federation.min_images
-        if len(images) < least:
+        if (count := different_images(images, least)) < least:
             raise ValueError(
-                f"client {name} has {len(images)} images, federation.min_images={least}"
+                f"client {name} has {count} different images, federation.min_images={least}"
             )
         self.config = config
         self.name = name

@@ -6,6 +6,9 @@ import contextlib
 import importlib.util
 import io
 import logging
+import os
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Self
@@ -23,6 +26,8 @@ from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
 from orchestra_flwr.federation.messages.object_store import Broadcast
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.training import resolve_device
+
+logger = logging.getLogger("orchestra_flwr.federation")
 
 POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
 MOST_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
@@ -88,6 +93,7 @@ def _run_ray(
 ) -> dict[str, Any]:
     from flwr.simulation import run_simulation  # takes seconds, which inline runs are spared
 
+    _start_ray(backend["init_args"])
     stopped = threading.Event()
     outcome: dict[str, Any] = {}
     server = ServerApp()
@@ -121,3 +127,47 @@ def _run_ray(
     finally:
         stopped.set()  # ends the server's thread if the engine died under it
     return outcome
+
+
+def _start_ray(init_args: dict[str, Any]) -> None:
+    """Starts Ray, of which Flower then makes use; a second time if a busy machine lets it fail.
+
+    Raises:
+        FederationError: it did not start.
+    """
+    import ray
+
+    if ray.is_initialized():  # a cluster that was joined
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with contextlib.suppress(Exception):  # whatever Ray raises where it does not start
+            _init_ray(init_args)
+        if not ray.is_initialized():
+            logger.warning("Ray did not start: starting it again")
+            _init_ray(init_args)
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise FederationError(
+            f"engine=ray: Ray does not start here: {reason} (is the machine too busy? "
+            "engine=inline needs no Ray)"
+        ) from None
+    finally:
+        # Ray's own handler would end the process before anything is told.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _init_ray(init_args: dict[str, Any]) -> None:
+    import ray
+
+    paths = os.pathsep.join(sys.path)  # as Flower would tell it to Ray
+    try:
+        ray.init(
+            logging_level=logging.CRITICAL,
+            runtime_env={"env_vars": {"PYTHONPATH": paths}},
+            **init_args,
+        )
+    except BaseException:
+        ray.shutdown()
+        raise

@@ -1,5 +1,7 @@
+import copy
 import logging
 import os
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from PIL import Image
 
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data import Dataset, load_dataset
+from orchestra_flwr.data.image_files.archive import Archive
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "cifar10-jpeg.zip"
 CLASS_FOLDERS = [
@@ -184,6 +187,64 @@ def test_wrong_roots_are_refused(tmp_path: Path):
     _refused(tmp_path / "empty", "holds no images; expected train/")
     (tmp_path / "file.zip").write_bytes(b"no zip")
     _refused(tmp_path / "file.zip", "must be a folder or a zip file")
+
+
+def test_what_is_no_file_is_never_read(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.zip")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for root in (tmp_path / "pipe.zip", Path("/dev/zero")):
+        _refused(root, "must be a folder or a zip file, not a device, pipe or socket")
+    _refused(tmp_path / "circle", "cannot be read .Too many levels of symbolic links")
+    _refused(tmp_path / ("x" * 300), "cannot be read .File name too long")
+    _refused(tmp_path / "a" / "\0", "cannot be read .embedded null byte")
+
+
+def test_links_in_a_circle_do_not_multiply_images(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    root = _write(tmp_path / "images", ["a/1.png", "b/1.png", "b/2.png"])
+    (root / "a" / "round").symlink_to(root)
+    os.link(root / "b" / "1.png", root / "b" / "3.png")
+    with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
+        assert len(_load(root).train) == 3
+    assert any("2 links to files or folders that count already" in m for m in caplog.messages)
+
+
+def test_a_file_that_became_a_pipe_is_skipped(tmp_path: Path):
+    root = _write(tmp_path / "images", ["a/1.png", "b/1.png"])
+    with Archive(root) as archive:
+        assert len(archive.files()) == 2
+        (root / "a" / "1.png").unlink()
+        os.mkfifo(root / "a" / "1.png")
+        with pytest.raises(ValueError, match="not a regular file"):
+            archive.read("a/1.png")
+
+
+def test_members_of_a_zip_count_once_and_only_files(tmp_path: Path):
+    source = _write(tmp_path / "source", ["a/1.png", "b/1.png"])
+    archive = tmp_path / "images.zip"
+    link, pipe = zipfile.ZipInfo("a/link.png"), zipfile.ZipInfo("a/pipe.png")
+    link.external_attr, pipe.external_attr = 0o120777 << 16, 0o010644 << 16
+    with zipfile.ZipFile(archive, "w") as opened:
+        for name in ("a/1.png", "b/1.png", "a/1.png"):
+            with warnings.catch_warnings(action="ignore"):  # that a/1.png is there twice
+                opened.write(source / name, name)
+        opened.writestr(link, "1.png")
+        opened.writestr(pipe, (source / "a" / "1.png").read_bytes())
+        twin = copy.copy(opened.getinfo("b/1.png"))
+        twin.filename = twin.orig_filename = "b/2.png"
+        opened.filelist.append(twin)
+    with Archive(archive) as opened:
+        assert [file.name for file in opened.files()] == ["a/1.png", "b/1.png"]
+
+
+def test_names_that_are_no_text_can_be_shown_and_stored(tmp_path: Path):
+    """ESC and a byte that is no UTF-8, in the names of a class and of a broken file."""
+    odd = os.fsdecode(b"\x1b[31m\xff")
+    root = _write(tmp_path / "images", [f"{odd}/1.png", "$x_1$/1.png"])
+    (root / odd / f"{odd}.png").write_bytes(b"broken")
+    for _ in range(2):  # decoded, and from the cache
+        dataset = _load(root)
+        assert dataset.train.classes == (r"\x1b[31m\xff", "$x_1$")
+        assert dataset.skipped == ((r"\x1b[31m\xff/\x1b[31m\xff.png", "not an image"),)
 
 
 def test_wrong_layouts_are_refused(tmp_path: Path):

@@ -21,7 +21,7 @@ def test_a_greeting_is_answered_with_name_and_images(trainer, server, said, ask,
         ([], {"version": "9.9"}, f" 9.9, this client {__version__}: install the same"),
         ([], {"schema": "other"}, "the server's model has schema other"),
         (["data.image_size=24"], {}, "start it with data.image_size=16, or without it"),
-        (["data.limit=7"], {}, "7 images, the server asks for at least 16: add images to"),
+        (["data.limit=7"], {}, "7 different images, the server asks for at least 16: add "),
         ([], {"config": '{"nonsense": 1}'}, "method: must be given"),
     ],
 )  # fmt: skip
@@ -31,6 +31,14 @@ def test_what_keeps_a_client_out_is_told_on_both_sides(
     told = ask(trainer(*overrides), "greet", greeting(server, **changes))[CONFIG]
     assert says in told["refusal"]
     assert said == [f"cannot take part: {told['refusal']}"]
+
+
+def test_copies_of_images_are_not_more_images(trainer, server, said, ask, greeting, photos):
+    """20 files, as links would make them too, but two images: too few for the server's 16."""
+    for i in range(2, 20):
+        (photos / f"{i}.png").write_bytes((photos / "0.png").read_bytes())
+    told = ask(trainer(), "greet", greeting(server))[CONFIG]
+    assert "2 different images, the server asks for at least 16" in told["refusal"]
 
 
 def test_rounds_are_trained_and_told(trainer, server, said, ask, greeting, task):

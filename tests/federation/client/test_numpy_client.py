@@ -140,8 +140,17 @@ def test_a_client_that_may_not_contribute_sends_no_rows(tiny, train):
 
 
 def test_refuses_to_exist_without_images(tiny):
-    with pytest.raises(ValueError, match="client 5 has 0 images, federation.min_images=1"):
+    with pytest.raises(ValueError, match="5 has 0 different images, federation.min_images=1"):
         OrchestraClient(tiny(), "5", images(0))
+
+
+def test_copies_do_not_make_enough_images(tiny):
+    federation = tiny().federation.model_copy(update={"min_images": 2})
+    config = tiny().model_copy(update={"federation": federation})
+    copies = images(1).repeat(16, 1, 1, 1)
+    with pytest.raises(ValueError, match="has 1 different images, federation.min_images=2"):
+        OrchestraClient(config, "5", copies)
+    OrchestraClient(config, "5", torch.cat([copies, 255 - copies[:1]]))
 
 
 def test_refuses_arrays_that_do_not_fit(tiny):

@@ -16,6 +16,7 @@ from orchestra_flwr.cli import main
 from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.engines import ray as ray_engine
 from orchestra_flwr.federation.population import Population
+from orchestra_flwr.federation.server.round_report import FederationError
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -184,6 +185,41 @@ def test_a_client_that_kills_every_actor_is_dropped_and_the_round_goes_on(sim):
     assert len(dropped) == 1 and "Actor" in dropped[0]["reason"]
     assert metrics(folder)[-1]["clients"]["ok"] == 1
     assert (folder / "encoder.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_says_how_it_goes_on(sim, number, code):
+    process, folder = sim("run", "engine=ray", "federation.rounds=200", "engine.workers=1")
+    wait_for_round(process, folder, 1)
+    os.kill(process.pid, number)
+    log = finish(process, folder, code)
+    assert log.rstrip().endswith(f"stopped; continue with: resume={folder}")
+    assert "Traceback" not in log
+    assert not actors(process)
+
+
+def test_ray_that_does_not_start_is_one_line():
+    """Really Ray: it refuses to start with less than no core."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(FederationError, match="^engine=ray: Ray does not start here: ") as error:
+        ray_engine._start_ray({"num_cpus": -1})
+    assert "\n" not in str(error.value)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ray_is_started_a_second_time(monkeypatch, caplog):
+    asked = []
+
+    def fail_once(init_args):
+        asked.append(init_args)
+        if len(asked) == 1:
+            raise RuntimeError("timed out during startup")
+
+    monkeypatch.setattr(ray_engine, "_init_ray", fail_once)
+    ray_engine._start_ray({"num_cpus": 1})
+    assert asked == [{"num_cpus": 1}] * 2
+    assert "Ray did not start: starting it again" in caplog.text
 
 
 @pytest.mark.slow

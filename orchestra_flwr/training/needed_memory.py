@@ -1,0 +1,42 @@
+"""How much memory training needs, known before any of it is asked for."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.training.learner import build_learner
+
+COPIES = 4  # the state, as it was received, its gradients and the optimizer's momentum
+
+
+def check_memory(config: Config, channels: int) -> None:
+    """Refuses a model that this machine's memory cannot hold while it is trained.
+
+    Args:
+        config: of the run.
+        channels: of the images.
+
+    Raises:
+        ConfigError: names the keys that decide the model's size, and both sizes.
+    """
+    numbers, size = _state_size(config, channels)
+    needed, memory = COPIES * size, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ConfigError(
+            f"model.width={config.model.width}: with "
+            f"model.projector_dim={config.model.projector_dim} the state has {numbers:,} numbers, "
+            f"to train it takes {needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:,.1f} GB"
+        )
+
+
+def _state_size(config: Config, channels: int) -> tuple[int, int]:
+    """Numbers and bytes of the whole state; 0 for a plug-in that cannot be built without memory."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            tensors = build_learner(config, channels).state_dict().values()
+    except (NotImplementedError, RuntimeError):  # it looks at the values of its own tensors
+        return 0, 0
+    return sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,48 @@
+import os
+import time
+
+import pytest
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.training import build_learner, check_memory, needed_memory
+
+
+def test_the_size_is_that_of_the_learner_that_is_built(tiny):
+    for overrides in ((), ("method=byol", "terms.proximal.weight=1"), ("model=resnet18",)):
+        config = tiny(*overrides)
+        state = build_learner(config, 3).state_dict().values()
+        size = sum(t.numel() * t.element_size() for t in state)
+        assert needed_memory._state_size(config, 3) == (sum(t.numel() for t in state), size)
+
+
+def test_what_no_memory_holds_is_refused_before_any_is_asked_for(tiny):
+    check_memory(tiny(), 3)
+    started = time.monotonic()
+    says = r"^model.width=16384: with .* takes [\d,]+ GB, and this machine has"
+    with pytest.raises(ConfigError, match=says):
+        check_memory(tiny("model=resnet18", "model.width=16384"), 3)
+    assert time.monotonic() - started < 5
+
+
+def test_four_copies_must_fit(tiny, monkeypatch):
+    config = tiny()
+    _, size = needed_memory._state_size(config, 3)
+    pages = {"SC_PAGE_SIZE": size, "SC_PHYS_PAGES": 4}
+    monkeypatch.setattr(os, "sysconf", pages.get)
+    check_memory(config, 3)
+    pages["SC_PHYS_PAGES"] = 3
+    with pytest.raises(ConfigError, match=r"model.width=8: with model.projector_dim=16"):
+        check_memory(config, 3)
+
+
+def test_what_cannot_be_built_without_memory_is_not_judged(tiny, user_package):
+    """A method that looks at the values of its own weights."""
+    user_package({"methods/looks.py": """
+        from orchestra_flwr.methods.simclr import SimCLR
+
+        class Looks(SimCLR):
+            def __init__(self, config, channels):
+                super().__init__(config, channels)
+                self.first = float(next(self.parameters()).sum())
+    """})  # fmt: skip
+    check_memory(tiny("plugins=[my_package]", "method=looks"), 3)
