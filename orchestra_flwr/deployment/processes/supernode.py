@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from orchestra_flwr.deployment.channel.client_program import put_launcher
 from orchestra_flwr.deployment.channel.unix_socket import channel_address
 from orchestra_flwr.deployment.keys.client_keys import ClientFiles
 from orchestra_flwr.deployment.keys.key_files import COMMAND
-from orchestra_flwr.deployment.processes.child import Child, free_port
+from orchestra_flwr.deployment.processes.child import Child, child_environment, free_port
 from orchestra_flwr.deployment.processes.reachability import UnreachableError, check_server
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.files import write_atomically
@@ -118,7 +120,7 @@ class Supernode:
         except UnreachableError as error:
             return str(error)
         log = self._folder / "supernode.log"
-        node = Child(self._command(), flower_folders(self._scratch), log, self._watch)
+        node = Child(self._command(), self._environment(), log, self._watch)
         try:
             while node.returncode is None and not self._stopping.wait(ALIVE_SECONDS):
                 if self._connected:
@@ -139,6 +141,12 @@ class Supernode:
             "--auth-supernode-private-key",
             str(self._keys.key),
         ]
+
+    def _environment(self) -> dict[str, str]:
+        programs = self._scratch / "bin"
+        put_launcher(programs)
+        path = os.pathsep.join([str(programs), child_environment({})["PATH"]])
+        return {**flower_folders(self._scratch), "PATH": path}
 
     def _watch(self, line: str) -> None:
         if "SuperNode ID" in line and not self._connected:

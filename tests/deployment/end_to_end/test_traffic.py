@@ -71,7 +71,8 @@ class Clients:
         recorder = self.recorders[key] = Recorder(self._machines.port)
         machines = self._machines
         return machines.start(
-            *WARD, sys.executable, "run_client.py", f"server=127.0.0.1:{recorder.port}", "security=none",
+            *WARD, sys.executable, "run_client.py",
+            f"server=127.0.0.1:{recorder.port}", "security=none",
             f"data.root={machines.photos / key}", f"state={machines.folder / 'state' / key}",
             "device=cpu", "training.threads=1", *overrides,
         )  # fmt: skip
@@ -103,7 +104,7 @@ def test_no_byte_of_a_client_names_its_machine_or_shows_an_image(
     home.mkdir(parents=True)
     for name, value in {"HOME": home, "USER": home.name, "LOGNAME": home.name}.items():
         monkeypatch.setenv(name, str(value))
-    machines.make_photos(well=24, few=24, blind=24, failing=24)
+    machines.make_photos(well=24, few=24, blind=24, jammed=24, failing=24)
     for folder in machines.photos.iterdir():
         say_too_much(folder)
     server = machines.server(
@@ -114,14 +115,20 @@ def test_no_byte_of_a_client_names_its_machine_or_shows_an_image(
 
     few = clients.start("few", "data.limit=7")
     server.wait_for("is refused: too_few_images")
+    few.end()
     blind = clients.start("blind")
     blind.wait_for("connected to")  # its images go before it is greeted, or while it is
     for file in (machines.photos / "blind").rglob("*.*"):
         file.write_bytes(b"no image")
+    server.wait_for("is refused: data_unreadable")
+    blind.end()
     failing = clients.start("failing")
     server.wait_for("joined with 24 images")
     (state,) = (machines.folder / "state/failing").glob("client-*")
     (state / "releases.jsonl").mkdir()
+    jammed = jam(clients, machines, monkeypatch)
+    server.wait_for("cannot take part: error code")  # of Flower, without its text
+    jammed.end()
     well = clients.start("well")
     assert server.wait() == 0, server.text
 
@@ -137,6 +144,22 @@ def test_no_byte_of_a_client_names_its_machine_or_shows_an_image(
         assert leaks(sent, machines.photos / key, 16, *secret) == [], key
     assert len(clients.recorders["well"].sent) > 50_000  # with the trained model
     assert str(machines.photos) not in server.text + (machines.run / "metrics.jsonl").read_text()
+
+
+def jam(clients, machines, monkeypatch):
+    """A client on which Flower itself fails, with a path in the text of its error."""
+    temporary = machines.folder / "jane-from-ward-7"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    jammed = clients.start("jammed")
+    monkeypatch.delenv("TMPDIR")
+    jammed.wait_for("state in")
+    (scratch,) = temporary.iterdir()
+    (scratch / "flwr").mkdir(exist_ok=True)
+    (scratch / "flwr" / "apps").touch()
+    (log,) = wait_until(lambda: [*(machines.folder / "state/jammed").glob("*/supernode.log")])
+    wait_until(lambda: str(scratch / "flwr" / "apps") in log.read_text())
+    return jammed
 
 
 @pytest.mark.slow
@@ -165,9 +188,10 @@ def test_a_client_whose_images_come_back_takes_part(machines):
 
 def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (result := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.2)
+    return result
 
 
 @pytest.mark.slow
