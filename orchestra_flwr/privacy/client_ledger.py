@@ -12,6 +12,10 @@ from orchestra_flwr.privacy.ledger import Ledger
 from orchestra_flwr.privacy.release_record import ReleaseRecord, parse_name, parse_round
 
 
+class BudgetSpentError(ConfigError):
+    """A run that asks for more than is left of `privacy.total_epsilon`."""
+
+
 @dataclass(frozen=True)
 class ClientBounds:
     """What a client allows.
@@ -83,7 +87,8 @@ class ClientLedger:
             label: what is released, in the plural, for messages.
 
         Raises:
-            ConfigError: names the key, and what this client allows.
+            ConfigError: names the key, and what this client allows; a
+                :class:`BudgetSpentError` where all releases together would exceed it.
         """
         bounds = self._bounds
         if k_min is not None and k_min < bounds.k_min:
@@ -128,7 +133,7 @@ class ClientLedger:
         # A client that spends all in the middle of a run stays in it, and releases nothing more.
         if self._may_release(mechanism) or any(e.run == run for e in self._record.entries):
             return
-        raise ConfigError(
+        raise BudgetSpentError(
             f"privacy.epsilon={mechanism.epsilon:g}: one more release would exceed this "
             f"client's privacy.total_epsilon={self._bounds.total_epsilon:g}, "
             f"of which {self._ledger.spent():.3g} is spent"

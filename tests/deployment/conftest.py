@@ -1,13 +1,18 @@
 """A server's folder to try things on, and the command as a person calls it."""
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from PIL import Image, UnidentifiedImageError
 
+from orchestra_flwr.data.image_files.decoding import decode_image
 from orchestra_flwr.deployment.keys import main
 
 
@@ -92,3 +97,47 @@ def public(tmp_path, new_line):
     path = tmp_path / "client.pub"
     path.write_bytes(new_line())
     return path
+
+
+WINDOW = 48  # bytes
+
+
+def _windows(data: bytes) -> list[bytes]:
+    """Three pieces of some bytes, each too long to be elsewhere by chance."""
+    places = (0, len(data) // 3, 2 * len(data) // 3)
+    pieces = [data[place : place + WINDOW] for place in places]
+    return [piece for piece in pieces if len(set(piece)) > 8]
+
+
+def _layouts(pixels: np.ndarray) -> list[bytes]:
+    """(H, W, 3) uint8 as anybody might send it: both orders of axes, several types and ranges."""
+    found = []
+    for ordered in (pixels, pixels.transpose(2, 0, 1)):
+        values = torch.from_numpy(ordered.copy()).float()
+        found.append(np.ascontiguousarray(ordered).tobytes())
+        for scaled in (values, values / 255, values / 127.5 - 1):
+            for kind in (torch.float32, torch.float16, torch.bfloat16):
+                found.append(scaled.to(kind).contiguous().view(torch.uint8).numpy().tobytes())
+    return found
+
+
+@pytest.fixture
+def leaks():
+    """What of a client's machine is in the bytes that it sent: images, names, paths."""
+
+    def search(sent: bytes, root: Path, size: int, *private: str) -> list[str]:
+        found = [word for word in private if len(word) > 3 and word.encode() in sent]
+        for path in (root, *root.rglob("*")):
+            words = {path.name, path.stem, *path.parts[1:]} - {"photos", "tmp"}
+            found += sorted(word for word in words if len(word) > 3 and word.encode() in sent)
+            if not path.is_file():
+                continue
+            pieces = _windows(path.read_bytes())
+            with contextlib.suppress(UnidentifiedImageError):
+                small = decode_image(path.read_bytes(), size).transpose(1, 2, 0)
+                for pixels in (np.asarray(Image.open(path).convert("RGB")), small):
+                    pieces += [piece for each in _layouts(pixels) for piece in _windows(each)]
+            found += [f"bytes of {path.name}" for piece in pieces if piece in sent]
+        return found
+
+    return search

@@ -6,11 +6,14 @@ so that it is there in the time that Flower itself takes.
 
 from __future__ import annotations
 
-from flwr.app import Context, Error, Message
+import traceback
+
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from orchestra_flwr.deployment.channel.flower_records import decode, encode
 from orchestra_flwr.deployment.channel.unix_socket import Channel
+from orchestra_flwr.federation.messages.failures import Failure, to_error
 
 app = ClientApp()
 
@@ -34,10 +37,15 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _relay(kind: str, message: Message, context: Context) -> Message:
-    header, blobs = encode(message.content)
-    with Channel.connect(str(context.node_config["channel"])) as channel:
-        channel.send({"kind": kind, "content": header}, blobs)
-        answer, blobs = channel.receive()
-    if "error" in answer:
-        return Message(Error(answer["code"], answer["error"]), reply_to=message)
-    return Message(decode(answer["content"], blobs), reply_to=message)
+    # Flower would send the text of an exception, with the paths in it, to the server.
+    try:
+        header, blobs = encode(message.content)
+        with Channel.connect(str(context.node_config["channel"])) as channel:
+            channel.send({"kind": kind, "content": header}, blobs)
+            answer, blobs = channel.receive()
+        if "failure" in answer:
+            return Message(to_error(Failure.named(answer["failure"])), reply_to=message)
+        return Message(decode(answer["content"], blobs), reply_to=message)
+    except Exception:
+        traceback.print_exc()  # into the SuperNode's log, on this machine
+        return Message(to_error(Failure.FAILED), reply_to=message)

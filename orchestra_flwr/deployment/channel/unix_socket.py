@@ -133,6 +133,11 @@ class Channel:
         return buffer
 
 
+def channel_address(folder: Path) -> str:
+    """What :meth:`Channel.connect` takes for the listener in a folder."""
+    return str(folder / "channel")
+
+
 class ChannelListener:
     """Accepts channels at a socket in `folder`, which only its owner may enter.
 
@@ -141,7 +146,7 @@ class ChannelListener:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.address = str(folder / "channel")
+        self.address = channel_address(folder)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(self.address)
         self._socket.listen()

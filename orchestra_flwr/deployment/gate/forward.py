@@ -38,9 +38,16 @@ METHODS = {
     "/v1/fleet/confirm-message-received": SMALL,
 }
 PASSED = {b"content-type", b"content-length", b"accept"}
+NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
 CLOCK_SECONDS = 300  # what Flower tolerates
+DEACTIVATE = "/v1/fleet/deactivate-node"
+ARRIVALS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
+# The SuperLink's own answers to a key that it does not know. To a 412 in arriving a SuperNode
+# prints the code and ends; to a 401 it signs off and ends, also in the middle of a round.
+UNKNOWN_ARRIVING, UNKNOWN, NOT_ACTIVATED = 412, 401, 2004
 REFUSED = {
-    401: "This key is not registered.",
+    UNKNOWN: "This key is not registered.",
+    UNKNOWN_ARRIVING: "This key is not registered.",
     404: "Not found.",
     411: "A request has to say its length.",
     413: "More than a client may send.",
@@ -115,7 +122,7 @@ class Forwarder:
         upstream: Upstream,
         *,
         reply_limit: int | None,
-        names: Callable[[], Mapping[bytes, str]] | None,
+        names: Callable[[], Mapping[bytes, str | None]] | None,
         refusals: Refusals,
     ) -> None:
         self._upstream = upstream
@@ -140,14 +147,16 @@ class Forwarder:
             await self._health(call)
         elif call.method != "POST" or call.path not in METHODS:
             await self._refuse(call, 404, "path", _forbidden(call))
+        elif self._is_strange(call):
+            status = UNKNOWN_ARRIVING if call.path in ARRIVALS else UNKNOWN
+            await self._refuse(call, status, "key", self._stranger(call))
+        elif self._is_early(call):
+            await call.answer(503, NOT_READY)
         elif call.length is None:
             await self._refuse(call, 411, "length", "sent a request without its length")
         elif call.length > (limit := METHODS[call.path]):
             text = f"sent {_mb(call.length)} to {call.path}, which takes {_mb(limit)}"
             await self._refuse(call, 413, "size", text)
-        elif limit > SMALL and self._names is not None and call.key not in self._names():
-            # SuperLink reads all of a request before it looks at who sent it.
-            await self._refuse(call, 401, "key", f"{self._who(call)} is not registered here")
         elif call.path.endswith("/push-object"):
             await self._push_object(call, call.length)
         elif call.path.endswith("/push-messages"):
@@ -231,17 +240,37 @@ class Forwarder:
             text = f"the SuperLink behind the gate does not answer: {error}"
             self._refusals.report("", "superlink", text)
             if not started:
-                await call.answer(503, {"detail": "The server is not ready, try again."})
+                await call.answer(503, NOT_READY)
             return None
-        if response.status == 401 or (
-            response.status == 412 and call.path.endswith(("/register-node", "/activate-node"))
-        ):
+        if response.status == 401 or (response.status == 412 and call.path in ARRIVALS):
             self._refusals.report(call.peer, "key", self._why(call, response.status))
         return response
 
     async def _refuse(self, call: _Exchange, status: int, reason: str, text: str) -> None:
         self._refusals.report(call.peer, reason, text)
-        await call.answer(status, {"detail": REFUSED[status]})
+        code = {"code": NOT_ACTIVATED} if status == UNKNOWN_ARRIVING else {}
+        await call.answer(status, {**code, "detail": REFUSED[status]})
+
+    def _is_strange(self, call: _Exchange) -> bool:
+        """Whether nobody listed the key.
+
+        The SuperLink reads all of a request before it looks at who sent it, and it still knows a
+        key that was revoked. Whoever has one may sign off, so that nobody waits for it.
+        """
+        if self._names is None or call.path == DEACTIVATE:
+            return False
+        return call.key not in self._names()
+
+    def _is_early(self, call: _Exchange) -> bool:
+        """Whether the key is listed, but the SuperLink does not have it yet."""
+        if self._names is None or call.path == DEACTIVATE:
+            return False
+        return self._names().get(call.key) is None
+
+    def _stranger(self, call: _Exchange) -> str:
+        if not call.key:
+            return "came without a key: this server takes only clients with a registered key"
+        return f"{self._who(call)} is not registered here"
 
     def _who(self, call: _Exchange) -> str:
         name = self._names().get(call.key) if self._names is not None else None
@@ -250,10 +279,6 @@ class Forwarder:
     def _why(self, call: _Exchange, status: int) -> str:
         """Why SuperLink refused a client, in words: its answers name no reason."""
         who = self._who(call)
-        if self._names is not None and call.key not in self._names():
-            if call.path.endswith("/register-node"):
-                return "came without a key: this server takes only clients with a registered key"
-            return f"{who} is not registered here"
         ahead = clock_error(call.headers)
         if status == 401 and abs(ahead) > CLOCK_SECONDS:
             return f"{who}: its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"

@@ -45,8 +45,8 @@ class Gate:
         reply_limit: the bytes that a client may push for one message that it received; None:
             no limit.
         names: gives the registered clients' names by public key (PEM, as Flower's header holds
-            it). With TLS no other key may send more than a few kilobytes. Called for every
-            large request: it has to be quick.
+            it); None for one that the SuperLink does not have yet, and that may try again in a
+            while. With TLS no other key is served. Called for every request: it has to be quick.
         refused: takes a line for everything that is turned away; called from the gate's thread.
     """
 
@@ -58,7 +58,7 @@ class Gate:
         *,
         tls: GateTls | None,
         reply_limit: int | None,
-        names: Callable[[], Mapping[bytes, str]],
+        names: Callable[[], Mapping[bytes, str | None]],
         refused: Callable[[str], None],
     ) -> None:
         self.port = port

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -179,7 +178,8 @@ def client_files(folder: Path) -> ClientFiles:
 def new_client(folder: Path, name: str | None = None) -> tuple[PublicKey, list[NewFile]]:
     """A new key pair for `folder`, not yet written; its name is the comment of the public key.
 
-    Without `name` it is made of the host's name and of the key: unique, and it stays.
+    Without `name` it is made of the key: unique, and it stays. It says nothing of the machine,
+    since the server and its log get to see it.
 
     Raises:
         ConfigError: the folder holds a key already, or the name is none.
@@ -193,7 +193,7 @@ def new_client(folder: Path, name: str | None = None) -> tuple[PublicKey, list[N
     private = ec.generate_private_key(ec.SECP384R1())
     public = PublicKey(private.public_key(), "")
     unique = fingerprint_of(public.text, digits=6)
-    public = replace(public, comment=name or host_name(unique))
+    public = replace(public, comment=name or default_name(unique))
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     files = [
         NewFile(key_path, pem, private=True),
@@ -202,10 +202,9 @@ def new_client(folder: Path, name: str | None = None) -> tuple[PublicKey, list[N
     return public, files
 
 
-def host_name(suffix: str) -> str:
-    """A client's name made of this host's and a suffix of six letters or digits."""
-    host = re.sub(r"[^A-Za-z0-9._-]+", "-", socket.gethostname()).strip("._-")
-    return f"{host[:57] or 'client'}-{suffix}"
+def default_name(unique: str) -> str:
+    """The name of a client that was given none; `unique` is a few letters and digits."""
+    return f"client-{unique}"
 
 
 def _load_private_key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:

@@ -109,7 +109,7 @@ def _add_client(choices: _Choices) -> argparse.ArgumentParser:
         description="Makes client.key and client.pub. The private key never leaves this machine; "
         "the public one is registered at the server.",
     )
-    client.add_argument("--name", help=f"{NAME_RULE} (default: host name and 6 digits of the key)")
+    client.add_argument("--name", help=f"{NAME_RULE} (default: client- and 6 digits of the key)")
     client.set_defaults(run=subcommands.make_client)
     return client
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,8 +17,9 @@ from orchestra_flwr.deployment.channel.unix_socket import (
     ChannelListener,
 )
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.keys.client_keys import ClientFiles, client_files, host_name
-from orchestra_flwr.deployment.processes.supernode import Supernode
+from orchestra_flwr.deployment.keys.client_keys import ClientFiles, client_files, default_name
+from orchestra_flwr.deployment.processes.scratch_folder import scratch_folder
+from orchestra_flwr.deployment.processes.supernode import Health, Supernode
 from orchestra_flwr.deployment.processes.trainer import Trainer
 from orchestra_flwr.files import make_private_folder, only_for_owner, write_atomically
 from orchestra_flwr.folder_lock import FolderInUseError, locked
@@ -44,14 +44,17 @@ def run_client(config: ClientConfig) -> None:
         stack.enter_context(only_for_owner())  # what Flower writes there as well
         name = _name(config, keys)
         folder = stack.enter_context(_own_folder(config, name))
-        short = stack.enter_context(tempfile.TemporaryDirectory(prefix="orch"))
+        scratch = stack.enter_context(scratch_folder())
         report = _reporter(name)
         kind = "in class folders" if labelled else "without labels"
         report(f"{count} images in {root} ({kind})")
         report(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
         trainer = Trainer(config, name, folder, report)
-        listener = ChannelListener(Path(short))
-        supernode = Supernode(str(config.server), keys, listener.address, folder, report)
+        listener = ChannelListener(scratch)
+        health = Health(folder, lambda: trainer.problem)
+        supernode = Supernode(
+            str(config.server), keys, scratch, folder, health=health, report=report
+        )
         supernode.start()
         try:
             while True:
@@ -84,7 +87,7 @@ def _name(config: ClientConfig, keys: ClientFiles | None) -> str:
     try:
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, f"{host_name(secrets.token_hex(3))}\n".encode())
+            write_atomically(file, f"{default_name(secrets.token_hex(3))}\n".encode())
         return file.read_text().strip()
     except OSError as error:
         raise ConfigError(f"state={config.state}: {error}") from None

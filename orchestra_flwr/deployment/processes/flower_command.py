@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.deployment.processes.child import child_environment
+from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.files import write_atomically
 
 CONNECTION = "orchestra"
+IN_USE = "already in use"  # what Flower says of a key that it has
 END = "\x00"  # between the outputs of two commands
 # Starting `flwr` takes seconds: one process runs a list of its commands.
 _BATCH = """
@@ -56,14 +58,15 @@ class Flower:
     """The `flwr` command for one SuperLink, with a home of its own.
 
     Args:
-        home: a folder for Flower's files; also the FLWR_HOME of everything that belongs to it.
+        scratch: a folder for Flower's files.
         address: HOST:PORT of the SuperLink.
         ca: the certificate that signed the SuperLink's; None: plain text.
     """
 
-    def __init__(self, home: Path, address: str, ca: Path | None) -> None:
-        self.home = home
-        home.mkdir(parents=True, exist_ok=True)
+    def __init__(self, scratch: Path, address: str, ca: Path | None) -> None:
+        self._folders = flower_folders(scratch)
+        self._home = home = Path(self._folders["FLWR_HOME"])
+        home.mkdir(exist_ok=True)
         security = "insecure = true" if ca is None else f'root-certificates = "{ca.resolve()}"'
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n'
         text += f'[superlink.{CONNECTION}]\naddress = "{address}"\n{security}\n'
@@ -75,7 +78,7 @@ class Flower:
         Raises:
             FlowerError: the SuperLink did not take it.
         """
-        app = self.home / "app"
+        app = self._home / "app"
         app.mkdir(exist_ok=True)
         write_atomically(app / "pyproject.toml", _PROJECT.encode())
         override = f"channel={json.dumps(channel)}"
@@ -85,8 +88,16 @@ class Flower:
                 f"the run could not be started: {outcome.get('error-message', outcome)}"
             )
 
-    def register(self, clients: Sequence[tuple[str, Path]]) -> dict[str, int]:
-        """Registers (name, public key file) pairs; the node id of each that succeeded."""
+    def register(self, clients: Sequence[tuple[str, Path]]) -> dict[str, str | None]:
+        """Registers (name, public key file) pairs; what Flower has against each, None: nothing.
+
+        A key that the SuperLink has already counts as taken, under the name that it had first: an
+        earlier command may have been cut off after it had succeeded. Flower never takes a key a
+        second time, not even one that was unregistered: see :class:`Roster`.
+
+        Raises:
+            FlowerError: no command was run to its end.
+        """
         outcomes = self._call(
             [
                 ["supernode", "register", str(key), CONNECTION, "--name", name]
@@ -94,19 +105,13 @@ class Flower:
             ]
         )
         return {
-            name: int(outcome["node-id"])
-            for (name, _), outcome in zip(clients, outcomes, strict=True)
-            if outcome.get("success")
+            name: _objection(outcome) for (name, _), outcome in zip(clients, outcomes, strict=True)
         }
-
-    def unregister(self, nodes: Sequence[int]) -> None:
-        """Ends the registration of nodes; they are cut off."""
-        self._call([["supernode", "unregister", str(node), CONNECTION] for node in nodes])
 
     def _call(self, commands: list[list[str]]) -> list[dict[str, Any]]:
         done = subprocess.run(
             [sys.executable, "-c", _BATCH, json.dumps(commands)],
-            env=child_environment({"FLWR_HOME": str(self.home)}),
+            env=child_environment(self._folders),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -116,6 +121,11 @@ class Flower:
         if len(outputs) < len(commands):
             raise FlowerError(done.stderr.strip() or "flwr ended early")
         return [_last_json(text) for text in outputs]
+
+
+def _objection(outcome: dict[str, Any]) -> str | None:
+    text = " ".join(str(outcome.get("error-message", outcome)).split())
+    return None if outcome.get("success") or IN_USE in text.lower() else text
 
 
 def _last_json(text: str) -> dict[str, Any]:

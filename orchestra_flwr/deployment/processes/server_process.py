@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +21,7 @@ from orchestra_flwr.deployment.keys import server_files
 from orchestra_flwr.deployment.processes.child import Child, free_port
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 from orchestra_flwr.deployment.processes.roster import Roster
+from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
 from orchestra_flwr.deployment.processes.superlink import (
     check_alive,
     superlink_command,
@@ -57,15 +57,15 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
     keys = server_files(Path(config.security)) if config.tls else None
     clients = Path(config.security) if keys else None
     with ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orch")))
+        scratch = stack.enter_context(scratch_folder())
         address = f"127.0.0.1:{free_port()}"
         link = Child(
             superlink_command(address, keys),
-            {"FLWR_HOME": str(home / "flwr")},
+            flower_folders(scratch),
             folder.path / "superlink.log",
         )
         stack.callback(link.stop)
-        flower = Flower(home / "flwr", address, keys.ca if keys else None)
+        flower = Flower(scratch, address, keys.ca if keys else None)
         roster = Roster(flower, clients, progress.message)
         gate = Gate(
             config.host,
@@ -76,11 +76,11 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
             names=roster.names,
             refused=lambda line: progress.message(f"refused: {line}"),
         )
-        stack.enter_context(gate)
         wait_until_up(address, link)
         stack.enter_context(roster.watching())
+        stack.enter_context(gate)  # once everybody who is registered can be let in
         progress.message(_invitation(config, gate.port))
-        listener = ChannelListener(home)
+        listener = ChannelListener(scratch)
         stack.callback(listener.close)
         channel = _start(flower, listener, link, progress)
         listener.close()  # an app that comes late finds nobody

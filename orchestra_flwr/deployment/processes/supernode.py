@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from orchestra_flwr.deployment.channel.client_program import put_launcher
+from orchestra_flwr.deployment.channel.unix_socket import channel_address
 from orchestra_flwr.deployment.keys.client_keys import ClientFiles
 from orchestra_flwr.deployment.keys.key_files import COMMAND
-from orchestra_flwr.deployment.processes.child import Child, free_port
+from orchestra_flwr.deployment.processes.child import Child, child_environment, free_port
 from orchestra_flwr.deployment.processes.reachability import UnreachableError, check_server
+from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
+from orchestra_flwr.files import write_atomically
 
 FIRST_WAIT, LONGEST_WAIT = 2.0, 30.0  # seconds between attempts; doubled until the longest
 ALIVE_SECONDS = 5.0
 NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that is not registered
+
+
+class Health:
+    """What a health check looks at: a file `alive`, and a file `problem` that says what is wrong.
+
+    A client that is connected but refuses the run, or fails in it, is not well.
+
+    Args:
+        folder: for the two files.
+        problem: gives a line about what keeps the client from taking part; None: nothing does.
+    """
+
+    def __init__(self, folder: Path, problem: Callable[[], str | None]) -> None:
+        self._alive = folder / "alive"
+        self._file = folder / "problem"
+        self._problem = problem
+
+    def show(self) -> None:
+        """Touches `alive`, or removes it and writes down the problem."""
+        problem = self._problem()
+        with suppress(OSError):  # on a full disk the client goes on, and does not look well
+            if problem is None:
+                self._alive.touch()
+                self._file.unlink(missing_ok=True)
+            else:
+                self._alive.unlink(missing_ok=True)
+                write_atomically(self._file, f"{problem}\n".encode(), mode=0o600)
 
 
 class Supernode:
@@ -26,9 +59,9 @@ class Supernode:
     Args:
         server: HOST:PORT.
         keys: the client's keys; None: plain text.
-        channel: address where this client's process answers.
-        folder: for the SuperNode's log, its home and the file `alive`, which is touched while the
-            client is connected.
+        scratch: a folder for Flower's files, in which this client's process answers, too.
+        folder: for the SuperNode's log.
+        health: is shown every few seconds while the client is connected.
         report: takes a line about what happens.
     """
 
@@ -36,14 +69,17 @@ class Supernode:
         self,
         server: str,
         keys: ClientFiles | None,
-        channel: str,
+        scratch: Path,
         folder: Path,
+        *,
+        health: Health,
         report: Callable[[str], None],
     ) -> None:
         self._server = server
         self._keys = keys
-        self._channel = channel
+        self._scratch = scratch
         self._folder = folder
+        self._health = health
         self._report = report
         self._reported = ""
         self._connected = False
@@ -62,7 +98,10 @@ class Supernode:
     def _run(self) -> None:
         wait = FIRST_WAIT
         while not self._stopping.is_set():
-            problem = self._connect()
+            try:
+                problem = self._connect()
+            except OSError as error:
+                problem = f"Flower's SuperNode cannot be run: {error}"
             if self._connected:
                 wait = FIRST_WAIT
             if self._stopping.is_set():
@@ -80,20 +119,19 @@ class Supernode:
             check_server(self._server, self._keys.ca if self._keys else None)
         except UnreachableError as error:
             return str(error)
-        home = self._folder / "flwr"
         log = self._folder / "supernode.log"
-        node = Child(self._command(), {"FLWR_HOME": str(home)}, log, self._watch)
+        node = Child(self._command(), self._environment(), log, self._watch)
         try:
             while node.returncode is None and not self._stopping.wait(ALIVE_SECONDS):
                 if self._connected:
-                    (self._folder / "alive").touch()
+                    self._health.show()
         finally:
             node.stop()
         return self._explain(node.tail())
 
     def _command(self) -> list[str]:
         command = ["flower-supernode", "--superlink", self._server, "--port", str(free_port())]
-        command += ["--node-config", f"channel={json.dumps(self._channel)}"]
+        command += ["--node-config", f"channel={json.dumps(channel_address(self._scratch))}"]
         if self._keys is None:
             return [*command, "--insecure"]
         return [
@@ -103,6 +141,12 @@ class Supernode:
             "--auth-supernode-private-key",
             str(self._keys.key),
         ]
+
+    def _environment(self) -> dict[str, str]:
+        programs = self._scratch / "bin"
+        put_launcher(programs)
+        path = os.pathsep.join([str(programs), child_environment({})["PATH"]])
+        return {**flower_folders(self._scratch), "PATH": path}
 
     def _watch(self, line: str) -> None:
         if "SuperNode ID" in line and not self._connected:

@@ -13,16 +13,12 @@ from orchestra_flwr.config import Config, ConfigError, DataConfig, requested_plu
 from orchestra_flwr.data import ImageSet, different_images, load_dataset
 from orchestra_flwr.deployment.channel.flower_records import Encoded, decode, encode
 from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.processes.refusal import RefusalError, failure_of, refusing
 from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.arrays import (
-    CLIENT_FAILED,
-    CONFIG,
-    METRICS,
-    RUN,
-    SMALLEST_GROUP,
-)
+from orchestra_flwr.federation.messages.arrays import CONFIG, METRICS, RUN, SMALLEST_GROUP
+from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.methods import Release, labels_for
@@ -31,12 +27,13 @@ from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 from orchestra_flwr.training import build_learner, resolve_device, usable_cpus
 
 
-class RefusalError(ValueError):
-    """This client cannot take part in a run; the text says what to do."""
-
-
 class Trainer:
     """Answers the server's messages.
+
+    What goes wrong is reported here in full; the server gets one word of it.
+
+    Attributes:
+        problem: what went wrong in the latest answer; None: nothing, all is well.
 
     Args:
         config: the client's configuration.
@@ -63,11 +60,12 @@ class Trainer:
         self._device = resolve_device(config.device)
         self._images: ImageSet | None = None
         self._image_size: int | None = None
+        self.problem: str | None = None
         self._latest: tuple[tuple[Config, str], OrchestraClient] | None = None
         self._imported: dict[str, str] = {}  # users' packages with their fingerprints at first
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
-        """The answer to a request of the relay app; an exception becomes an error."""
+        """The answer to a request of the relay app; of an exception, the word for it."""
         kinds = {"greet": self.greet, "train": self.train, "evaluate": self.evaluate}
         work = kinds[request["kind"]]
         content = decode(request["content"], blobs)
@@ -75,26 +73,31 @@ class Trainer:
         try:
             header, arrays = encode(work(content))
         except Exception as error:
-            reason = describe(error)
-            self._report(f"failed: {reason}")
-            return {"error": reason, "code": CLIENT_FAILED}, []
+            self.problem = _describe(error)
+            self._report(f"failed: {self.problem}")
+            return {"failure": failure_of(error).word}, []
+        if work != self.greet:  # which sees to it by itself
+            self.problem = None
         return {"content": header}, arrays
 
     def greet(self, content: RecordDict) -> RecordDict:
-        """Sends this client's name and number of images, or why it cannot take part in the run."""
+        """Sends this client's name, with its number of images or the word for why it refuses."""
         task = content.config_records[CONFIG]
         greeting: dict[str, Any] = {"client": self._name, "version": __version__}
         try:
             config = self._accept(task)
             count, size = len(self._load(config)), config.data.image_size
             greeting["images"] = count
+            self.problem = None
             self._report(
                 f"takes part with {count} images of {size} x {size} pixels: "
                 f"{config.method.name}, {config.model.name}, {config.federation.rounds} rounds"
             )
         except (RefusalError, ConfigError, PluginError) as refusal:
-            greeting["refusal"] = str(refusal)
-            self._report(f"cannot take part: {refusal}")
+            greeting["refusal"] = failure_of(refusal).word
+            if str(refusal) != self.problem:  # the server asks again and again
+                self._report(f"cannot take part: {refusal}")
+            self.problem = str(refusal)
         return RecordDict({CONFIG: ConfigRecord(greeting)})
 
     def train(self, content: RecordDict) -> RecordDict:
@@ -134,13 +137,14 @@ class Trainer:
         """The client of this configuration and run, the latest one where they are the same.
 
         Raises:
-            RefusalError: the configuration exposes single images.
-            ConfigError: images, labels or what this client allows do not fit the configuration.
+            RefusalError: images, labels or what this client allows do not fit the configuration,
+                or it exposes single images.
         """
         if self._latest is None or self._latest[0] != (received, run):
             config = self._for_this_machine(received)
             images = self._load(config)
-            labels = labels_for(config, images)
+            with refusing(Failure.DATA_UNSUITABLE):
+                labels = labels_for(config, images)
             folder = ClientStateFolder(self._folder / "runs", run) if run else None
             client = OrchestraClient(
                 config,
@@ -163,10 +167,12 @@ class Trainer:
             images: how many this client has.
 
         Raises:
-            ConfigError: names the key, and what this client allows.
+            RefusalError: names the key, and what this client allows.
         """
         release: Release | None = received.method.plugin.release(received)
-        if release is not None:
+        if release is None:
+            return
+        with refusing(Failure.PRIVACY_REFUSED):
             release.check_images(images)
             self._ledger.check(
                 _run_digest(received),
@@ -199,13 +205,14 @@ class Trainer:
 
         Raises:
             RefusalError: it cannot; one line says what to change, and where.
-            ConfigError: the same, of a single key or of the images.
+            ConfigError: the same, of a key in the server's configuration.
         """
         server = str(task["version"])
         if server != __version__:
             raise RefusalError(
                 f"the server runs orchestra_flwr {server}, this client {__version__}: "
-                "install the same version on both"
+                "install the same version on both",
+                Failure.OTHER_VERSION,
             )
         received = self._received(task)
         config = self._for_this_machine(received)
@@ -213,17 +220,20 @@ class Trainer:
         if wanted is not None and wanted != size:
             raise RefusalError(
                 f"the server trains on images of {size} x {size} pixels, this client has "
-                f"data.image_size={wanted}: start it with data.image_size={size}, or without it"
+                f"data.image_size={wanted}: start it with data.image_size={size}, or without it",
+                Failure.SETTINGS_REFUSED,
             )
         self._check_schema(config, str(task["schema"]))
         images, least = self._load(config), config.federation.min_images
         if (count := different_images(images.images, least)) < least:
             raise RefusalError(
                 f"{count} different images, the server asks for at least {least}: add images to "
-                f"{self._config.data.root}, or lower federation.min_images at the server"
+                f"{self._config.data.root}, or lower federation.min_images at the server",
+                Failure.TOO_FEW_IMAGES,
             )
         self._check_release(received, len(images))
-        labels_for(config, images)
+        with refusing(Failure.DATA_UNSUITABLE):
+            labels_for(config, images)
         return config
 
     def _check_schema(self, config: Config, server_schema: str) -> None:
@@ -241,7 +251,8 @@ class Trainer:
                 versions += f", and of {', '.join(config.plugins)},"
             raise RefusalError(
                 f"the server's model has schema {server_schema}, this client's {schema}: "
-                f"install {versions} on both"
+                f"install {versions} on both",
+                Failure.OTHER_VERSION,
             )
 
     def _check_plugins(self, packages: Sequence[str]) -> None:
@@ -254,7 +265,8 @@ class Trainer:
             if self._imported.setdefault(package, now) != now:
                 raise RefusalError(
                     f"plugins=[{package}]: its files have changed since this client imported "
-                    "them: start the client again"
+                    "them: start the client again",
+                    Failure.OTHER_VERSION,
                 )
 
     def _received(self, task: ConfigRecord) -> Config:
@@ -271,7 +283,8 @@ class Trainer:
             raise RefusalError(
                 f"the server asks for plugins=[{','.join(wanted)}], this client allows "
                 f"plugins=[{','.join(allowed)}]: install the packages here and start it with "
-                "that setting if you trust them"
+                "that setting if you trust them",
+                Failure.PLUGINS_REFUSED,
             )
         return Config.from_json(text)
 
@@ -285,7 +298,8 @@ class Trainer:
         release: Release | None = config.method.plugin.release(config)
         if release is not None and release.exposes:
             raise RefusalError(
-                f"the server asks for {release.exposes}, which this client does not send"
+                f"the server asks for {release.exposes}, which this client does not send",
+                Failure.PRIVACY_REFUSED,
             )
         local = self._config.training
         machine = {
@@ -299,7 +313,7 @@ class Trainer:
         """This client's images on its device, of the size that the server trains on.
 
         Raises:
-            ConfigError: the images are missing or cannot be used.
+            RefusalError: the images are missing or cannot be used.
         """
         if self._images is None or self._image_size != config.data.image_size:
             local = self._config.data
@@ -310,12 +324,17 @@ class Trainer:
                 "train_limit": local.limit,
                 "cache": local.cache,
             }
-            dataset = load_dataset(DataConfig.model_validate(data))
+            with refusing(Failure.DATA_UNREADABLE):
+                dataset = load_dataset(DataConfig.model_validate(data))
             if dataset.skipped:
                 self._report(f"{len(dataset.skipped)} image files cannot be read and are left out")
             self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, RefusalError) else describe(error)
 
 
 def _run_digest(config: Config) -> str:

@@ -13,26 +13,28 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
-    CLIENT_FAILED,
     CONFIG,
     METRICS,
     MODEL,
     MODELS,
-    OUT_OF_MEMORY,
     from_record,
     to_record,
 )
+from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import names_down
 
 
 def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Message:
-    """The reply with what `work` makes of the content; an exception becomes an error reply."""
+    """The reply of a simulated client: what `work` makes of the content.
+
+    An exception becomes an error with its text, which a client of a deployment never sends.
+    """
     try:
         return Message(work(message.content), reply_to=message)
     except Exception as error:
         short = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        code = OUT_OF_MEMORY if short else CLIENT_FAILED
-        return Message(Error(code=code, reason=describe(error)), reply_to=message)
+        failure = Failure.OUT_OF_MEMORY if short else Failure.FAILED
+        return Message(Error(failure.value, describe(error)), reply_to=message)
 
 
 def ran_out_of_memory(reply: Message) -> bool:
@@ -40,7 +42,7 @@ def ran_out_of_memory(reply: Message) -> bool:
     if not reply.has_error():
         return False
     killed = "ray.exceptions." in (reply.error.reason or "")  # memory is what mostly kills
-    return killed or reply.error.code == OUT_OF_MEMORY
+    return killed or reply.error.code == Failure.OUT_OF_MEMORY.value
 
 
 def describe(error: Exception) -> str:

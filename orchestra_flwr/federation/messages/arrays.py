@@ -19,9 +19,6 @@ MODEL = "model"  # in a reply's config: the model that was trained, where severa
 MODELS = "models"  # in a task: the names of the models that are sent
 RUN = "run"  # in a task: which run this is, where clients keep state
 CLIENTS = "clients"  # in a task: the folder for the clients' state, where they share the disk
-CLIENT_FAILED = 101  # error code of a client that says itself what went wrong
-OUT_OF_MEMORY = 102  # the same: what went wrong is that its memory was not enough
-CLIENT_ERRORS = {CLIENT_FAILED, OUT_OF_MEMORY}
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # as_tensor
 

@@ -17,6 +17,7 @@ from orchestra_flwr.federation.messages.arrays import (
     SMALLEST_GROUP,
 )
 from orchestra_flwr.federation.messages.codec import Form
+from orchestra_flwr.federation.messages.failures import describe_error
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.methods import Release
 
@@ -136,7 +137,7 @@ def check_similarities(message: Message, schemas: Schemas) -> tuple[int, Similar
 def _content(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, float]]:
     """A reply's content and metrics, with a possible number of images."""
     if message.has_error():
-        raise BadReplyError(message.error.reason or f"error code {message.error.code}")
+        raise BadReplyError(describe_error(message.error))
     content = message.content
     # Not by `metric_records` and its like: those are cycles, which keep a reply's arrays for long.
     record, about = content.get(METRICS), content.get(CONFIG)

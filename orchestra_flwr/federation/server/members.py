@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Protocol
 
@@ -11,12 +12,15 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.messages.arrays import CONFIG
+from orchestra_flwr.federation.messages.failures import Failure, describe_error
 from orchestra_flwr.federation.server.round_report import FederationError
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 NODE_POLL_SECONDS = 0.1
 POLL_SECONDS = 0.5
 GREETING_SECONDS = 15.0  # a round waits so long for the answer of a client that has just come
+# Until a client that refused is asked again; doubled each time.
+FIRST_PATIENCE, LONGEST_PATIENCE = 15.0, 300.0
 
 
 class Members(Protocol):
@@ -69,12 +73,23 @@ class SimulatedMembers:
         """Nothing: a simulated client that failed is asked again."""
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """A client that does not take part: why, and when it is asked again."""
+
+    line: str
+    patience: float  # seconds between two questions
+    until: float  # on the monotonic clock
+
+
 class ConnectedMembers:
     """The clients that are connected to a SuperLink; they come and go.
 
     Every new node is greeted: it learns the run's configuration and answers with its name and
-    images, or with what keeps it from taking part. A client whose node was registered under a name
-    (`flwr supernode register --name`) has that name; others say their own.
+    images, or with one word for what keeps it from taking part. What does may pass, as a disk that
+    is not mounted yet: a client that refused or failed is asked again, less and less often. A
+    client whose node was registered under a name (`flwr supernode register --name`) has that name;
+    others say their own.
 
     Args:
         grid: the SuperLink's grid.
@@ -104,6 +119,7 @@ class ConnectedMembers:
         self._nodes: dict[str, int] = {}
         self._greeted: dict[int, tuple[str, float]] = {}  # node -> message id, when it was sent
         self._settled: set[int] = set()  # nodes that have answered, with a yes or a no
+        self._refused: dict[int, _Refusal] = {}
         self._lost: set[int] = set()  # nodes that did not answer in a round: nobody waits for them
 
     def connected(self) -> Mapping[str, int]:
@@ -117,7 +133,7 @@ class ConnectedMembers:
             fresh = any(
                 time.monotonic() - sent < GREETING_SECONDS
                 for node, (_, sent) in self._greeted.items()
-                if node not in self._lost
+                if node not in self._lost and node not in self._refused
             )
             if len(self._nodes) >= self._least and not fresh:
                 return dict(self._nodes)
@@ -140,10 +156,13 @@ class ConnectedMembers:
                 del self._nodes[name]
                 self._tell(f"client {name} has left")
         self._settled &= set(present)
+        self._refused = {n: refusal for n, refusal in self._refused.items() if n in present}
         self._greeted = {n: sent for n, sent in self._greeted.items() if n in present}
 
     def _greet_new(self, present: Collection[int]) -> None:
-        for node in sorted(set(present) - self._settled - self._greeted.keys()):
+        now = time.monotonic()
+        due = {node for node, refusal in self._refused.items() if now >= refusal.until}
+        for node in sorted(set(present) - (self._settled - due) - self._greeted.keys()):
             message = Message(RecordDict({CONFIG: self._greeting}), node, MessageType.QUERY)
             for message_id in self._grid.push_messages([message]):
                 self._greeted[node] = (message_id, time.monotonic())
@@ -160,19 +179,34 @@ class ConnectedMembers:
             self._admit(node, registered[node], reply)
 
     def _admit(self, node: int, registered_name: str, reply: Message) -> None:
+        who = registered_name or f"at node {node}"
         if reply.has_error():
-            who = registered_name or f"at node {node}"
-            self._tell(f"client {who} cannot take part: {reply.error.reason or reply.error.code}")
+            self._rest(node, f"client {who} cannot take part: {describe_error(reply.error)}")
             return
         answer = reply.content.config_records.get(CONFIG, ConfigRecord())
-        name, refusal = str(answer.get("client", "")), str(answer.get("refusal", ""))
-        if registered_name and registered_name != name:
+        name, word = str(answer.get("client", "")), str(answer.get("refusal", ""))
+        images = int(count) if isinstance(count := answer.get("images"), int) else None
+        refusal = Failure.named(word).line if word else ""
+        if not name or not name.isprintable():
+            name, refusal = who, "it gives no name"
+        elif registered_name and registered_name != name:
             refusal = f"its key is registered as {registered_name}: start it with that name"
-        if not name or refusal:
-            self._tell(f"client {name or node} is refused: {refusal or 'it gives no name'}")
+        elif not word and images is None:
+            refusal = "it does not say how many images it has"
+        if refusal:
+            self._rest(node, f"client {name} is refused: {refusal}")
             return
+        self._refused.pop(node, None)
         self._nodes[name] = node  # a client that was started anew has a new node
-        self._tell(f"client {name} joined with {int(answer['images'])} images")  # type: ignore[arg-type]
+        self._tell(f"client {name} joined with {images} images")
+
+    def _rest(self, node: int, line: str) -> None:
+        """Shows why a client does not take part, and asks it again in a while."""
+        before = self._refused.get(node)
+        patience = FIRST_PATIENCE if before is None else min(2 * before.patience, LONGEST_PATIENCE)
+        self._refused[node] = _Refusal(line, patience, time.monotonic() + patience)
+        if before is None or before.line != line:
+            self._tell(f"{line}; it is asked again")
 
 
 def _working_nodes(grid: Grid) -> list[int]:

@@ -18,12 +18,12 @@ from orchestra_flwr.evaluation import Similarities
 from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
-    CLIENT_ERRORS,
     CONFIG,
     MODELS,
     payload_bytes,
     to_record,
 )
+from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
     Reply,
@@ -246,5 +246,5 @@ def _why_nothing_came(federation: Federation) -> str:
 
 
 def _dropped(client: str, message: Message, reason: BadReplyError) -> Dropped:
-    silent = message.has_error() and message.error.code not in CLIENT_ERRORS
+    silent = message.has_error() and Failure.of(message.error.code) is None
     return Dropped(client, str(reason), silent)

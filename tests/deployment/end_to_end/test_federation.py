@@ -160,7 +160,8 @@ def test_a_users_plugin_and_other_choices_have_the_bits_of_their_simulation(mach
     )  # fmt: skip
     server.wait_for("listening on")
     wary = machines.client("b")
-    server.wait_for("client b is refused: the server asks for plugins=[my_package], this client")
+    server.wait_for("client b is refused: plugins_refused")
+    wary.wait_for("the server asks for plugins=[my_package], this client")
     wary.end()
     for name in "ab":
         machines.client(name, "plugins=[my_package]", program=programs / "client.py")
@@ -250,8 +251,9 @@ def test_a_clients_own_ledger_outlives_sigkill_and_binds_every_server(machines):
         "clustering=private", "privacy.epsilon=20", "training.local_epochs=20",
     )  # fmt: skip
     server.wait_for("listening on")
-    machines.client("c", "privacy.epsilon=1")
-    server.wait_for("client c is refused: privacy.epsilon=20 at privacy.delta=0.001")
+    c = machines.client("c", "privacy.epsilon=1")
+    server.wait_for("client c is refused: privacy_refused")
+    c.wait_for("cannot take part: privacy.epsilon=20 at privacy.delta=0.001")
     machines.client("a")
     b = machines.client("b", "privacy.total_epsilon=34")
     b.wait_for("round 0: first centroids")
@@ -273,7 +275,8 @@ def test_a_clients_own_ledger_outlives_sigkill_and_binds_every_server(machines):
         "federation.min_clients=2", "federation.rounds=1", "seed=5", "clustering=private",
         "privacy.epsilon=20", f"run_dir={machines.folder / 'other'}",
     )  # fmt: skip
-    other.wait_for("client b is refused: privacy.epsilon=20: one more release would exceed")
+    other.wait_for("client b is refused: privacy_budget_spent")
+    back.wait_for("cannot take part: privacy.epsilon=20: one more release would exceed")
 
 
 @pytest.mark.slow

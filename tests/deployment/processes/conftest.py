@@ -75,13 +75,13 @@ def trainer(photos, said, tmp_path):
 
 @pytest.fixture
 def ask():
-    """Sends a message as the relay app does, through JSON; the answer's content, or the error."""
+    """Sends a message as the relay app does, through JSON; the answer's content, or a failure."""
 
     def send(trainer, kind, content):
         header, blobs = encode(content)
         request = json.loads(json.dumps({"kind": kind, "content": header}))
         answer, arrays = trainer.answer(request, blobs)
-        if "error" in answer:
+        if "failure" in answer:
             return answer
         return decode(json.loads(json.dumps(answer))["content"], arrays)
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.server_config import ServerConfig
@@ -16,29 +17,45 @@ def test_a_greeting_is_answered_with_name_and_images(trainer, server, said, ask,
 
 
 @pytest.mark.parametrize(
-    ("overrides", "changes", "says"),
+    ("overrides", "changes", "word", "says"),
     [
-        ([], {"version": "9.9"}, f" 9.9, this client {__version__}: install the same"),
-        ([], {"schema": "other"}, "the server's model has schema other"),
-        (["data.image_size=24"], {}, "start it with data.image_size=16, or without it"),
-        (["data.limit=7"], {}, "7 different images, the server asks for at least 16: add "),
-        ([], {"config": '{"nonsense": 1}'}, "method: must be given"),
+        ([], {"version": "9.9"}, "other_version", f" 9.9, this client {__version__}: install the"),
+        ([], {"schema": "other"}, "other_version", "the server's model has schema other"),
+        (["data.image_size=24"], {}, "settings_refused", "start it with data.image_size=16, or"),
+        (["data.limit=7"], {}, "too_few_images", "7 different images, the server asks for at"),
+        ([], {"config": '{"nonsense": 1}'}, "settings_refused", "method: must be given"),
     ],
 )  # fmt: skip
-def test_what_keeps_a_client_out_is_told_on_both_sides(
-    trainer, server, said, overrides, changes, says, ask, greeting
+def test_why_a_client_stays_out_is_shown_here_and_sent_as_one_word(
+    trainer, server, said, overrides, changes, word, says, ask, greeting
 ):
-    told = ask(trainer(*overrides), "greet", greeting(server, **changes))[CONFIG]
-    assert says in told["refusal"]
-    assert said == [f"cannot take part: {told['refusal']}"]
+    one = trainer(*overrides)
+    sent = ask(one, "greet", greeting(server, **changes))[CONFIG]
+    assert sent == {"client": "kitchen", "version": __version__, "refusal": word}
+    (line,) = said
+    assert line == f"cannot take part: {one.problem}" and says in line
+
+
+def test_a_client_is_well_again_when_its_images_are_there(
+    trainer, server, said, photos, ask, greeting
+):
+    one = trainer()
+    photos.rename(photos.with_name("unmounted"))
+    for _ in range(2):  # the server asks again
+        assert ask(one, "greet", greeting(server))[CONFIG]["refusal"] == "data_unreadable"
+    assert str(photos) in one.problem and len(said) == 1
+    photos.with_name("unmounted").rename(photos)
+    assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
+    assert one.problem is None
 
 
 def test_copies_of_images_are_not_more_images(trainer, server, said, ask, greeting, photos):
     """20 files, as links would make them too, but two images: too few for the server's 16."""
     for i in range(2, 20):
         (photos / f"{i}.png").write_bytes((photos / "0.png").read_bytes())
-    told = ask(trainer(), "greet", greeting(server))[CONFIG]
-    assert "2 different images, the server asks for at least 16" in told["refusal"]
+    one = trainer()
+    assert ask(one, "greet", greeting(server))[CONFIG]["refusal"] == "too_few_images"
+    assert "2 different images, the server asks for at least 16" in one.problem
 
 
 def test_rounds_are_trained_and_told(trainer, server, said, ask, greeting, task):
@@ -117,12 +134,12 @@ def test_class_folders_are_labels_in_the_servers_numbers(
     ("names", "says"), [((), "the images have none"), (("bee", "dog"), "dog is missing")]
 )
 def test_without_the_right_labels_a_client_is_refused(
-    trainer, supervised, photos, names, says, ask, greeting
+    trainer, supervised, photos, said, names, says, ask, greeting
 ):
     if names:
         into_folders(photos, *names)
     told = ask(trainer(), "greet", greeting(supervised))[CONFIG]
-    assert says in told["refusal"]
+    assert told["refusal"] == "data_unsuitable" and says in said[-1]
 
 
 def test_labels_that_nobody_needs_are_not_held(trainer, server, photos, ask, task):
@@ -160,12 +177,22 @@ def test_a_client_keeps_its_state_in_its_own_folder_by_run(trainer, silo, tmp_pa
     np.testing.assert_array_equal(other, sent(trainer(), 2, "wednesday"))
 
 
-def test_a_failure_becomes_an_error_that_says_what_happened(
-    trainer, server, said, photos, ask, task
-):
+def test_a_failure_is_shown_here_and_sent_as_one_word(trainer, server, said, photos, ask, task):
     one = trainer()
     for file in photos.iterdir():
         file.unlink()
-    answer = ask(one, "train", task(server))
-    assert "holds no images" in answer["error"] and answer["code"] == 101
-    assert said[-1].startswith("failed: ConfigError")
+    assert ask(one, "train", task(server)) == {"failure": "data_unreadable"}
+    assert "holds no images" in said[-1] and said[-1] == f"failed: {one.problem}"
+    unexpected = task(server)
+    del unexpected[CONFIG]["round"]
+    assert ask(one, "train", unexpected) == {"failure": "failed"}
+    assert said[-1].startswith("failed: KeyError")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_too_little_memory_has_its_own_word(trainer, server, error, ask, task, monkeypatch):
+    def load(*arguments):
+        raise error
+
+    monkeypatch.setattr("orchestra_flwr.deployment.processes.trainer.load_dataset", load)
+    assert ask(trainer(), "train", task(server)) == {"failure": "out_of_memory"}

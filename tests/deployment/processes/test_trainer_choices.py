@@ -87,6 +87,7 @@ def test_norms_stay_with_a_real_client(trainer, configured, tmp_path, ask, task)
     assert (fresh != second).any()  # its norms were those of round 1
 
 
-def test_a_client_that_keeps_state_needs_a_name_for_the_run(trainer, configured, ask, task):
+def test_a_client_that_keeps_state_needs_a_name_for_the_run(trainer, said, configured, ask, task):
     answer = ask(trainer(), "train", task(configured("merging=fedbn")))
-    assert "merging=fedbn: client kitchen keeps state from round to round" in answer["error"]
+    assert answer == {"failure": "failed"}
+    assert "merging=fedbn: client kitchen keeps state from round to round" in said[-1]

@@ -34,9 +34,10 @@ def test_noise_of_private_centroids_cannot_be_repeated_by_who_knows_the_seed(
     assert a.shape != b.shape or (a != b).any()
 
 
-def test_too_many_images_for_delta_are_told(trainer, ask, greeting, private):
-    told = ask(trainer(), "greet", greeting(private(delta=0.1)))[CONFIG]
-    assert "privacy.delta=0.1: must be below 1 / 20" in told["refusal"]
+def test_too_many_images_for_delta_are_refused(trainer, said, ask, greeting, private):
+    sent = ask(trainer(), "greet", greeting(private(delta=0.1)))[CONFIG]
+    assert sent["refusal"] == "privacy_refused"
+    assert "privacy.delta=0.1: must be below 1 / 20" in said[-1]
 
 
 def test_a_client_whose_budget_is_spent_says_that_it_sent_no_centroids(
@@ -70,10 +71,12 @@ def test_what_a_client_does_not_allow_it_refuses_whoever_asks(
     """When greeted, and when a server asks for another thing than it said then."""
     given = server if told is None else private(**told)
     one = trainer(*overrides)
-    refusal = ask(one, "greet", greeting(given))[CONFIG]["refusal"]
-    assert says in refusal and "\n" not in refusal
-    assert said == [f"cannot take part: {refusal}"]
-    assert says in ask(one, "train", task(given))["error"]
+    word = "privacy_budget_spent" if "exceed" in says else "privacy_refused"
+    assert ask(one, "greet", greeting(given))[CONFIG]["refusal"] == word
+    assert ask(one, "train", task(given)) == {"failure": word}
+    first, *_, last = said
+    assert first.startswith("cannot take part: ") and says in first and "\n" not in first
+    assert last.startswith("failed: ") and says in last
     assert not (tmp_path / "releases.jsonl").exists()
 
 
@@ -112,7 +115,8 @@ def test_a_client_counts_for_itself_over_runs_and_restarts(
     assert "refusal" not in ask(again, "greet", greeting(strong))[CONFIG]
     assert rows(ask(again, "train", task(strong, 2))) == 0
     refusal = ask(again, "greet", greeting(private(epsilon=30.0)))[CONFIG]["refusal"]
-    assert f"privacy.total_epsilon={total:g}, of which {total:.3g} is spent" in refusal
+    assert refusal == "privacy_budget_spent"
+    assert f"privacy.total_epsilon={total:g}, of which {total:.3g} is spent" in said[-1]
     assert len((tmp_path / "releases.jsonl").read_text().splitlines()) == 3
 
 
@@ -135,11 +139,11 @@ def test_a_release_is_on_the_disk_before_the_work_on_it_begins(
     assert sum(ClientLedger(file, ClientBounds(1e-3)).ledger.releases.values()) == 1
 
 
-def test_nothing_is_sent_that_cannot_be_counted(trainer, tmp_path, ask, private, task):
+def test_nothing_is_sent_that_cannot_be_counted(trainer, said, tmp_path, ask, private, task):
     one = trainer()
     (tmp_path / "releases.jsonl").mkdir()
     answer = ask(one, "train", task(private(), 0))
-    assert "releases.jsonl" in answer["error"] and answer["code"] == 101
+    assert answer == {"failure": "failed"} and "releases.jsonl" in said[-1]
 
 
 def test_only_private_centroids_that_are_sent_are_counted(
@@ -174,7 +178,9 @@ def test_features_never_leave_a_real_client_whatever_the_server_asks(
         "the server asks for the features of single images (clustering=features), "
         "which this client does not send"
     )
-    assert ask(trainer(), "greet", content)[CONFIG]["refusal"] == says
+    assert ask(trainer(), "greet", content)[CONFIG]["refusal"] == "privacy_refused"
+    assert said == [f"cannot take part: {says}"]
     content = task(server)
     content[CONFIG]["config"] = asking.to_json()
-    assert says in ask(trainer(), "train", content)["error"]
+    assert ask(trainer(), "train", content) == {"failure": "privacy_refused"}
+    assert said[-1] == f"failed: {says}"

@@ -11,13 +11,12 @@ from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.engines.inline import identify_process
 from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
-    CLIENT_FAILED,
     CONFIG,
     METRICS,
-    OUT_OF_MEMORY,
     from_record,
     to_record,
 )
+from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import pack_state
 
 
@@ -106,21 +105,21 @@ def test_another_model_is_refused(client):
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "failure"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory"), OUT_OF_MEMORY),
-        (MemoryError(), OUT_OF_MEMORY),
-        (RuntimeError("shapes"), CLIENT_FAILED),
+        (torch.OutOfMemoryError("CUDA out of memory"), Failure.OUT_OF_MEMORY),
+        (MemoryError(), Failure.OUT_OF_MEMORY),
+        (RuntimeError("shapes"), Failure.FAILED),
     ],
 )
-def test_a_client_says_that_its_memory_was_not_enough(client, error, code):
+def test_a_client_says_that_its_memory_was_not_enough(client, error, failure):
     def work(content):
         raise error
 
     reply = answers.answer(Message(message(client), 1, "train"), work)
-    assert reply.error.code == code
+    assert reply.error.code == failure.value
     assert type(error).__name__ in reply.error.reason
-    assert answers.ran_out_of_memory(reply) == (code == OUT_OF_MEMORY)
+    assert answers.ran_out_of_memory(reply) == (failure is Failure.OUT_OF_MEMORY)
 
 
 def test_a_killed_process_counts_as_one_without_memory(client):

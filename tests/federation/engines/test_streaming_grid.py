@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.engines.inline import identify_process
 from orchestra_flwr.federation.engines.streaming_grid import EngineStoppedError, StreamingGrid
-from orchestra_flwr.federation.messages.arrays import OUT_OF_MEMORY
+from orchestra_flwr.federation.messages.failures import Failure
 
 identify_process()
 
@@ -110,7 +110,7 @@ class TightGrid(ScriptedGrid):
         self.pulled.append(key)
         crowded = node in self.hungry and (beside or self.tried.count(node) == 1)
         if crowded or node in self.hopeless:
-            error = Error(code=OUT_OF_MEMORY, reason="OutOfMemoryError")
+            error = Error(code=Failure.OUT_OF_MEMORY.value, reason="OutOfMemoryError")
             return [Message(error, reply_to=self.sent[key])]
         return [Message(RecordDict(), reply_to=self.sent[key])]
 

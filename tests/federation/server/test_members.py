@@ -6,6 +6,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.inline import InlineGrid, identify_process
 from orchestra_flwr.federation.messages.arrays import CONFIG
+from orchestra_flwr.federation.messages.failures import Failure, to_error
 from orchestra_flwr.federation.server.members import ConnectedMembers, SimulatedMembers
 from orchestra_flwr.federation.server.round_report import FederationError
 
@@ -19,7 +20,7 @@ class Network:
     def __init__(self):
         self.nodes = {}  # node id -> registered name
         self.sent = []  # messages
-        self.answers = {}  # node id -> what it told, or an error's text
+        self.answers = {}  # node id -> what it sent, or the word for its failure
         self.pauses = 0
 
     def get_nodes(self):
@@ -37,7 +38,7 @@ class Network:
             if told is None:
                 continue
             if isinstance(told, str):
-                reply = Message(Error(101, told), reply_to=message)
+                reply = Message(to_error(Failure.named(told)), reply_to=message)
             else:
                 reply = Message(RecordDict({CONFIG: ConfigRecord(told)}), reply_to=message)
             reply.metadata.__dict__["_reply_to_message_id"] = number
@@ -110,24 +111,75 @@ def test_a_client_that_comes_back_as_another_node_is_the_same_client(network, me
     assert known.connected() == {"a": 2}
 
 
-def test_refusals_are_told_with_their_reason(network, said, members):
-    network.join(1, "a", refusal="3 images, the server asks for at least 16")
+def test_refusals_are_shown_with_their_meaning_and_no_text_of_the_client(network, said, members):
+    network.join(1, "a", refusal="too_few_images")
     network.join(2, "b")
-    network.nodes[3], network.answers[3] = "", "ImportError: no torch"
+    network.join(3, "c", refusal="the dog is in /home/ann/photos")
+    network.join(4, "d", images="many")
+    network.nodes[5], network.answers[5] = "", "out_of_memory"
+    network.join(6, "e\033[2J")
     known = members()
     assert known.connected() == {"b": 2}
-    assert "client a is refused: 3 images, the server asks for at least 16" in said
-    assert "client at node 3 cannot take part: ImportError: no torch" in said
+    details = "details are on the client's terminal; it is asked again"
+    assert (
+        f"client a is refused: too_few_images (it has fewer images than federation.min_images); "
+        f"{details}" in said
+    )
+    assert f"client c is refused: failed (an error that it did not expect); {details}" in said
+    assert "client d is refused: it does not say how many images it has; it is asked again" in said
+    assert "client at node 6 is refused: it gives no name; it is asked again" in said
+    assert (
+        f"client at node 5 cannot take part: out_of_memory (its memory was not enough); {details}"
+        in said
+    )
     known.connected()
-    assert len(network.sent) == 3  # who was refused is not asked again and again
+    assert len(network.sent) == 6  # who was refused is not asked again at once
+
+
+def test_a_client_that_refused_is_asked_again_less_and_less_often(
+    network, said, members, monkeypatch
+):
+    """Its disk was not mounted when it was greeted; nobody waits for it meanwhile."""
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    network.join(1, "a", refusal="data_unreadable")
+    network.join(2, "b")
+    known = members()
+    asked = []
+    for second in range(0, 1200, 5):
+        now = 1000.0 + second
+        before = len(network.sent)
+        network.join(1, "a", refusal="data_unreadable")
+        assert known.connected() == {"b": 2}
+        asked += [second] * (len(network.sent) - before)
+    assert asked == [0, 0, 15, 45, 105, 225, 465, 765, 1065]
+    assert network.pauses == 0
+    assert len([line for line in said if "data_unreadable" in line]) == 1
+    now += 300
+    network.join(1, "a")
+    assert known.connected() == {"a": 1, "b": 2}
+    assert said[-1] == "client a joined with 20 images"
+
+
+def test_an_unanswered_question_to_one_that_refused_holds_up_nobody(network, members, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    network.join(1, "a", refusal="failed")
+    network.join(2, "b")
+    known = members()
+    known.connected()
+    now += 60
+    assert known.connected() == {"b": 2}
+    assert (len(network.sent), network.pauses) == (3, 0)
 
 
 def test_a_registered_key_fixes_the_name(network, said, members):
     network.join(1, "mallory", registered="alice")
     network.join(2, "bob", registered="bob")
     assert members().connected() == {"bob": 2}
-    assert "client mallory is refused: its key is registered as alice: start it with that name" in (
-        said
+    assert said[0] == (
+        "client mallory is refused: its key is registered as alice: start it with that name; "
+        "it is asked again"
     )
 
 

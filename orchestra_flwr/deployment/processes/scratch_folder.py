@@ -1,0 +1,83 @@
+"""A temporary folder for one process, which the next start removes if the process was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+PREFIX = "orchestra-"
+LOCK = "lock"
+YOUNG = 60.0  # seconds in which a new folder certainly gets its lock
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new folder below the system's temporary one, which only its owner may enter.
+
+    Its path is short, because sockets lie in it, and says nothing about this machine. The folder
+    goes with the block. The system lets go of its lock however a process ends, so that folders of
+    processes that were killed are found, and removed here first.
+
+    Yields:
+        The folder.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    folder, lock = _locked_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+
+
+def flower_folders(scratch: Path) -> dict[str, str]:
+    """Environment variables that keep the files of Flower's programs in a scratch folder.
+
+    They would outlive the programs elsewhere. Besides, a path of the user's home could become part
+    of an error that Flower sends.
+    """
+    return {"FLWR_HOME": str(scratch / "flwr"), "TMPDIR": str(scratch)}
+
+
+def _locked_folder() -> tuple[Path, IO[bytes]]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = (folder / LOCK).open("wb")
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (folder / LOCK).exists():  # a process that starts now has not removed it
+                return folder, lock
+        lock.close()
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another process may remove it, too
+            if _is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether a folder is this user's, and no process holds its lock."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return False
+    if not (folder / LOCK).exists():
+        return time.time() - status.st_mtime > YOUNG
+    with (folder / LOCK).open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

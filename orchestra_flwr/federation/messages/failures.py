@@ -1,0 +1,77 @@
+"""What a client may say of its own failure: one word of a fixed set.
+
+The text of an error names files, folders and classes of the machine on which it was raised. In a
+deployment that is another party's machine, so only the word travels; the text stays on the client's
+terminal. A simulation runs for one user, and its errors travel with their text.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from flwr.app import Error
+
+LONGEST_TEXT = 1000  # characters of a text from elsewhere
+
+
+class Failure(Enum):
+    """Why a client did not do what it was asked for; the value is the code of Flower's error."""
+
+    FAILED = 101
+    OUT_OF_MEMORY = 102
+    DATA_UNREADABLE = 103
+    DATA_UNSUITABLE = 104
+    TOO_FEW_IMAGES = 105
+    OTHER_VERSION = 106
+    PLUGINS_REFUSED = 107
+    SETTINGS_REFUSED = 108
+    PRIVACY_REFUSED = 109
+    PRIVACY_BUDGET_SPENT = 110
+
+    @property
+    def word(self) -> str:
+        """What is sent."""
+        return self.name.lower()
+
+    @property
+    def line(self) -> str:
+        """What the server shows."""
+        return f"{self.word} ({_MEANINGS[self]}); details are on the client's terminal"
+
+    @classmethod
+    def of(cls, code: int) -> Failure | None:
+        """The failure with this code; None: the error is one of Flower's own."""
+        return cls(code) if any(code == each.value for each in cls) else None
+
+    @classmethod
+    def named(cls, word: str) -> Failure:
+        """The failure that a client named; any other word counts as `FAILED`."""
+        return next((each for each in cls if each.word == word), cls.FAILED)
+
+
+_MEANINGS = {
+    Failure.FAILED: "an error that it did not expect",
+    Failure.OUT_OF_MEMORY: "its memory was not enough",
+    Failure.DATA_UNREADABLE: "its images cannot be read",
+    Failure.DATA_UNSUITABLE: "its images do not have the labels that the method learns from",
+    Failure.TOO_FEW_IMAGES: "it has fewer images than federation.min_images",
+    Failure.OTHER_VERSION: "install the same version of orchestra_flwr and of plug-ins on both",
+    Failure.PLUGINS_REFUSED: "it does not allow the run's plugins",
+    Failure.SETTINGS_REFUSED: "the run's configuration does not fit it",
+    Failure.PRIVACY_REFUSED: "the run's releases exceed what it allows",
+    Failure.PRIVACY_BUDGET_SPENT: "its own privacy.total_epsilon is spent",
+}
+
+
+def to_error(failure: Failure) -> Error:
+    """The error that a client of a deployment sends: no text but the failure's word."""
+    return Error(failure.value, failure.word)
+
+
+def describe_error(error: Error) -> str:
+    """What the server shows of an error: its meaning, or its text where it has one of its own."""
+    failure = Failure.of(error.code)
+    if failure is not None and (error.reason or failure.word) == failure.word:
+        return failure.line
+    text = (error.reason or f"error code {error.code}")[:LONGEST_TEXT]
+    return "".join(c if c.isprintable() else "?" for c in text)  # may be a stranger's

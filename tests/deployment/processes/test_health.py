@@ -1,0 +1,66 @@
+"""What a health check finds of a client."""
+
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestra_flwr.deployment.processes.supernode import Health
+
+DOCKERFILE = (Path(__file__).parents[3] / "Dockerfile").read_text()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / ".local/state/orchestra_flwr/kitchen"
+    made.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def check(tmp_path):
+    """The health check of the client's image; its exit code and output."""
+    command = re.search(r'CMD \["sh", "-c", "(find|cat)(.*alive.*)"\]', DOCKERFILE)
+    assert command
+
+    def run():
+        line = command[1] + command[2]
+        done = subprocess.run(
+            ["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+    return run
+
+
+def test_a_client_that_never_came_is_not_well(check):
+    assert check() == (1, "")
+
+
+def test_a_client_is_well_as_long_as_it_takes_part(folder, check):
+    problem = None
+    health = Health(folder, lambda: problem)
+    health.show()
+    assert check() == (0, "")
+    problem = "data.root=/photos: no such folder"
+    health.show()
+    assert check() == (1, f"{problem}\n")
+    assert (folder / "problem").stat().st_mode & 0o777 == 0o600
+    problem = None
+    health.show()
+    assert check() == (0, "")
+    minutes_ago = time.time() - 300  # its connection ended
+    os.utime(folder / "alive", (minutes_ago, minutes_ago))
+    assert check() == (1, "")
+
+
+def test_a_full_disk_does_not_end_the_client(folder, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "touch", full)
+    Health(folder, lambda: None).show()
+    assert not (folder / "alive").exists()

@@ -1,0 +1,74 @@
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
+
+HOLD = """
+import sys, time
+from orchestra_flwr.deployment.processes.scratch_folder import scratch_folder
+with scratch_folder() as folder:
+    (folder / "file").write_text("x")
+    print(folder, flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+@pytest.fixture
+def holder():
+    """Another process with a folder of its own."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True)
+    yield process, Path(process.stdout.readline().strip())
+    process.kill()
+    process.wait()
+
+
+def test_a_folder_goes_with_its_block_and_is_its_owners_alone(temporary):
+    with scratch_folder() as folder:
+        assert folder.parent == temporary
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert all(str(folder) in value for value in flower_folders(folder).values())
+        (folder / "flwr").mkdir()
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_at_the_next_start(holder, temporary):
+    process, left = holder
+    with scratch_folder():
+        assert (left / "file").exists()  # it lives
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (left / "file").exists()
+    with scratch_folder() as folder:
+        assert list(temporary.iterdir()) == [folder]
+
+
+def test_what_is_not_ours_stays(temporary):
+    for name in ("other", "orchestra-young"):
+        (temporary / name).mkdir()
+    (temporary / "orchestra-file").touch()
+    (temporary / "orchestra-link").symlink_to(temporary / "other")
+    (temporary / "orchestra-old").mkdir()
+    os.utime(temporary / "orchestra-old", (time.time() - 3600,) * 2)
+    with scratch_folder():
+        pass
+    left = sorted(path.name for path in temporary.iterdir())
+    assert left == ["orchestra-file", "orchestra-link", "orchestra-young", "other"]
+
+
+def test_two_at_a_time_do_not_disturb_each_other():
+    with scratch_folder() as one, scratch_folder() as two:
+        assert one != two and one.is_dir() and two.is_dir()
