@@ -51,10 +51,10 @@ class BYOL(Method):
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         self._remembers = False
-        dim = config.model.projector_dim
+        dim, norm = config.model.projector_dim, config.model.norm
         self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, 2 * dim, dim, norm=False)
-        self.predictor = mlp(dim, 2 * dim, dim, bias=True, norm=False)
+        self.projector = mlp(self.backbone.dim, 2 * dim, dim, norm=norm, last_norm=False)
+        self.predictor = mlp(dim, 2 * dim, dim, bias=True, norm=norm, last_norm=False)
         self.target_backbone = copy.deepcopy(self.backbone).requires_grad_(False)
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
 

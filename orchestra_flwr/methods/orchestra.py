@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -96,12 +97,16 @@ class Orchestra(Method):
         self.privacy = config.privacy
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, dim, dim)
+        # Only private clustering uses a projector in evaluation mode, that of what assigns.
+        read = self.clustering.name == "private"
+        head = partial(mlp, self.backbone.dim, dim, dim, norm=config.model.norm)
+        self.projector = head(statistics=read and not self.settings.target)
         if self.settings.rotation:
             self.rotation_head = nn.Linear(dim, 4)
         if self.settings.target:
             self.target_backbone = copy.deepcopy(self.backbone).requires_grad_(False)
-            self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
+            self.target_projector = head(statistics=read).requires_grad_(False)
+            ema_update(self.target_projector, self.projector, decay=0)  # makes them equal
         self.memory = FeatureMemory(self.clustering.memory, dim)
         self.register_buffer("global_centroids", torch.zeros(self.clustering.global_clusters, dim))
 

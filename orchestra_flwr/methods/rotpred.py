@@ -35,7 +35,7 @@ class RotPred(Method):
         super().__init__(config, channels)
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, dim, dim, bias=True)
+        self.projector = mlp(self.backbone.dim, dim, dim, bias=True, norm=config.model.norm)
         self.rotation_head = nn.Linear(dim, 4)
 
     def role(self, name: str) -> Role:

@@ -59,7 +59,7 @@ class SimCLR(Method):
         super().__init__(config, channels)
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, dim, dim, bias=True)
+        self.projector = mlp(self.backbone.dim, dim, dim, bias=True, norm=config.model.norm)
 
     def role(self, name: str) -> Role:
         """As :meth:`Method.role`."""

@@ -45,10 +45,10 @@ class SimSiam(Method):
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        dim = config.model.projector_dim
+        dim, norm = config.model.projector_dim, config.model.norm
         self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, dim // 2, dim // 2, dim)
-        self.predictor = mlp(dim, dim, dim, bias=True, norm=False)
+        self.projector = mlp(self.backbone.dim, dim // 2, dim // 2, dim, norm=norm)
+        self.predictor = mlp(dim, dim, dim, bias=True, norm=norm, last_norm=False)
 
     def role(self, name: str) -> Role:
         """As :meth:`Method.role`."""

@@ -69,7 +69,7 @@ class SpecLoss(Method):
         super().__init__(config, channels)
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, dim, dim)
+        self.projector = mlp(self.backbone.dim, dim, dim, norm=config.model.norm)
         self.clusters = nn.Linear(dim, self.settings.outputs)
 
     def role(self, name: str) -> Role:

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from orchestra_flwr.privacy.key_stream import KeyStream
 
@@ -86,28 +84,6 @@ def standard_normals(key: bytes, round_: int, count: int) -> np.ndarray:
         radius, turn = np.sqrt(-2 * np.log(uniform[0::2])), 2 * np.pi * uniform[1::2]
         part[0::2], part[1::2] = radius * np.cos(turn), radius * np.sin(turn)
     return normals[:count]
-
-
-def variance_floors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The least that BatchNorm's running variances may be after a noisy round, by name.
-
-    They are averaged with everything else, and noise may take them below zero, where every feature
-    is NaN. A tenth of the value before keeps them positive and the features' scale bounded; since
-    that value was public already, it costs no privacy. `model.norm=group` has no such statistics
-    and spends none of the clip on them.
-    """
-    return {
-        name: 0.1 * tensor.detach().clone()
-        for name, tensor in state.items()
-        if name.endswith("running_var")
-    }
-
-
-def raise_to(state: Mapping[str, Tensor], floors: Mapping[str, Tensor]) -> None:
-    """Raises tensors of a state to their floors, in place."""
-    with torch.no_grad():
-        for name, floor in floors.items():
-            state[name].clamp_(min=floor)
 
 
 def drawn_once_more(drawn: Iterable[Sequence[int]], clients: int, cohort: int) -> list[list[int]]:

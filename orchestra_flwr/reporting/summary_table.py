@@ -15,6 +15,7 @@ from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import duration, lookup, percent, size
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))
+MUCH = 0.02  # a difference of accuracies that is worth a line
 
 
 def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Table:
@@ -54,10 +55,22 @@ def print_summary(
     console.print(scores_table(summary.get("untrained") or {}, summary))
     if summary.get("not_private"):
         console.print(Text(f"NOT PRIVATE: {summary['not_private']}", style="bold red"))
-    lines = (_cost(summary), _anonymity(summary), _releases(summary), _updates(summary))
-    for line in (*lines, f"run folder: {folder}"):
+    privacy = (_anonymity(summary), _releases(summary), _updates(summary))
+    for line in (_initial(summary), _cost(summary), *privacy, f"run folder: {folder}"):
         if line:
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _initial(summary: Mapping[str, Any]) -> str:
+    """The other untrained encoder, where BatchNorm's initial statistics make a difference."""
+    untrained = summary.get("untrained") or {}
+    initial = untrained.get("initial_statistics") or {}
+    pairs = [(name, untrained.get(key), initial.get(key)) for name, key in SCORES]
+    known = [(name, a, b) for name, a, b in pairs if a is not None and b is not None]
+    if all(abs(a - b) < MUCH for _, a, b in known):
+        return ""
+    found = ", ".join(f"{name} {percent(b)}" for name, _, b in known)
+    return f"untrained, with BatchNorm's initial statistics: {found}"
 
 
 def _is_scores(value: Any) -> bool:

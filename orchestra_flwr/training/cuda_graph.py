@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,42 +15,35 @@ class CapturedStep:
     """Runs a step on a GPU: its first calls plainly, all later ones as a captured graph.
 
     A step of small batches keeps a GPU busy for less time than the processor takes to launch it.
+    Each size of batch has a graph of its own; a client's batches have two sizes at most.
 
     Args:
         step: takes the (B,) rows of a batch. What it does depends on B alone: shapes and decisions
             do not depend on values, and what it leaves behind it changes in place.
-        batch_size: the B that is captured; batches of other sizes always run plainly.
-        device: a GPU.
         generators: all that the step draws from.
     """
 
     def __init__(
-        self,
-        step: Callable[[Tensor], None],
-        batch_size: int,
-        device: torch.device,
-        generators: Sequence[torch.Generator],
+        self, step: Callable[[Tensor], None], generators: Sequence[torch.Generator]
     ) -> None:
         self._step = step
-        self._rows = torch.zeros(batch_size, dtype=torch.long, device=device)
         self._generators = generators
-        self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._calls: Counter[int] = Counter()
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def __call__(self, rows: Tensor) -> None:
         """One step on these rows."""
-        if rows.shape != self._rows.shape:
-            self._step(rows)
-            return
-        self._calls += 1
+        size = len(rows)
+        self._calls[size] += 1
         with torch.cuda.device(rows.device):  # streams and captures are the current GPU's
-            if self._calls <= WARM_UP:
+            if self._calls[size] <= WARM_UP:
                 self._plainly(rows)
                 return
-            self._rows.copy_(rows)
-            if self._graph is None:
-                self._graph = self._captured()
-            self._graph.replay()
+            if size not in self._graphs:
+                self._graphs[size] = self._captured(rows.clone())
+            graph, captured_rows = self._graphs[size]
+            captured_rows.copy_(rows)
+            graph.replay()
 
     def _plainly(self, rows: Tensor) -> None:
         # On another stream, as capturing demands of all that came before it.
@@ -59,10 +53,10 @@ class CapturedStep:
             self._step(rows)
         current.wait_stream(side)
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
+    def _captured(self, rows: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
         with torch.cuda.graph(graph):
-            self._step(self._rows)
-        return graph
+            self._step(rows)
+        return graph, rows

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.methods import Batch, Method, Received, Role, build_method
@@ -35,14 +36,15 @@ class Learner(nn.Module):
         self.method = method
         self.terms = nn.ModuleDict({name: term for name, (term, _) in terms.items()})
         self._weights = {name: weight for name, (_, weight) in terms.items()}
-        self._reassign: Reassign | None = None
+        self._reassign: list[Reassign] = []
 
     def reassign(self, reassign: Reassign | None) -> None:
-        """Changes the roles of tensors by their full names; None: none is changed.
+        """Changes the roles of tensors by their full names, after earlier changes; None: of none.
 
         Merging policies do so whose clients keep some of what others share.
         """
-        self._reassign = reassign
+        if reassign is not None:
+            self._reassign.append(reassign)
 
     def role(self, name: str) -> Role:
         """The role of a tensor by its full name.
@@ -55,7 +57,9 @@ class Learner(nn.Module):
             role: Role = self.terms.get_submodule(term).role(own_name)  # type: ignore[operator]
         else:
             role = self.method.role(name)
-        return role if self._reassign is None else self._reassign(name, role)
+        for reassign in self._reassign:
+            role = reassign(name, role)
+        return role
 
     def state(self, role: Role) -> dict[str, Tensor]:
         """The floating-point tensors of a role by name, in a fixed order, sharing memory.
@@ -133,4 +137,26 @@ def build_learner(config: Config, channels: int) -> Learner:
             terms[chosen.name] = (chosen.build(config, method), chosen.weight)
     learner = Learner(method, terms)
     learner.reassign(merging.reassign(learner))
+    if config.privacy.clip is not None:
+        learner.reassign(_statistics_stay(learner))
     return learner
+
+
+def _statistics_stay(learner: Learner) -> Reassign:
+    """Running statistics of BatchNorm are not averaged; the server's are sent in their place.
+
+    They are moments of a client's features, not an update, and far larger than one: in the norm of
+    what is clipped they would leave next to nothing of what was trained, and the noise would make
+    variances negative.
+    """
+    statistics = {
+        full_name(f"{path}.{name}")
+        for path, module in learner.named_modules()
+        if isinstance(module, _BatchNorm)
+        for name in ("running_mean", "running_var")
+    }
+
+    def reassigned(name: str, role: Role) -> Role:
+        return Role.SERVER if role is Role.SHARED and name in statistics else role
+
+    return reassigned

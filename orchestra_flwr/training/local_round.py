@@ -68,7 +68,7 @@ def train_round(
     take: Callable[[Tensor], None] = step
     training = config.training
     if training.cuda_graphs and images.is_cuda:
-        take = CapturedStep(step, training.batch_size, images.device, batch_of.generators)
+        take = CapturedStep(step, batch_of.generators)
     steps = 0
     for rows in _epochs(images, training, seed, training.local_epochs):
         take(rows)

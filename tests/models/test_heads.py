@@ -10,26 +10,56 @@ def kinds(head):
 
 
 def test_layers_in_order():
-    assert kinds(mlp(6, 5, 4, 3)) == [
+    assert kinds(mlp(6, 5, 4, 3, norm="batch")) == [
         *["Linear", "BatchNorm1d", "ReLU"] * 2,
         *["Linear", "BatchNorm1d"],
     ]
-    assert kinds(mlp(6, 5, 4, norm=False)) == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
-    assert kinds(mlp(6, 4)) == ["Linear", "BatchNorm1d"]
-    shapes = [tuple(m.weight.shape) for m in mlp(6, 5, 4, 3) if isinstance(m, nn.Linear)]
+    assert kinds(mlp(6, 5, 4, norm="batch", last_norm=False)) == [
+        "Linear",
+        "BatchNorm1d",
+        "ReLU",
+        "Linear",
+    ]
+    assert kinds(mlp(6, 4, norm="batch")) == ["Linear", "BatchNorm1d"]
+    shapes = [
+        tuple(m.weight.shape) for m in mlp(6, 5, 4, 3, norm="batch") if isinstance(m, nn.Linear)
+    ]
     assert shapes == [(5, 6), (4, 5), (3, 4)]
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_only_the_last_layer_may_have_a_bias(bias):
-    linear = [m for m in mlp(6, 5, 4, 3, bias=bias) if isinstance(m, nn.Linear)]
+    linear = [m for m in mlp(6, 5, 4, 3, bias=bias, norm="batch") if isinstance(m, nn.Linear)]
     assert [m.bias is not None for m in linear] == [False, False, bias]
 
 
 def test_the_last_norm_centres_and_has_nothing_to_learn():
-    head = mlp(32, 64, 16).train()
+    head = mlp(32, 64, 16, norm="batch").train()
     features = head(torch.randn(50, 32))
     assert features.shape == (50, 16)
     torch.testing.assert_close(features.mean(0), torch.zeros(16), atol=1e-5, rtol=0)
     norms = [m for m in head if isinstance(m, nn.BatchNorm1d)]
     assert [m.affine for m in norms] == [True, False]
+
+
+def test_groupnorm_looks_at_one_image_alone():
+    """`model.norm=group` holds for heads as well: no feature depends on the rest of a batch."""
+    head = mlp(32, 64, 16, norm="group")
+    assert kinds(head) == ["Linear", "GroupNorm", "ReLU", "Linear", "GroupNorm"]
+    images = torch.randn(10, 32)
+    torch.testing.assert_close(head(images)[:3], head(images[:3]))
+    assert list(head.buffers()) == []
+
+
+def test_groups_of_eight_or_one_where_eight_does_not_divide():
+    sizes = [m.num_groups for m in mlp(6, 24, 12, norm="group") if isinstance(m, nn.GroupNorm)]
+    assert sizes == [3, 1]
+
+
+def test_only_a_head_that_is_read_in_evaluation_mode_keeps_statistics():
+    without, with_them = (mlp(32, 16, norm="batch", statistics=s) for s in (False, True))
+    assert list(without.buffers()) == []
+    images = torch.randn(10, 32)
+    torch.testing.assert_close(without.eval()(images), without.train()(images))
+    names = {name for name, _ in with_them.named_buffers()}
+    assert {"1.running_mean", "1.running_var"} <= names

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 def trace(captured: bool) -> tuple[list[float], torch.Tensor]:
-    """Ten steps of a step that draws, accumulates in place and meets a smaller batch."""
+    """Twenty steps of a step that draws and accumulates in place, with batches of two sizes."""
     device = torch.device("cuda")
     draw = torch.Generator(device).manual_seed(0)
     data = torch.arange(64.0, device=device)
@@ -19,9 +19,9 @@ def trace(captured: bool) -> tuple[list[float], torch.Tensor]:
     def step(rows: torch.Tensor) -> None:
         total.add_((data[rows] * torch.rand(len(rows), generator=draw, device=device)).sum())
 
-    take = CapturedStep(step, 8, device, [draw]) if captured else step
-    for number in range(10):
-        rows = torch.arange(number, number + (3 if number == 6 else 8), device=device)
+    take = CapturedStep(step, [draw]) if captured else step
+    for number in range(20):
+        rows = torch.arange(number, number + 7 + number % 2, device=device)
         take(rows)
         seen.append(float(total))
     return seen, draw.get_state()

@@ -56,7 +56,9 @@ def test_roles_can_be_changed_by_full_names(learner):
     assert learner.role("projector.0.weight") is Role.LOCAL
     assert learner.role("backbone.layers.0.weight") is Role.SHARED
     learner.reassign(None)
-    assert learner.role("projector.0.weight") is Role.SHARED
+    assert learner.role("projector.0.weight") is Role.LOCAL
+    learner.reassign(lambda name, role: Role.TRANSIENT if role is Role.LOCAL else role)
+    assert learner.role("projector.0.weight") is Role.TRANSIENT
 
 
 def test_the_loss_is_the_methods_parts_and_the_weighted_terms(learner):
@@ -82,3 +84,15 @@ def test_a_method_begins_with_the_same_bits_with_and_without_terms(tiny):
     assert (plain.needs_received, more.needs_received) == (False, True)
     states = plain.method.state_dict(), more.method.state_dict()
     assert all(torch.equal(t, states[1][name]) for name, t in states[0].items())
+
+
+@pytest.mark.parametrize("method", ["orchestra", "simclr", "byol"])
+def test_with_a_clip_statistics_are_sent_down_only(tiny, method):
+    """Moments of a client's features are no update: clipped with it, they leave little of it."""
+    clipped = build_learner(
+        tiny(f"method={method}", "privacy.clip=1", "federation.weighting=uniform"), 1
+    )
+    free = build_learner(tiny(f"method={method}"), 1)
+    moved = free.state(Role.SHARED).keys() - clipped.state(Role.SHARED).keys()
+    assert moved == {name for name in free.state(Role.SHARED) if "running_" in name} != set()
+    assert moved <= clipped.state(Role.SERVER).keys()

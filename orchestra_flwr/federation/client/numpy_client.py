@@ -13,7 +13,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import different_images
-from orchestra_flwr.evaluation import similarities
+from orchestra_flwr.evaluation import recalibrated, similarities
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
@@ -277,9 +277,12 @@ class OrchestraClient(NumPyClient):
             unpack_state(received, self.learner, self.schemas)
             if keeps_state(self.config, self.learner):
                 self._recall_local(self._folder().before(seed.round + 1))
-            backbones = kept_first(self.learner.method, evaluation.backbone)
+            backbone, *_ = kept_first(self.learner.method, evaluation.backbone).values()
+            if self.config.privacy.clip is not None and self.config.model.norm == "batch":
+                # Its statistics are none of images.
+                backbone = recalibrated(backbone, self.images, evaluation.batch_size)
             scores = similarities(
-                next(iter(backbones.values())),
+                backbone,
                 self.images,
                 self.config.data.augmentation,
                 seed.generator("similarity", self.images.device),

@@ -148,6 +148,11 @@ class _Run:
             self.progress.message(f"{self.skipped} image files could not be read and are left out")
         if self.evaluator.why_not:
             self.progress.message(f"no evaluation: {self.evaluator.why_not}")
+        if self.evaluator.batch_norm == "initial":
+            self.progress.message(
+                "the server's BatchNorm is not trained and it has no images to compute statistics "
+                "from: the saved encoder has initial ones; model.norm=group needs none"
+            )
         position = position or Position(round=-1)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
             position = self._round(number, position)
@@ -169,7 +174,9 @@ class _Run:
             self._ask_for_scores(round_, report)
         evaluated = self._is_evaluated(number)
         learner = self.models.load(self.models.first)
-        scores = self.evaluator.scores(learner.method) if evaluated else None
+        scores = None
+        if evaluated:
+            scores = self.evaluator.scores(learner.method, untrained=number == 0)
         drawn = self.privacy.drawn(position.drawn, round_)
         record = round_record(round_, report, seconds, scores)
         if self.workers and exchanged:

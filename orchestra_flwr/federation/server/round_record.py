@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.server.checkpoint import Position
-from orchestra_flwr.federation.server.evaluator import Scores
+from orchestra_flwr.federation.server.evaluator import AS_INITIALISED, Scores
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.privacy.updates import composed_epsilon
@@ -88,7 +88,11 @@ def final_metrics(position: Position, scores: list[Scores], backbones: list[str]
     kept, *others = backbones
     metrics: dict[str, Any] = {}
     if scores:
-        untrained, trained = scores[0], scores[-1]
+        untrained = scores[0]
+        trained = {
+            name: {key: value for key, value in found.items() if key != AS_INITIALISED}
+            for name, found in scores[-1].items()
+        }
         metrics = {
             **trained[kept],
             **{name: trained[name] for name in others},

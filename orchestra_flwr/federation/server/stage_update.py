@@ -15,8 +15,7 @@ from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.aggregation import ClippedMean, StreamingMean
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import RoundReport
-from orchestra_flwr.methods import Role
-from orchestra_flwr.privacy.updates import raise_to, standard_normals, variance_floors
+from orchestra_flwr.privacy.updates import standard_normals
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import torch_threads
 
@@ -62,7 +61,7 @@ class StageUpdate:
         # All before any is set: a model may take in what was made of another.
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
-            self._set_shared_state(name, states.pop(name))
+            self._models.update(name, states.pop(name))
         self._update_server_states()
 
     def add(self, task: Task, reply: Reply) -> None:
@@ -129,12 +128,6 @@ class StageUpdate:
                 rounding = self._models.shared(trained) - self.as_received(trained)
                 mean += rounding * np.float32(weight / sum(origins.values()))
         return mean
-
-    def _set_shared_state(self, model: str, mean: np.ndarray) -> None:
-        state = self._models.load(model).state(Role.SHARED)
-        floors = {} if self._config.privacy.clip is None else variance_floors(state)
-        self._models.update(model, mean)
-        raise_to(state, floors)
 
     def _update_server_states(self) -> None:
         if self._federation.release is None:

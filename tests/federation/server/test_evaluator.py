@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.federation.server.evaluator import Evaluator
+from orchestra_flwr.evaluation import recalibrated
+from orchestra_flwr.federation.server.evaluator import AS_INITIALISED, Evaluator
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.training import build_learner, torch_threads
 
@@ -13,6 +14,7 @@ def test_scores_of_both_backbones_leave_the_method_as_it_was(tiny):
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     scores = Evaluator(config, load_dataset(config.data)).scores(method)
     assert set(scores) == {"target", "online"}
+    assert AS_INITIALISED not in scores["target"]
     assert scores["target"] == scores["online"]  # equal at the beginning
     assert 0.3 < scores["target"]["knn"] <= 1 and 0.5 < scores["target"]["linear"] <= 1
     assert method.training and all(p.requires_grad for p in method.backbone.parameters())
@@ -37,3 +39,56 @@ def test_a_recalibrated_encoder_has_the_same_bits_whatever_the_threads_of_this_p
         with torch_threads(threads):
             states.append(evaluator.encoder(backbone).state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_an_untrained_encoder_is_judged_with_statistics_of_images(tiny):
+    """Otherwise any training looks good: BatchNorm begins with statistics of no images."""
+    config = tiny()
+    method = build_learner(config, 1).method
+    dataset = load_dataset(config.data)
+    evaluator = Evaluator(config, dataset)
+    initial = evaluator.scores(method)["online"]
+    untrained = evaluator.scores(method, untrained=True)["online"]
+    assert untrained.pop(AS_INITIALISED) == initial
+    with torch_threads(config.training.threads):
+        backbone = recalibrated(method.backbone, dataset.train.images, config.evaluation.batch_size)
+    method.backbone.load_state_dict(backbone.state_dict())
+    assert untrained == evaluator.scores(method)["online"] != initial
+
+
+def test_backbones_of_equal_weights_are_evaluated_once(tiny, monkeypatch):
+    config = tiny()
+    method = build_learner(config, 1).method
+    evaluator = Evaluator(config, load_dataset(config.data))
+    calls = []
+    score = Evaluator._score
+    monkeypatch.setattr(
+        Evaluator, "_score", lambda self, encoder: calls.append(encoder) or score(self, encoder)
+    )
+    evaluator.scores(method)
+    assert len(calls) == 1
+    with torch.no_grad():
+        next(method.backbone.parameters()).mul_(2)
+    evaluator.scores(method)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "images", "says"),
+    [
+        ([], True, "averaged"),
+        (["merging=fedbn"], True, "recalibrated"),
+        (["merging=fedbn"], False, "initial"),
+        (["privacy.clip=1", "federation.weighting=uniform"], True, "recalibrated"),
+        (["privacy.clip=1", "federation.weighting=uniform"], False, "initial"),
+        (["privacy.clip=1", "federation.weighting=uniform", "model.norm=group"], True, "none"),
+    ],
+)
+def test_which_batch_norm_an_encoder_has(tiny, overrides, images, says):
+    config = tiny(*overrides)
+    evaluator = Evaluator(config, load_dataset(config.data) if images else None)
+    assert evaluator.batch_norm == says
+    backbone = build_learner(config, 1).method.backbone
+    statistics = [b for n, b in evaluator.encoder(backbone).named_buffers() if "running_mean" in n]
+    assert all(bool(b.any()) == (says == "recalibrated") for b in statistics)
+    assert bool(statistics) == (says != "none")
