@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from flwr.supercore.primitives.asymmetric import sign_message
 
 from faults.disk import full
-from faults.federation import NAMES, Federation
+from faults.federation import NAMES, Federation, make_keys
 from faults.invariants import STOPPED, TERMINATED
 from faults.link import header, post, with_header
 from faults.processes import having_role, send, wait_for
@@ -161,7 +161,7 @@ def authority(rng: random.Random, run: Federation) -> str:
     """
     when = wait_for_moment(rng, run)
     fresh = run.folder / "fresh"
-    run.make_keys(fresh)
+    make_keys(fresh)
     for file in ("ca.key", "ca.crt", "server.key", "server.crt"):
         shutil.copy(fresh / file, run.security / file)
     run.forgiven |= {STOPPED}

@@ -89,7 +89,7 @@ class Federation:
                     stack.enter_context(small_disk(path))
                 path.mkdir(exist_ok=True)
             self.logs.mkdir()
-            self.make_keys(self.security, "--client", "a", "--client", "b")
+            make_keys(self.security, "--client", "a", "--client", "b")
             for name in NAMES:
                 heard = self.security if self.listened and name == "a" else None
                 self.links[name] = stack.enter_context(Link(self.port, heard))
@@ -106,12 +106,6 @@ class Federation:
     def server(self) -> Command:
         """Its latest session."""
         return self.sessions[-1]
-
-    def make_keys(self, folder: Path, *arguments: str) -> None:
-        """A server's keys, and what else the arguments ask for."""
-        hosts = ["--host", "127.0.0.1", "--host", "localhost"]
-        with contextlib.redirect_stdout(io.StringIO()):
-            assert keys.main(["server", "--folder", str(folder), *hosts, *arguments]) == 0
 
     def make_clocks(self) -> None:
         """Before anything is started: clocks that can jump, of the server's and a client's side."""
@@ -221,6 +215,13 @@ def _ending(command: Command) -> str:
 
 def _last(command: Command) -> str:
     return next((line for line in reversed(command.lines) if line.strip()), "no output")
+
+
+def make_keys(folder: Path, *arguments: str) -> None:
+    """A server's keys for this machine, and what else the arguments ask for."""
+    hosts = ["--host", "127.0.0.1", "--host", "localhost"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert keys.main(["server", "--folder", str(folder), *hosts, *arguments]) == 0
 
 
 def make_photos(folder: Path, counts: dict[str, int]) -> None:

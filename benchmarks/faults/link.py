@@ -39,7 +39,7 @@ class Link:
         self._is_cut = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
-        self._flows = asyncio.Event()
+        self._flows, self._over = asyncio.Event(), asyncio.Event()
         self._flows.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
@@ -50,9 +50,8 @@ class Link:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._do(self._loop.stop)
+        self._do(self._over.set)
         self._thread.join()
-        self._listening.close()
 
     def cut(self) -> None:
         """Resets all connections, and every new one at once."""
@@ -72,11 +71,18 @@ class Link:
         self._loop.call_soon_threadsafe(action)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
         inside = self._tls[0] if self._tls else None
-        starting = asyncio.start_server(self._connect, sock=self._listening, ssl=inside)
-        self._loop.run_until_complete(starting)
-        self._loop.run_forever()
+        server = await asyncio.start_server(self._connect, sock=self._listening, ssl=inside)
+        await self._over.wait()
+        server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._flows.set()
+        await asyncio.sleep(0)  # pumps see that their ends are gone
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._is_cut:
