@@ -11,21 +11,24 @@ undisturbed run, or one clear line with a documented exit code and the same bits
 no process left, no temporary folder left, ledgers that agree, no secret that others can read. The
 kinds of fault and all that is drawn follow from the seed; the moments, in milliseconds, do not.
 
-The logs of a case that failed stay in outputs/faults/seed-<seed>-case-<number>/. Exit code 1 if
-there is one. As root, disks and their mounts are private to this program; otherwise the cases with
-full disks are left out, and without a C compiler those with clocks. The gate is a thread of
-run_server.py: it is hit with the server's process, by links and by requests.
+The logs of a case that failed stay in outputs/faults/seed-<seed>-case-<number>/, all lines in
+outputs/faults/seed-<seed>.json. Exit code 1 if a case failed. As root, disks and their mounts are
+private to this program; otherwise the cases with full disks are left out, and without a C compiler
+those with clocks. The gate is a thread of run_server.py: it is hit with the server's process, by
+links and by requests.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common import table
@@ -41,6 +44,8 @@ from faults.invariants import (
 )
 from faults.processes import ROOT, adopt_orphans
 from faults.simulation import DIGITS, Simulation, undisturbed
+
+from orchestra_flwr.reporting import environment
 
 KEPT = ROOT / "outputs" / "faults"
 PHOTOS = {"a": 48, "b": 37}
@@ -213,6 +218,10 @@ def main() -> int:
         ("case", "kind", "fault", "outcome", "s"),
         [(c.number, c.kind, c.fault, c.outcome, f"{c.seconds:.0f}") for c in cases],
     )
+    KEPT.mkdir(parents=True, exist_ok=True)
+    lines = [{**asdict(case), "outcome": case.outcome} for case in cases]
+    result = {"environment": environment(), "load": os.getloadavg(), "cases": lines}
+    (KEPT / f"seed-{seed}.json").write_text(json.dumps(result, indent=2) + "\n")
     failed = [case for case in cases if case.outcome == "failed"]
     for case in failed:
         print(f"\ncase {case.number}: logs in {KEPT / f'seed-{seed}-case-{case.number}'}")

@@ -119,14 +119,17 @@ def mode_problems(folder: Path) -> list[str]:
 
     A file counts as readable if its own mode and those of all folders above it let others in.
     """
-    problems: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("*")):
         part = path.relative_to(folder).parts
         secret = path.suffix == ".key" or part[0] == "state" or "checkpoint" in part
         if path.is_file() and secret and path.name != ".ballast" and _is_open(path, folder):
-            where = "/".join(part[:-1])
-            problems.setdefault(where, []).append(f"{path.name} ({_mode(path):04o})")
-    return [f"{where}: others can read {', '.join(names[:4])}" for where, names in problems.items()]
+            name = "/".join(part[2:]) or path.name
+            found.setdefault("/".join(part[:-1][:2]), []).append(f"{name} ({_mode(path):04o})")
+    return [
+        f"others can read {len(names)} files in {where or 'the folder'}: {', '.join(names[:3])}"
+        for where, names in found.items()
+    ]
 
 
 def _is_open(path: Path, folder: Path) -> bool:
