@@ -69,7 +69,7 @@ class Fit:
         level: mean of the last ten minutes.
         per_hour: its rise.
         error: standard error of the rise, per hour.
-        in_24_hours: the level that the line reaches a day later.
+        in_24_hours: the level that the line reaches a day later, not below 0.
         verdict: "flat" or "growing"; "too short" for fewer than five minutes.
     """
 
@@ -98,7 +98,8 @@ def fit(minutes: Sequence[float], values: Sequence[float], least: float) -> Fit:
     error *= math.sqrt(_inflation(rest))
     rise = 24 * float(slope)
     grows = slope > 3 * error and rise > max(0.1 * level, least)
-    return Fit(level, float(slope), error, level + rise, "growing" if grows else "flat")
+    verdict = "growing" if grows else "flat"
+    return Fit(level, float(slope), error, max(level + rise, 0.0), verdict)
 
 
 def _inflation(rest: np.ndarray) -> float:
@@ -273,7 +274,8 @@ def draw(minutes: Samples, fits: dict[str, dict[str, Fit]], path: Path) -> None:
         style_axes(panel)
         panel.set_ylim(0, 1.15 * panel.get_ylim()[1])
         panel.set_xlabel("minutes", color=INK)
-        panel.legend(fontsize=7, labelcolor=INK, framealpha=0.85, edgecolor="none", ncols=2)
+        if quantity in ("rss", "disk"):  # the panels between have the first one's colours
+            panel.legend(fontsize=7, labelcolor=INK, framealpha=0.85, edgecolor="none", ncols=2)
     figure.savefig(path, format="png")
 
 
@@ -290,10 +292,10 @@ def report(samples: Samples, rounds: int, minutes: float, pause: float, clients:
     for quantity, by_role in fits.items():
         scale = MIB if quantity in UNITS else 1
         for who, line in by_role.items():
-            numbers = (line.level, line.per_hour, line.error, line.in_24_hours)
-            shown = [f"{number / scale:.2f}" for number in numbers]
             name = f"{quantity}, {UNITS[quantity]}" if quantity in UNITS else quantity
-            rows.append((name, who, *shown[:1], f"{shown[1]} ± {shown[2]}", shown[3], line.verdict))
+            rise = f"{line.per_hour / scale:.2f} ± {line.error / scale:.2f}"
+            day = f"{line.in_24_hours / scale:.0f} ± {24 * line.error / scale:.0f}"
+            rows.append((name, who, f"{line.level / scale:.2f}", rise, day, line.verdict))
     table(("quantity", "of", "level", "per hour", "in 24 hours", "verdict"), rows)
     result = {
         "minutes": minutes,
