@@ -146,7 +146,8 @@ def test_files_and_modules_that_the_guides_name_exist():
         prose = re.sub(r"```.*?```", "", guide, flags=re.S)
         for name in re.findall(r"`((?:\w+/)+\w*(?:\.(?:py|yaml|md|json|sh))?)`", prose):
             first = name.split("/")[0]
-            if any((home / first).is_dir() for home in homes):
+            # What runs leave behind is in a checkout or not.
+            if first != "outputs" and any((home / first).is_dir() for home in homes):
                 assert any((home / name).exists() for home in homes), name
         for name in re.findall(r"orchestra_flwr\.([a-z_.]+)", prose):
             place = ROOT / "orchestra_flwr" / name.strip(".").replace(".", "/")
