@@ -64,9 +64,9 @@ class Case:
 
     @property
     def outcome(self) -> str:
-        if self.fault.startswith("not done"):
-            return "not done"
-        return "failed" if self.problems else "ok"
+        if self.problems:
+            return "failed"
+        return "not done" if self.fault.startswith("not done") else "ok"
 
 
 class Suite:

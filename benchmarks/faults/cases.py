@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from flwr.supercore.primitives.asymmetric import sign_message
 
 from faults.disk import full
-from faults.federation import NAMES, Federation, make_keys
+from faults.federation import NAMES, PATIENCE, Federation, make_keys
 from faults.invariants import STOPPED, TERMINATED
 from faults.link import header, post, with_header
 from faults.processes import having_role, send, wait_for
@@ -38,8 +38,8 @@ def wait_for_moment(rng: random.Random, run: Federation | Simulation) -> str:
     """Waits for a random moment of a run; it in words."""
     text, delay = rng.choice(MOMENTS[1:] if isinstance(run, Simulation) else MOMENTS), 0.0
     delay = rng.uniform(0, LATEST)
-    if not wait_for(lambda: run.server.has(text) or run.server.code is not None, 240):
-        raise NotHitError(f"no {text!r} within 240 s")
+    if not wait_for(lambda: run.server.has(text) or run.server.code is not None, PATIENCE):
+        raise NotHitError(f"no {text!r} within {PATIENCE} s")
     time.sleep(delay)
     return f"{delay:.1f} s after {text.strip('/')!r}"
 

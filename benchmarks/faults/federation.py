@@ -38,7 +38,7 @@ MODEL = (
 PRIVATE = ("clustering=private", "privacy.epsilon=20")
 TOTAL = "privacy.total_epsilon=34"
 MOST_RELEASES = 2
-PATIENCE = 300  # seconds for a session to end after a fault
+PATIENCE = 600  # seconds for a session to end after a fault
 MOST_RESUMES = 3
 
 
@@ -148,7 +148,7 @@ class Federation:
             self.problems += exit_problems(self.server, code, self.forgiven)
             if code == 0:
                 break
-            self.events.append(_ending(self.server))
+            self.events.append(ending(self.server))
             orphans = left_over([*self.clients.values()])
             self.problems += [f"outlives its server: {line}" for line in orphans]
             self.start_server(f"resume={self.run / 'r'}")
@@ -207,7 +207,8 @@ class Federation:
         return [] if said else ["another run was not refused at privacy.total_epsilon"]
 
 
-def _ending(command: Command) -> str:
+def ending(command: Command) -> str:
+    """How a session ended, in words."""
     lines = [line for line in command.lines if line.startswith(("error: ", "stopped"))]
     told = f" {lines[0]!r}" if lines else ""
     return f"exit {command.code}{told}, resumed"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from faults.federation import MODEL, MOST_RESUMES, PATIENCE, _ending
+from faults.federation import MODEL, MOST_RESUMES, PATIENCE, ending
 from faults.invariants import exit_problems
 from faults.processes import ROOT, Command, left_over, wait_for
 
@@ -59,7 +59,7 @@ class Simulation:
             self.problems += [f"outlives the run: {line}" for line in left_over([])]
             if code == 0:
                 break
-            self.events.append(_ending(self.server))
+            self.events.append(ending(self.server))
             self.start(f"resume={self.run / 'r'}")
         else:
             self.problems.append(f"not finished after {MOST_RESUMES} resumes")
