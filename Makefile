@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: setup demo test test-slow bench lint lint-deploy clean
+.PHONY: setup demo test test-slow test-faults bench lint lint-deploy audit clean
 
 setup: $(READY)
 
@@ -28,6 +28,12 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+# Random faults in real federations, for so many minutes; the seed says which.
+MINUTES ?= 30
+SEED ?= 0
+test-faults: setup
+	$(BIN)/python benchmarks/run_faults.py minutes=$(MINUTES) seed=$(SEED)
+
 # Wants a quiet machine; up to 15 minutes.
 bench: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[bench]'
@@ -43,6 +49,11 @@ lint-deploy: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[deploy]'
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/shellcheck deploy/*.sh
+
+# Asks a database of advisories on the network; says so where it is out of reach.
+audit: setup
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[audit]'
+	$(BIN)/python deploy/audit.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

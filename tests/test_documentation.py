@@ -15,6 +15,7 @@ from orchestra_flwr.experiments import experiment_names, load_experiment, load_s
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+SECURITY = (ROOT / "SECURITY.md").read_text()
 
 
 GUIDES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
@@ -83,9 +84,15 @@ def test_every_command_about_keys_runs_as_it_stands_in_the_guides(tmp_path, monk
 
 
 def test_links_between_the_guides_lead_somewhere():
-    for guide, folder in ((README, ROOT), *((text, ROOT / "docs") for text in GUIDES[1:])):
+    at_the_top = ((README, ROOT), (SECURITY, ROOT))
+    for guide, folder in (*at_the_top, *((text, ROOT / "docs") for text in GUIDES[1:])):
         for target in re.findall(r"\]\((?!http)([^)#]+)", guide):
             assert (folder / target).exists(), target
+
+
+def test_the_tests_that_hold_what_security_promises_are_there():
+    named = re.findall(r"`((?:tests|benchmarks)/[^`]+)`", SECURITY)
+    assert len(named) > 5 and all((ROOT / path).exists() for path in named), named
 
 
 CHOICES = {
@@ -139,7 +146,8 @@ def test_files_and_modules_that_the_guides_name_exist():
         prose = re.sub(r"```.*?```", "", guide, flags=re.S)
         for name in re.findall(r"`((?:\w+/)+\w*(?:\.(?:py|yaml|md|json|sh))?)`", prose):
             first = name.split("/")[0]
-            if any((home / first).is_dir() for home in homes):
+            # What runs leave behind is in a checkout or not.
+            if first != "outputs" and any((home / first).is_dir() for home in homes):
                 assert any((home / name).exists() for home in homes), name
         for name in re.findall(r"orchestra_flwr\.([a-z_.]+)", prose):
             place = ROOT / "orchestra_flwr" / name.strip(".").replace(".", "/")

@@ -117,7 +117,7 @@ def reply_limit(config: ServerConfig) -> int:
 
 def _invitation(config: ServerConfig, port: int) -> str:
     """How clients connect."""
-    everywhere = config.host in {"0.0.0.0", "::"}
+    everywhere = config.host in {"0.0.0.0", "::"}  # noqa: S104 (compared, not listened on)
     shown = "<this machine's address>" if everywhere else config.host
     command = f"run_client.py server={shown}:{port} data.root=<images>"
     if not config.tls and not is_loopback(config.host):

@@ -21,6 +21,9 @@ from orchestra_flwr.files import write_atomically
 FIRST_WAIT, LONGEST_WAIT = 2.0, 30.0  # seconds between attempts; doubled until the longest
 ALIVE_SECONDS = 5.0
 NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that is not registered
+# What Flower says before it gives up for good, though its process stays: a connection that ends
+# while TLS is set up is enough, as of a server behind a proxy that is started again.
+GAVE_UP = "SSL/TLS handshake error detected"
 
 
 class Health:
@@ -82,7 +85,7 @@ class Supernode:
         self._health = health
         self._report = report
         self._reported = ""
-        self._connected = False
+        self._connected = self._gave_up = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -113,8 +116,8 @@ class Supernode:
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _connect(self) -> str:
-        """Runs a SuperNode until it ends or this client stops; what went wrong."""
-        self._connected = False
+        """Runs a SuperNode until it ends, gives up, or this client stops; what went wrong."""
+        self._connected = self._gave_up = False
         try:
             check_server(self._server, self._keys.ca if self._keys else None)
         except UnreachableError as error:
@@ -123,6 +126,8 @@ class Supernode:
         node = Child(self._command(), self._environment(), log, self._watch)
         try:
             while node.returncode is None and not self._stopping.wait(ALIVE_SECONDS):
+                if self._gave_up:
+                    break
                 if self._connected:
                     self._health.show()
         finally:
@@ -149,6 +154,8 @@ class Supernode:
         return {**flower_folders(self._scratch), "PATH": path}
 
     def _watch(self, line: str) -> None:
+        if GAVE_UP in line:
+            self._gave_up = True
         if "SuperNode ID" in line and not self._connected:
             self._connected = True
             self._reported = ""
@@ -161,7 +168,7 @@ class Supernode:
                 f"{self._keys.public} there and run {COMMAND} register {self._keys.public.name}; "
                 "if this client was killed a moment ago, it is taken again within a minute"
             )
-        if self._connected:
+        if self._connected or self._gave_up:
             return f"the connection to {self._server} ended"
         start = next((i for i, line in enumerate(tail) if "Exit Code" in line), len(tail))
         reason = " ".join(line.strip() for line in tail[start + 1 : start + 3]) or "no reason given"

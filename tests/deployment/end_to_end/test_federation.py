@@ -16,6 +16,8 @@ from orchestra_flwr.cli import main
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.reporting import RunFolder
 
+REPOSITORY = Path(__file__).parents[3]
+
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -300,3 +302,33 @@ def test_a_killed_server_is_resumed_and_ends_in_the_same_bits(machines):
     assert_same_bits(machines.run, simulate(machines, "ab", rounds=4))
     for each in clients:
         assert "round 4: " in each.text  # they found the servers by themselves
+
+
+@pytest.mark.slow
+def test_a_client_behind_a_proxy_finds_a_server_that_was_started_again(machines, monkeypatch):
+    """While the server is away the proxy takes connections and ends them: TLS fails half-way."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    from faults.link import Link
+
+    machines.make_photos(a=32, b=32)
+    machines.keys(
+        "server", "--folder", machines.security, "--host", "127.0.0.1", "--client", "a",
+        "--client", "b",
+    )  # fmt: skip
+    server = machines.server("federation.min_clients=2")
+    server.wait_for("listening on")
+    with Link(machines.port) as proxy:
+        client = machines.client("a", f"server=127.0.0.1:{proxy.port}")
+        machines.client("b")
+        server.wait_for("round 1/3")
+        server.send(signal.SIGKILL)
+        server.wait()
+        log = machines.folder / "state" / "a" / "supernode.log"
+        deadline = time.monotonic() + 120
+        while "handshake error" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        again = machines.server(f"resume={machines.run}")
+        assert again.wait() == 0, again.text + client.text
+    assert f"the connection to 127.0.0.1:{proxy.port} ended" in client.text
+    assert_same_bits(machines.run, simulate(machines, "ab", rounds=3))

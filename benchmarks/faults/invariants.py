@@ -1,0 +1,151 @@
+"""What must hold after every fault; each check returns a line for everything that does not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from faults.processes import Command
+
+FAILED, STOPPED = 1, 130  # exit codes of a run that can be resumed, README.md
+TERMINATED = 128 + signal.SIGTERM
+SAME_BITS = ("encoder.safetensors", "checkpoint/state.safetensors")
+
+
+def exit_problems(command: Command, code: int | None, forgiven: set[int]) -> list[str]:
+    """A session ends with 0, or with a documented code and one line that says why.
+
+    Args:
+        command: the session of a server or a simulation.
+        code: its exit code.
+        forgiven: codes that the fault explains, such as -9 after SIGKILL.
+    """
+    problems = traceback_problems(command, "the run")
+    if code == 0 or code in forgiven - {STOPPED, TERMINATED}:
+        return problems
+    if code == FAILED:
+        beginning = "error: "
+    elif code in forgiven:
+        beginning = "stopped"
+    else:
+        return [*problems, f"exit code {code}: {(command.lines or ['no output'])[-1]}"]
+    said = [line for line in command.lines if line.startswith(beginning)]
+    if len(said) != 1:
+        problems.append(f"exit code {code} with {len(said)} lines of {beginning!r}: {said}")
+    if not command.has("continue with: resume="):
+        problems.append(f"exit code {code} without a line that says how to continue")
+    return problems
+
+
+def traceback_problems(command: Command, who: str) -> list[str]:
+    """Nobody shows a traceback, neither Python's nor C++'s."""
+    marks = ("Traceback (most recent call last)", "*** SIG", "Fatal Python error", "C  [")
+    found = [line for line in command.lines if any(mark in line for mark in marks)]
+    return [f"{who} shows {len(found)} tracebacks ({command.log.name})"] if found else []
+
+
+def bit_problems(run: Path, reference: Path, rounds: int) -> list[str]:
+    """The run ends in the tensors of the undisturbed one, with one record of each round."""
+    from safetensors.torch import load_file
+
+    problems = []
+    for name in SAME_BITS:
+        try:
+            ours, theirs = load_file(run / name), load_file(reference / name)
+        except OSError as error:
+            problems.append(f"{name} cannot be read: {error}")
+            continue
+        if ours.keys() != theirs.keys() or not all(ours[k].equal(theirs[k]) for k in ours):
+            problems.append(f"{name} has other bits than the undisturbed run's")
+    return problems + record_problems(run, rounds)
+
+
+def record_problems(run: Path, rounds: int) -> list[str]:
+    """Every round is in metrics.jsonl, once and in order."""
+    try:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line)["round"] for line in lines]
+    except (OSError, ValueError, KeyError) as error:
+        return [f"metrics.jsonl cannot be read: {error}"]
+    wanted = list(range(rounds + 1))
+    return [] if found == wanted else [f"metrics.jsonl holds the rounds {found}, not {wanted}"]
+
+
+def ledger_problems(run: Path, state: Path, most: int) -> list[str]:
+    """What clients released, the server has written down before; and nobody exceeds the total.
+
+    Args:
+        run: the run's folder.
+        state: the folder of all clients' states.
+        most: the releases of a client that fit into privacy.total_epsilon.
+    """
+    asked: Counter[tuple[str, int]] = Counter()
+    for entry in _records(run / "checkpoint" / "releases.jsonl"):
+        asked.update((name, entry["round"]) for name in entry["clients"])
+    problems = []
+    for folder in sorted(each for each in state.iterdir() if each.is_dir()):
+        released = Counter(entry["round"] for entry in _records(folder / "releases.jsonl"))
+        for number, times in released.items():
+            if times > (counted := asked[folder.name, number]):
+                problems.append(
+                    f"client {folder.name} released {times} times in round {number}, "
+                    f"the server's ledger has {counted}"
+                )
+        for whose, total in (
+            ("its own", released.total()),
+            ("the server's", sum(n for (name, _), n in asked.items() if name == folder.name)),
+        ):
+            if total > most:
+                problems.append(
+                    f"client {folder.name}: {total} releases in {whose} ledger, "
+                    f"privacy.total_epsilon allows {most}"
+                )
+    return problems
+
+
+def temporary_problems(folder: Path) -> list[str]:
+    """After the last start and its end no temporary file or folder is left."""
+    left = sorted(path.name for path in folder.iterdir() if path.name != ".ballast")
+    return [f"{len(left)} temporary folders are left: {', '.join(left[:3])}"] if left else []
+
+
+def mode_problems(folder: Path) -> list[str]:
+    """No secret can be read by another user: private keys, and what clients and checkpoints keep.
+
+    A file counts as readable if its own mode and those of all folders above it let others in.
+    """
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.rglob("*")):
+        part = path.relative_to(folder).parts
+        secret = path.suffix == ".key" or part[0] == "state" or "checkpoint" in part
+        if path.is_file() and secret and path.name != ".ballast" and _is_open(path, folder):
+            name = "/".join(part[2:]) or path.name
+            found.setdefault("/".join(part[:-1][:2]), []).append(f"{name} ({_mode(path):04o})")
+    return [
+        f"others can read {len(names)} files in {where or 'the folder'}: {', '.join(names[:3])}"
+        for where, names in found.items()
+    ]
+
+
+def _is_open(path: Path, folder: Path) -> bool:
+    for others in ((stat.S_IRGRP, stat.S_IXGRP), (stat.S_IROTH, stat.S_IXOTH)):
+        read, enter = others
+        above = [each for each in path.parents if each.is_relative_to(folder) and each != folder]
+        if _mode(path) & read and all(_mode(each) & enter for each in above):
+            return True
+    return False
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def _records(file: Path) -> list[dict]:
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines()]

@@ -1,0 +1,235 @@
+"""Faults at random moments in real federations, and what must hold after each of them.
+
+    python benchmarks/run_faults.py minutes=30 seed=0
+    python benchmarks/run_faults.py seed=0 case=7            # one case again
+    python benchmarks/run_faults.py minutes=10 only=ray,link
+
+A case is a run of its own: server, SuperLink, gate, two clients over TLS, or a simulation on Ray.
+One fault is done to it: SIGKILL, SIGTERM or SIGSTOP to any process, a link that is cut or stalls, a
+full disk, a clock that jumps, requests that come again, another CA. Then: the bits of the
+undisturbed run, or one clear line with a documented exit code and the same bits after `resume=`;
+no process left, no temporary folder left, ledgers that agree, no secret that others can read. The
+kinds of fault and all that is drawn follow from the seed; the moments, in milliseconds, do not.
+
+The logs of a case that failed stay in outputs/faults/seed-<seed>-case-<number>/, all lines in
+outputs/faults/seed-<seed>.json. Exit code 1 if a case failed. As root, disks and their mounts are
+private to this program; otherwise the cases with full disks are left out, and without a C compiler
+those with clocks. The gate is a thread of run_server.py: it is hit with the server's process, by
+links and by requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common import table
+from faults.cases import FEDERATION, KINDS, NotHitError, kinds_in_turn, signals
+from faults.disk import with_own_mounts
+from faults.federation import MOST_RELEASES, ROUNDS, Federation, make_photos, quiet_environment
+from faults.invariants import (
+    bit_problems,
+    ledger_problems,
+    mode_problems,
+    record_problems,
+    temporary_problems,
+)
+from faults.processes import ROOT, adopt_orphans
+from faults.simulation import DIGITS, Simulation, undisturbed
+
+from orchestra_flwr.reporting import environment
+
+KEPT = ROOT / "outputs" / "faults"
+PHOTOS = {"a": 48, "b": 37}
+
+
+@dataclass
+class Case:
+    """One line of the table."""
+
+    number: int
+    kind: str
+    fault: str
+    events: list[str]
+    problems: list[str]
+    seconds: float
+
+    @property
+    def outcome(self) -> str:
+        if self.problems:
+            return "failed"
+        return "not done" if self.fault.startswith("not done") else "ok"
+
+
+class Suite:
+    """All cases of a seed.
+
+    Args:
+        folder: a temporary one with a short path.
+        seed: of all draws.
+        disks: whether file systems can be mounted.
+    """
+
+    def __init__(self, folder: Path, seed: int, *, disks: bool) -> None:
+        self.folder, self.seed, self.disks = folder, seed, disks
+        self.photos = folder / "photos"
+        make_photos(self.photos, PHOTOS)
+        self._references: dict[str, Path] = {}
+
+    def case(self, number: int, kind: str) -> Case:
+        """Runs a case, prints its line and keeps its logs if it failed."""
+        started = time.monotonic()
+        folder = self.folder / str(number)
+        folder.mkdir()
+        rng = random.Random(f"{self.seed}, case {number}, {kind}")
+        if kind == "disk" and not self.disks:
+            fault, events, problems = "not done: no disk can be mounted here", [], []
+        elif kind == "ray":
+            fault, events, problems = self._simulate(rng, folder)
+        else:
+            fault, events, problems = self._federate(rng, folder, kind)
+        case = Case(number, kind, fault, events, problems, time.monotonic() - started)
+        if case.problems:
+            shutil.copytree(
+                folder, KEPT / f"seed-{self.seed}-case-{number}", dirs_exist_ok=True,
+                ignore=_no_regular_file,
+            )  # fmt: skip
+        shutil.rmtree(folder, ignore_errors=True)
+        story = "; ".join([case.fault, *case.events, *(f"FAILED: {p}" for p in case.problems)])
+        head = f"{time.strftime('%H:%M:%S')} seed {self.seed} case {number} {kind}"
+        print(f"{head}, {case.seconds:.0f} s: {story}: {case.outcome}", flush=True)
+        return case
+
+    def _federate(
+        self, rng: random.Random, folder: Path, kind: str
+    ) -> tuple[str, list[str], list[str]]:
+        private = kind == "private"
+        made = Federation(
+            folder, self.photos, private=private, listened=kind == "requests", disks=self.disks
+        )
+        with made as run:
+            if kind == "clock":
+                try:
+                    run.make_clocks()
+                except OSError as error:
+                    return f"not done: {error}", [], []
+            run.start()
+            fault = _try(lambda: FEDERATION[kind](rng, run))
+            run.finish()
+            if private:
+                run.problems += record_problems(run.run / "r", ROUNDS)
+                run.problems += ledger_problems(run.run / "r", run.state, MOST_RELEASES)
+                if not any(
+                    session.has("have spent privacy.total_epsilon") for session in run.sessions
+                ):
+                    run.problems.append("the server does not say that the total is spent")
+                run.problems += run.refused_at_the_total()
+            else:
+                reference = self._reference("federation")
+                run.problems += bit_problems(run.run / "r", reference, ROUNDS)
+            run.problems += temporary_problems(run.tmp) + mode_problems(folder)
+            if run.problems and self.disks:  # these disks are gone with the block
+                for name in ("run", "state"):
+                    shutil.copytree(folder / name, folder / f"{name}.kept", ignore=_no_regular_file)
+        return fault, run.events, run.problems
+
+    def _simulate(self, rng: random.Random, folder: Path) -> tuple[str, list[str], list[str]]:
+        run = Simulation(folder)
+        run.start()
+        fault = _try(lambda: signals(rng, run))
+        run.finish()
+        run.problems += bit_problems(run.run / "r", self._reference("ray"), ROUNDS)
+        run.problems += temporary_problems(run.tmp) + mode_problems(folder)
+        return fault, run.events, run.problems
+
+    def _reference(self, which: str) -> Path:
+        if which not in self._references:
+            images = ["data=image_folder", f"data.root={self.photos}", "partition=by_class"]
+            images.append(f"federation.clients={len(PHOTOS)}")
+            overrides = DIGITS if which == "ray" else images
+            self._references[which] = undisturbed(self.folder / which, *overrides)
+        return self._references[which]
+
+
+def _try(fault) -> str:
+    try:
+        return fault()
+    except NotHitError as error:
+        return f"not done: {error}"
+
+
+def _no_regular_file(folder: str, names: list[str]) -> list[str]:
+    """Sockets and the like cannot be copied; images and caches need not be."""
+    return [
+        name
+        for name in names
+        if name in ("cache", "flwr", "ray", "clocks", ".ballast")
+        or not ((path := Path(folder, name)).is_file() or path.is_dir())
+    ]
+
+
+def options(arguments: list[str]) -> dict[str, str]:
+    """What the command line says.
+
+    Raises:
+        SystemExit: an unknown option.
+    """
+    chosen = {"minutes": "30", "seed": "0", "case": "", "only": ""}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key not in chosen or not equals:
+            raise SystemExit(f"error: {argument}: must be one of {', '.join(chosen)}, as KEY=VALUE")
+        chosen[key] = value
+    unknown = {kind for kind in chosen["only"].split(",") if kind} - set(KINDS)
+    if unknown:
+        raise SystemExit(f"error: only={chosen['only']}: must be of {', '.join(KINDS)}")
+    return chosen
+
+
+def main() -> int:
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        return 0
+    chosen = options(sys.argv[1:])
+    disks = with_own_mounts()
+    quiet_environment()
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    seed, only = int(chosen["seed"]), [kind for kind in chosen["only"].split(",") if kind]
+    kind = kinds_in_turn(seed, only)
+    cases: list[Case] = []
+    with tempfile.TemporaryDirectory(prefix="of", ignore_cleanup_errors=True) as folder:
+        suite = Suite(Path(folder), seed, disks=disks)
+        until = time.monotonic() + 60 * float(chosen["minutes"])
+        number = int(chosen["case"] or 1)
+        while not cases or (not chosen["case"] and time.monotonic() < until):
+            cases.append(suite.case(number, kind(number)))
+            number += 1
+    print()
+    table(
+        ("case", "kind", "fault", "outcome", "s"),
+        [(c.number, c.kind, c.fault, c.outcome, f"{c.seconds:.0f}") for c in cases],
+    )
+    KEPT.mkdir(parents=True, exist_ok=True)
+    lines = [{**asdict(case), "outcome": case.outcome} for case in cases]
+    result = {"environment": environment(), "load": os.getloadavg(), "cases": lines}
+    (KEPT / f"seed-{seed}.json").write_text(json.dumps(result, indent=2) + "\n")
+    failed = [case for case in cases if case.outcome == "failed"]
+    for case in failed:
+        print(f"\ncase {case.number}: logs in {KEPT / f'seed-{seed}-case-{case.number}'}")
+        for problem in case.problems:
+            print(f"  {problem}")
+    print(f"\n{len(cases)} cases, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
