@@ -15,6 +15,8 @@ from orchestra_flwr.training import build_learner, train_round
 MEMBERS, OTHERS, CLIENTS = 128, 128, 12
 ROUNDS, PUBLIC, SHADOWS = 20, 320, 3
 TRUTH = np.arange(MEMBERS + OTHERS) < MEMBERS
+# Only then a projector has the statistics that evaluation mode needs.
+EVALUATED = ("clustering=private", "privacy.epsilon=1")
 
 
 def seeded(seed):
@@ -60,7 +62,7 @@ def auc(scores):
 
 def test_features_give_every_image_away_and_centroids_hardly_any(tiny, digits):
     """One round. The published code uploads features, and lets clusters have one member."""
-    rows = features(build_method(tiny("model.projector_dim=64"), 1), digits)
+    rows = features(build_method(tiny("model.projector_dim=64", *EVALUATED), 1), digits)
     senders = {
         "features": lambda rows, seed: rows,
         "clusters of one": centroids(MEMBERS, 1),
@@ -85,7 +87,7 @@ def test_rounds_add_up_for_centroids_and_hardly_for_private_ones(tiny, digits):
     that was not there; scores are cosines beyond that, averaged over rounds. The encoder is
     trained on those other people's digits, so that by itself it says nothing about the clients'.
     """
-    config = tiny("model.width=16", "model.projector_dim=64", "training.lr=0.03")
+    config = tiny("model.width=16", "model.projector_dim=64", "training.lr=0.03", *EVALUATED)
     torch.manual_seed(0)
     learner = build_learner(config, 1)
     method = learner.method
