@@ -132,7 +132,7 @@ def test_no_byte_of_a_client_names_its_machine_or_shows_an_image(
     well = clients.start("well")
     assert server.wait() == 0, server.text
 
-    assert "7 images, the server asks for at least 16" in few.text
+    assert "7 different images, the server asks for at least 16" in few.text
     assert str(state / "releases.jsonl") in failing.text
     assert {reason.split()[0] for _, _, reason in machines.dropped()} == {"failed"}
     well.wait_for("round 1: 2 steps", 5)
