@@ -6,7 +6,7 @@ import time
 import pytest
 
 from orchestra_flwr.deployment.processes import supernode
-from orchestra_flwr.deployment.processes.supernode import Supernode
+from orchestra_flwr.deployment.processes.supernode import Health, Supernode
 
 # What Flower 1.41 writes, in a program that stays as its own does.
 DEAF = """
@@ -26,7 +26,14 @@ def deaf(tmp_path, monkeypatch):
     monkeypatch.setattr(supernode, "check_server", lambda server, ca: None)
     monkeypatch.setattr(Supernode, "_command", lambda self: [sys.executable, "-c", DEAF])
     said = []
-    made = Supernode("fl.example.org:8443", None, "channel", tmp_path, said.append)
+    made = Supernode(
+        "fl.example.org:8443",
+        None,
+        tmp_path,
+        tmp_path,
+        health=Health(tmp_path, lambda: None),
+        report=said.append,
+    )
     made.start()
     yield said
     made.stop()
