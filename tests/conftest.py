@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: tiny configurations and folders that nothing outside sees."""
 
+import functools
 import importlib
 import os
 import random
@@ -36,6 +37,19 @@ TINY = (
 )
 
 
+# Their tests wait for processes: begun first, they leave no worker alone with them at the end.
+LONG = ("tests/federation/engines/", "tests/deployment/end_to_end/", "tests/experiments/test_sweep")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+@functools.cache
+def _composed(overrides):
+    return load_config([*TINY, *overrides])
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders():
     """Flower, Ray and our cache write where the session's end removes it (short: sockets).
@@ -67,8 +81,17 @@ def tiny_overrides():
 
 @pytest.fixture
 def tiny():
-    """Makes the configuration of a run that takes a second."""
-    return lambda *overrides: load_config([*TINY, *overrides])
+    """Makes the configuration of a run that takes a second.
+
+    It is frozen, so each is composed once, unless it depends on a package that a test writes.
+    """
+
+    def make(*overrides):
+        if any("plugins=" in override for override in overrides):
+            return load_config([*TINY, *overrides])
+        return _composed(overrides)
+
+    return make
 
 
 @pytest.fixture

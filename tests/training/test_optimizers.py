@@ -141,14 +141,16 @@ def test_clients_do_not_pay_for_what_they_do_not_use():
         from orchestra_flwr.config import Config
         from orchestra_flwr.seeding import ClientSeed
         from orchestra_flwr.training import build_learner, train_round
-        config = Config.from_json(sys.argv[1])
-        learner = build_learner(config, 1)
-        refuse("scipy")
-        images = torch.zeros(8, 1, 8, 8, dtype=torch.uint8)
-        train_round(learner, images, config, ClientSeed(0, 1, "0"), contribute=False)
-        refuse("scipy", "torch._dynamo", "torchvision", "sklearn", "matplotlib", "pandas", "ray")
+        for argument in sys.argv[1:]:
+            config = Config.from_json(argument)
+            learner = build_learner(config, 1)
+            refuse("scipy")
+            images = torch.zeros(8, 1, 8, 8, dtype=torch.uint8)
+            train_round(learner, images, config, ClientSeed(0, 1, "0"), contribute=False)
+            refuse(*"scipy torch._dynamo torchvision sklearn matplotlib pandas ray".split())
     """
-    for optimizer in ("sgd", "adamw"):
-        overrides = ["model.width=8", "training.local_epochs=1", f"optimizer={optimizer}"]
-        config = load_config(overrides).to_json()
-        subprocess.run([sys.executable, "-c", script, config], check=True)
+    overrides = ["model.width=8", "training.local_epochs=1"]
+    configs = [
+        load_config([*overrides, f"optimizer={name}"]).to_json() for name in ("sgd", "adamw")
+    ]
+    subprocess.run([sys.executable, "-c", script, *configs], check=True)

@@ -52,23 +52,18 @@ def assert_private(*paths):
 
 
 def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
-    """And a third, whose key nobody registered, gets nowhere."""
-    machines.make_photos(a=24, b=17, mallory=20)
+    machines.make_photos(a=24, b=17)
     machines.keys(
         "server", "--folder", machines.security, "--host", "localhost", "--client", "a",
-        "--client", "b", "--client", "mallory",
+        "--client", "b",
     )  # fmt: skip
-    machines.keys("revoke", "mallory", "--folder", machines.security)
     scored = "evaluation.unsupervised=true"
     server = machines.server("federation.min_clients=2", "federation.rounds=1", scored)
     server.wait_for("listening on 127.0.0.1")
     with pytest.raises(FolderInUseError, match="process "), locked(machines.run):
         pass
-    clients = [machines.client(name) for name in ("a", "b", "mallory")]
+    clients = [machines.client(name) for name in ("a", "b")]
     assert server.wait() == 0, server.text
-    clients[2].wait_for("does not take this client's key")
-    assert "mallory" not in "".join(line for line in server.lines if "joined" in line)
-    assert "is not registered here" in server.text
     for each in clients:
         each.end()
         assert each.wait() == 0, each.text
@@ -104,6 +99,7 @@ def test_strangers_are_refused_and_a_run_has_the_bits_of_its_simulation(machines
     with socket.create_connection(("127.0.0.1", machines.port)) as garbage:
         garbage.sendall(os.urandom(500))
     unknown.wait_for("does not take this client's key")
+    assert "is not registered here" in server.text
     forged.wait_for("does not vouch for")
     plain.wait_for("does not speak plain text")
     server.wait_for("refused: 127.0.0.1")
@@ -137,20 +133,14 @@ class Mine(BYOL):
 
 
 @pytest.mark.slow
-def test_a_users_plugin_and_other_choices_have_the_bits_of_their_simulation(machines, monkeypatch):
+def test_a_users_plugin_and_other_choices_have_the_bits_of_their_simulation(machines, user_package):
     """The package lies beside the programs and is not installed; a client has to allow it."""
-    programs = machines.folder / "programs"
-    methods = programs / "my_package" / "methods"
-    methods.mkdir(parents=True)
-    for file in (methods.parent / "__init__.py", methods / "__init__.py"):
-        file.touch()
-    (methods / "mine.py").write_text(METHOD)
+    programs = user_package({"methods/mine.py": METHOD}).parent
     for name in ("server", "client"):
         text = (
             f"import sys\n\nfrom orchestra_flwr.cli import {name}_main\n\nsys.exit({name}_main())\n"
         )
         (programs / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(programs)
     machines.make_photos(a=32, b=32)
     chosen = [
         "plugins=[my_package]", "method=mine", "terms.proximal.weight=0.1", "merging=fedbn",

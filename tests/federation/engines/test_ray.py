@@ -95,15 +95,18 @@ def assert_same_bits(first, second):
         assert (tensor == b[name]).all(), name
 
 
-@pytest.mark.timeout(900)
-def test_same_bits_inline_and_on_ray_whatever_is_killed(sim, tmp_path, tiny_overrides):
-    """The whole determinism contract in two starts of Ray, since one costs half a minute.
+def assert_same_run(first, second):
+    assert_same_bits(first, second)
+    ours, theirs = (
+        [(r["round"], r["loss"], r["scores"]) for r in metrics(f)] for f in (first, second)
+    )
+    assert ours == theirs
 
-    Inline; then two workers, of which one is killed, so that its client is trained again, and the
-    whole run killed in mid-round, resumed on one worker.
-    """
-    long = ["federation.rounds=4", "federation.participation=0.75", "seed=3"]
-    long += ["training.local_epochs=30"]
+
+@pytest.mark.timeout(900)
+def test_same_bits_inline_and_on_ray_with_a_killed_worker(sim, tmp_path, tiny_overrides):
+    """One start of Ray with two workers; the killed one's client is trained again."""
+    long = ["federation.participation=0.75", "seed=3", "training.local_epochs=20"]
     inline = tmp_path / "inline"
     assert main([*tiny_overrides, *long, f"run_dir={inline}"]) == 0
 
@@ -111,20 +114,29 @@ def test_same_bits_inline_and_on_ray_whatever_is_killed(sim, tmp_path, tiny_over
     wait_for_round(process, folder, 1)
     wait_until(lambda: actors(process, at_work=True), 20)
     os.kill(actors(process)[0], signal.SIGKILL)
-    wait_for_round(process, folder, 2)
+    finish(process, folder)
+
+    assert_same_run(inline, folder)
+    assert [r["clients"]["ok"] for r in metrics(folder)] == [3] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_on_ray_and_resumed_with_another_number_of_workers(sim, tmp_path, tiny_overrides):
+    """The whole run is killed in mid-round."""
+    long = ["federation.rounds=3", "seed=3", "training.local_epochs=30"]
+    inline = tmp_path / "inline"
+    assert main([*tiny_overrides, *long, f"run_dir={inline}"]) == 0
+
+    process, folder = sim("ray", *long, "engine=ray", "engine.workers=2")
+    wait_for_round(process, folder, 1)
     wait_until(lambda: actors(process, at_work=True), 20)
-    os.killpg(process.pid, signal.SIGKILL)  # in the middle of round 3
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (folder / "encoder.safetensors").exists()
     resumed, _ = sim("resumed", f"resume={folder}", "engine.workers=1")
     finish(resumed, folder.parent / "resumed")
-
-    assert_same_bits(inline, folder)
-    assert [r["clients"]["ok"] for r in metrics(folder)] == [3] * 5
-    inline_told, ray_told = (
-        [(r["round"], r["loss"], r["scores"]) for r in metrics(f)] for f in (inline, folder)
-    )
-    assert inline_told == ray_told
+    assert_same_run(inline, folder)
 
 
 def releases(folder):
@@ -132,6 +144,7 @@ def releases(folder):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_the_ledger_is_exact_after_sigkill_and_resume(sim, tmp_path, tiny_overrides):
     """Killed after the clients of round 2 were asked and before the round was over."""
     private = ["clustering=private", "privacy.epsilon=20", "privacy.total_epsilon=38", "seed=3"]
