@@ -170,7 +170,7 @@ def test_frozen():
         config.seed = 3
 
 
-@pytest.mark.parametrize("root", ["/tmp/x y", "/tmp/ü", os.fsdecode(b"/tmp/caf\xe9")])
+@pytest.mark.parametrize("root", ["/mnt/x y", "/mnt/ü", os.fsdecode(b"/mnt/caf\xe9")])
 def test_survives_the_journey_to_a_client(root):
     config = load_config(["data=cifar100", "seed=3", f"data.root={root}"])
     text = config.to_json()
