@@ -1,12 +1,15 @@
 """The fault suite: every check fails where it should, every fault is real."""
 
+import base64
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -295,6 +298,40 @@ def test_faults_can_be_chosen_by_their_words():
         options(["only=disk:moon"])
     with pytest.raises(SystemExit, match="only=weather: must be of signals, link,"):
         options(["only=weather"])
+
+
+@pytest.mark.parametrize(
+    ("which", "of_a", "of_b", "old"),
+    [
+        ("expired", True, False, True),
+        ("signed by another", False, True, False),
+        ("with an altered signature", False, False, False),
+    ],
+)
+def test_requests_are_signed_as_wrongly_as_they_say(tmp_path, which, of_a, of_b, old):
+    """By Flower's own check, with the keys of real clients."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from faults.cases import _as_asked
+    from faults.federation import make_keys
+    from faults.link import header
+    from flwr.supercore.primitives.asymmetric import verify_signature
+
+    security = tmp_path / "security"
+    make_keys(security, "--client", "a", "--client", "b")
+    request = b"POST /v1/fleet/x HTTP/1.1\r\nflwr-timestamp: t\r\nflwr-signature: s\r\n\r\nbody"
+    rng = random.Random(0)  # noqa: S311 (which bit to change)
+    again = _as_asked(which, request, SimpleNamespace(security=security), rng)
+    text, signature = header(again, "flwr-timestamp"), header(again, "flwr-signature")
+
+    def is_signed_by(name):
+        public = (security / "bundles" / name / "client.pub").read_bytes()
+        return verify_signature(
+            load_ssh_public_key(public), text.encode(), base64.b64decode(signature)
+        )
+
+    assert (is_signed_by("a"), is_signed_by("b")) == (of_a, of_b)
+    age = (datetime.now(UTC) - datetime.fromisoformat(text)).total_seconds()
+    assert (age > 300) == old and again.endswith(b"body")
 
 
 def test_a_signal_reaches_the_process_that_was_drawn(tmp_path):
