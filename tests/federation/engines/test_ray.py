@@ -194,8 +194,8 @@ def test_a_client_that_kills_every_actor_is_dropped_and_the_round_goes_on(sim):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
-def test_a_run_whose_ray_is_killed_ends_in_a_line(tmp_path, tiny_overrides, name):
+@pytest.mark.parametrize("program", ["raylet/raylet", "gcs/gcs_server"])
+def test_a_run_whose_ray_is_killed_ends_in_a_line(tmp_path, tiny_overrides, program):
     """Below process 1, as a service: there Ray itself would end the run without a word.
 
     No client counts as failed for it, though the round could do without one.
@@ -207,9 +207,9 @@ def test_a_run_whose_ray_is_killed_ends_in_a_line(tmp_path, tiny_overrides, name
     shell = ["sh", "-c", f"{shlex.join(command)} >{log} 2>&1 & echo $!"]
     pid = int(subprocess.run(shell, capture_output=True, text=True, check=True).stdout)
     try:
-        wait_until(lambda: metrics(folder) or "error" in log.read_text(), 300)
+        wait_until(lambda: metrics(folder) or "error" in log.read_text(), 500)
         wait_until(lambda: below(pid, "ClientAppActor.run"), 60)
-        (victim,) = below(pid, f"/{name} ")
+        (victim,) = below(pid, f"/{program}\0")
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: not is_alive(pid), 200)
     finally:
@@ -217,7 +217,9 @@ def test_a_run_whose_ray_is_killed_ends_in_a_line(tmp_path, tiny_overrides, name
             os.kill(pid, signal.SIGKILL)
     lines = log.read_text().splitlines()
     (error,) = [line for line in lines if line.startswith("error: ")]
-    assert error.startswith(f"error: engine=ray: Ray's process {name} was killed by signal 9")
+    assert error.startswith(
+        f"error: engine=ray: Ray's process {Path(program).name} was killed by signal 9"
+    )
     assert lines[-1] == f"continue with: resume={folder}"
     assert not any("Traceback" in line for line in lines)
     assert all(record["clients"]["dropped"] == [] for record in metrics(folder))
