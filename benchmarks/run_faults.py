@@ -2,14 +2,15 @@
 
     python benchmarks/run_faults.py minutes=30 seed=0
     python benchmarks/run_faults.py seed=0 case=7            # one case again
-    python benchmarks/run_faults.py minutes=10 only=ray,link
+    python benchmarks/run_faults.py minutes=10 only=link,ray:raylet,disk:state
 
 A case is a run of its own: server, SuperLink, gate, two clients over TLS, or a simulation on Ray.
 One fault is done to it: SIGKILL, SIGTERM or SIGSTOP to any process, a link that is cut or stalls, a
 full disk, a clock that jumps, requests that come again, another CA. Then: the bits of the
 undisturbed run, or one clear line with a documented exit code and the same bits after `resume=`;
 no process left, no temporary folder left, ledgers that agree, no secret that others can read. The
-kinds of fault and all that is drawn follow from the seed; the moments, in milliseconds, do not.
+faults and all that is drawn follow from the seed; the moments, in milliseconds, do not. Every fault
+of a kind comes before one comes again: `faults/cases.py` lists them.
 
 The logs of a case that failed stay in outputs/faults/seed-<seed>-case-<number>/, all lines in
 outputs/faults/seed-<seed>.json. Exit code 1 if a case failed. As root, disks and their mounts are
@@ -32,7 +33,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common import table
-from faults.cases import FEDERATION, KINDS, NotHitError, kinds_in_turn, signals
+from faults.cases import FAULTS, FEDERATION, NotHitError, faults_in_turn, signals
 from faults.disk import with_own_mounts
 from faults.federation import MOST_RELEASES, ROUNDS, Federation, make_photos, quiet_environment
 from faults.invariants import (
@@ -43,7 +44,7 @@ from faults.invariants import (
     temporary_problems,
 )
 from faults.processes import ROOT, adopt_orphans
-from faults.simulation import DIGITS, Simulation, undisturbed
+from faults.simulation import DIGITS, LONG, Simulation, undisturbed
 
 from orchestra_flwr.reporting import environment
 
@@ -84,18 +85,18 @@ class Suite:
         make_photos(self.photos, PHOTOS)
         self._references: dict[str, Path] = {}
 
-    def case(self, number: int, kind: str) -> Case:
+    def case(self, number: int, kind: str, which: str) -> Case:
         """Runs a case, prints its line and keeps its logs if it failed."""
         started = time.monotonic()
         folder = self.folder / str(number)
         folder.mkdir()
-        rng = random.Random(f"{self.seed}, case {number}, {kind}")
+        rng = random.Random(f"{self.seed}, case {number}, {kind}, {which}")
         if kind == "disk" and not self.disks:
             fault, events, problems = "not done: no disk can be mounted here", [], []
         elif kind == "ray":
-            fault, events, problems = self._simulate(rng, folder)
+            fault, events, problems = self._simulate(rng, folder, which)
         else:
-            fault, events, problems = self._federate(rng, folder, kind)
+            fault, events, problems = self._federate(rng, folder, kind, which)
         case = Case(number, kind, fault, events, problems, time.monotonic() - started)
         if case.problems:
             shutil.copytree(
@@ -109,7 +110,7 @@ class Suite:
         return case
 
     def _federate(
-        self, rng: random.Random, folder: Path, kind: str
+        self, rng: random.Random, folder: Path, kind: str, which: str
     ) -> tuple[str, list[str], list[str]]:
         private = kind == "private"
         made = Federation(
@@ -122,7 +123,8 @@ class Suite:
                 except OSError as error:
                     return f"not done: {error}", [], []
             run.start()
-            fault = _try(lambda: FEDERATION[kind](rng, run))
+            fault = _try(lambda: FEDERATION[kind](rng, run, which))
+            run.problems += mode_problems(folder)  # while it runs, and at its end
             run.finish()
             if private:
                 run.problems += record_problems(run.run / "r", ROUNDS)
@@ -141,10 +143,12 @@ class Suite:
                     shutil.copytree(folder / name, folder / f"{name}.kept", ignore=_no_regular_file)
         return fault, run.events, run.problems
 
-    def _simulate(self, rng: random.Random, folder: Path) -> tuple[str, list[str], list[str]]:
+    def _simulate(
+        self, rng: random.Random, folder: Path, which: str
+    ) -> tuple[str, list[str], list[str]]:
         run = Simulation(folder)
         run.start()
-        fault = _try(lambda: signals(rng, run))
+        fault = _try(lambda: signals(rng, run, which))
         run.finish()
         run.problems += bit_problems(run.run / "r", self._reference("ray"), ROUNDS)
         run.problems += temporary_problems(run.tmp) + mode_problems(folder)
@@ -154,7 +158,7 @@ class Suite:
         if which not in self._references:
             images = ["data=image_folder", f"data.root={self.photos}", "partition=by_class"]
             images.append(f"federation.clients={len(PHOTOS)}")
-            overrides = DIGITS if which == "ray" else images
+            overrides = [*DIGITS, LONG] if which == "ray" else images
             self._references[which] = undisturbed(self.folder / which, *overrides)
         return self._references[which]
 
@@ -188,9 +192,11 @@ def options(arguments: list[str]) -> dict[str, str]:
         if key not in chosen or not equals:
             raise SystemExit(f"error: {argument}: must be one of {', '.join(chosen)}, as KEY=VALUE")
         chosen[key] = value
-    unknown = {kind for kind in chosen["only"].split(",") if kind} - set(KINDS)
-    if unknown:
-        raise SystemExit(f"error: only={chosen['only']}: must be of {', '.join(KINDS)}")
+    for entry in chosen["only"].split(","):
+        kind, _, part = entry.partition(":")
+        if entry and not any(part in fault for fault in FAULTS.get(kind, ())):
+            known = ", ".join(FAULTS.get(kind, FAULTS))
+            raise SystemExit(f"error: only={entry}: must be of {known}")
     return chosen
 
 
@@ -203,15 +209,15 @@ def main() -> int:
     quiet_environment()
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
-    seed, only = int(chosen["seed"]), [kind for kind in chosen["only"].split(",") if kind]
-    kind = kinds_in_turn(seed, only)
+    seed, only = int(chosen["seed"]), [entry for entry in chosen["only"].split(",") if entry]
+    fault = faults_in_turn(seed, only)
     cases: list[Case] = []
     with tempfile.TemporaryDirectory(prefix="of", ignore_cleanup_errors=True) as folder:
         suite = Suite(Path(folder), seed, disks=disks)
         until = time.monotonic() + 60 * float(chosen["minutes"])
         number = int(chosen["case"] or 1)
         while not cases or (not chosen["case"] and time.monotonic() < until):
-            cases.append(suite.case(number, kind(number)))
+            cases.append(suite.case(number, *fault(number)))
             number += 1
     print()
     table(

@@ -114,16 +114,20 @@ def test_resuming_a_finished_run_changes_nothing(sim, tmp_path, tiny_overrides):
     assert (tmp_path / "mine" / "metrics.jsonl").read_bytes() == metrics
 
 
-def test_a_simulation_knows_the_classes_of_its_images(sim, tmp_path, tiny_overrides):
-    """Supervised learning from class folders: nobody names them, not on resuming either."""
+@pytest.mark.parametrize("root", ["[ü], it's=mine", os.fsdecode(b"caf\xe9 \xff")])
+def test_a_simulation_knows_the_classes_of_its_images(sim, tmp_path, tiny_overrides, root):
+    """Supervised learning from class folders: nobody names them, not on resuming either.
+
+    A path may hold what the command line has other uses for, and bytes that are no text.
+    """
     dog = os.fsdecode(b"\x1b[31m dog $\xff")  # names that are no text do not stop anything
     for name in ("train/cat", f"train/{dog}", "test/cat", f"test/{dog}"):
-        folder = tmp_path / "[ü], it's=mine" / name
+        folder = tmp_path / root / name
         folder.mkdir(parents=True)
         for number in range(8):
             pixels = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8).numpy()
             Image.fromarray(pixels).save(folder / f"{number}.png")
-    photos = ("data=image_folder", "data.root=[ü], it's=mine", "data.image_size=8", "partition=iid",
+    photos = ("data=image_folder", f"data.root={root}", "data.image_size=8", "partition=iid",
               "federation.clients=2", "method=supervised", "training.local_epochs=1")  # fmt: skip
     assert sim(*tiny_overrides, *photos, "federation.rounds=1", "run_dir=mine")[0] == 0
     assert "cat" not in (tmp_path / "mine" / "config.yaml").read_text()

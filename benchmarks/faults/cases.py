@@ -1,4 +1,8 @@
-"""The faults: each is drawn from a seed, done to a running federation, and undone."""
+"""The faults: each is drawn from a seed, done to a running federation, and undone.
+
+Every function takes the draws, the run, and which of its kind's faults it is to be; it returns what
+it did in words.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
@@ -44,10 +48,10 @@ def wait_for_moment(rng: random.Random, run: Federation | Simulation) -> str:
     return f"{delay:.1f} s after {text.strip('/')!r}"
 
 
-def signals(rng: random.Random, run: Federation | Simulation) -> str:
-    """A signal to a random process."""
-    place = rng.choice(RAY if isinstance(run, Simulation) else PROCESSES)
-    number, name = rng.choice(SIGNALS), rng.choice(NAMES)
+def signals(rng: random.Random, run: Federation | Simulation, which: str) -> str:
+    """A signal to a process."""
+    signal_name, _, place = which.partition(" to ")
+    number, name = signal.Signals[signal_name], rng.choice(NAMES)
     pause = rng.uniform(2, 12)
     when = wait_for_moment(rng, run)
     side, _, role = place.partition("/")
@@ -84,31 +88,30 @@ def _forgive(
         run.forgiven |= {-number} if killed else {STOPPED, TERMINATED}
 
 
-def link(rng: random.Random, run: Federation) -> str:
+def link(rng: random.Random, run: Federation, which: str) -> str:
     """The way to a client is cut, or stalls."""
-    name, cut, seconds = rng.choice(NAMES), rng.random() < 0.5, rng.uniform(3, 30)
+    name, seconds = rng.choice(NAMES), rng.uniform(3, 30)
     when = wait_for_moment(rng, run)
     way = run.links[name]
-    (way.cut if cut else way.stall)()
+    (way.cut if which == "cut" else way.stall)()
     time.sleep(seconds)
     way.mend()
-    what = "cut" if cut else "stalled"
-    return f"link of client {name} {what} for {seconds:.0f} s, {when}"
+    return f"link of client {name} {which} for {seconds:.0f} s, {when}"
 
 
-def disk(rng: random.Random, run: Federation) -> str:
+def disk(rng: random.Random, run: Federation, which: str) -> str:
     """No space is left for the run, the clients' state or temporary files."""
-    which, seconds = rng.choice(("run", "state", "tmp")), rng.uniform(5, 25)
+    seconds = rng.uniform(5, 25)
     when = wait_for_moment(rng, run)
     with full(run.folder / which):
         wait_for(lambda: run.server.code is not None, seconds)
     return f"disk of {which} full for {seconds:.0f} s, {when}"
 
 
-def clock(rng: random.Random, run: Federation) -> str:
+def clock(rng: random.Random, run: Federation, which: str) -> str:
     """The clock of one side jumps, and is set right again."""
-    side = rng.choice(("server", "a"))
-    jump = rng.choice((-1, 1)) * rng.randrange(400, 90_000)
+    side, _, way = which.partition(" ")
+    jump = {"ahead": 1, "back": -1}[way] * rng.randrange(400, 90_000)
     seconds = rng.uniform(5, 25)
     when = wait_for_moment(rng, run)
     run.clocks[side].set(jump)
@@ -118,26 +121,35 @@ def clock(rng: random.Random, run: Federation) -> str:
     return f"clock of {who} {jump:+} s for {seconds:.0f} s, {when}"
 
 
-def requests(rng: random.Random, run: Federation) -> str:
-    """A client's recorded requests come again: as they were, expired, and with another's key."""
-    way = rng.choice(("replayed", "expired", "signed by another"))
+def requests(rng: random.Random, run: Federation, which: str) -> str:
+    """A client's recorded requests come again: as they were, expired, or wrongly signed."""
     when = wait_for_moment(rng, run)
     recorded = [r for r in [*run.links["a"].requests] if b"POST /v1/fleet/" in r[:40]]
     if not recorded:
         raise NotHitError("no request was recorded")
     chosen = rng.sample(recorded, min(len(recorded), 12))
-    past = datetime.now(UTC) - timedelta(seconds=rng.randrange(400, 90_000))
-    moment = past if way == "expired" else datetime.now(UTC)
-    signer = {"expired": "a", "signed by another": "b"}.get(way)
     ca = run.security / "ca.crt"
-    answers = [
-        post(run.port, r if signer is None else _signed(r, run, signer, moment), ca) for r in chosen
-    ]
-    if signer is not None and set(answers) != {401}:
-        run.problems.append(f"requests {way} are answered with {sorted(set(answers))}, not 401")
-    if signer is not None and not wait_for(lambda: run.server.has("refused: "), 5):
-        run.problems.append(f"the server says nothing of requests {way}")
-    return f"{len(chosen)} requests {way} ({_counts(answers)}), {when}"
+    answers = [post(run.port, _as_asked(which, each, run, rng), ca) for each in chosen]
+    if which != "replayed" and set(answers) != {401}:
+        run.problems.append(f"requests {which} are answered with {sorted(set(answers))}, not 401")
+    if which != "replayed" and not wait_for(lambda: run.server.has("refused: "), 5):
+        run.problems.append(f"the server says nothing of requests {which}")
+    return f"{len(chosen)} requests {which} ({_counts(answers)}), {when}"
+
+
+def _as_asked(which: str, request: bytes, run: Federation, rng: random.Random) -> bytes:
+    """A recorded request as it comes again."""
+    now = datetime.now(UTC)
+    if which == "replayed":
+        return request
+    if which == "expired":
+        return _signed(request, run, "a", now - timedelta(seconds=rng.randrange(400, 90_000)))
+    if which == "signed by another":
+        return _signed(request, run, "b", now)
+    fresh = _signed(request, run, "a", now)  # right but for one bit
+    signature = bytearray(base64.b64decode(header(fresh, "flwr-signature") or ""))
+    signature[rng.randrange(len(signature))] ^= 1
+    return with_header(fresh, "flwr-signature", base64.b64encode(signature).decode())
 
 
 def _signed(request: bytes, run: Federation, signer: str, moment: datetime) -> bytes:
@@ -154,7 +166,7 @@ def _counts(answers: list[int]) -> str:
     return ", ".join(f"{answers.count(each)} x {each}" for each in sorted(set(answers)))
 
 
-def authority(rng: random.Random, run: Federation) -> str:
+def authority(rng: random.Random, run: Federation, which: str) -> str:
     """The server's CA is replaced while a run is on; the server is restarted, clients get it later.
 
     Until then each client says in a line that it does not trust this server any more.
@@ -175,10 +187,14 @@ def authority(rng: random.Random, run: Federation) -> str:
         run.problems.append("a client does not say that the server has another certificate")
     for name in NAMES:
         shutil.copy(run.security / "ca.crt", run.security / "bundles" / name / "ca.crt")
-    return f"CA replaced and the server restarted, {when}"
+    return f"CA {which} and the server restarted, {when}"
 
 
-FEDERATION: dict[str, Callable[[random.Random, Federation], str]] = {
+def _signals_to(places: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{number.name} to {place}" for place in places for number in SIGNALS)
+
+
+FEDERATION: dict[str, Callable[[random.Random, Federation, str], str]] = {
     "signals": signals,
     "link": link,
     "disk": disk,
@@ -187,16 +203,42 @@ FEDERATION: dict[str, Callable[[random.Random, Federation], str]] = {
     "authority": authority,
     "private": signals,
 }
-KINDS = (*FEDERATION, "ray")
+# All faults of each kind, by the words that their functions take.
+FAULTS: dict[str, tuple[str, ...]] = {
+    "signals": _signals_to(PROCESSES),
+    "link": ("cut", "stalled"),
+    "disk": ("run", "state", "tmp"),
+    "clock": ("server ahead", "server back", "a ahead", "a back"),
+    "requests": ("replayed", "expired", "signed by another", "with an altered signature"),
+    "authority": ("replaced",),
+    "private": _signals_to(PROCESSES),
+    "ray": _signals_to(RAY),
+}
+TURN = (*FAULTS, "signals", "ray")  # the kinds that have most faults come twice
 
 
-def kinds_in_turn(seed: int, only: list[str]) -> Callable[[int], str]:
-    """The kind of every case by its number: all kinds come up, in an order that the seed draws."""
-    kinds = only or [*KINDS, "signals", "ray"]  # what there is most of comes twice
+def faults_in_turn(seed: int, only: Sequence[str]) -> Callable[[int], tuple[str, str]]:
+    """Kind and fault of every case by its number, in an order that the seed draws.
 
-    def kind(number: int) -> str:
-        turn, place = divmod(number - 1, len(kinds))
-        order = random.Random(f"{seed}, turn {turn}").sample(kinds, len(kinds))
-        return order[place]
+    All kinds come up in each turn, and all faults of a kind before one comes again.
 
-    return kind
+    Args:
+        seed: of the order.
+        only: kinds, each with or without `:` and a part of its faults' words; () means all.
+    """
+    chosen = tuple(only) or TURN
+
+    def fault(number: int) -> tuple[str, str]:
+        entries = [_drawn(seed, "turn", (each - 1) // len(chosen), chosen)[(each - 1) % len(chosen)]
+                   for each in range(1, number + 1)]  # fmt: skip
+        entry = entries[-1]
+        kind, _, part = entry.partition(":")
+        deck = [which for which in FAULTS[kind] if part in which]
+        again, place = divmod(entries.count(entry) - 1, len(deck))
+        return kind, _drawn(seed, entry, again, deck)[place]
+
+    return fault
+
+
+def _drawn(seed: int, what: str, turn: int, things: Sequence[str]) -> list[str]:
+    return random.Random(f"{seed}, {what} {turn}").sample(things, len(things))

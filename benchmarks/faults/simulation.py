@@ -11,6 +11,7 @@ from faults.invariants import exit_problems
 from faults.processes import ROOT, Command, left_over, wait_for
 
 DIGITS = ("data=digits", "data.train_limit=120", "data.test_limit=60", "federation.clients=4")
+LONG = "training.local_epochs=40"  # so that a round takes seconds, and is hit
 
 
 class Simulation:
@@ -67,7 +68,7 @@ class Simulation:
 
     def _new_run(self) -> Sequence[str]:
         ray = ("engine=ray", "engine.workers=2", f"run_dir={self.run / 'r'}")
-        return [*MODEL, *DIGITS, *ray]
+        return [*MODEL, *DIGITS, LONG, *ray]
 
 
 def environment(folder: Path) -> dict[str, str]:

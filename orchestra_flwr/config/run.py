@@ -7,6 +7,7 @@ import re
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticSerializationError
 
 from orchestra_flwr.config.choice import Choice
 from orchestra_flwr.config.section import Composed, ConfigError, OptionalPathText, parse
@@ -137,7 +138,10 @@ class Config(WithPlugins, Composed):
 
     def to_json(self) -> str:
         """The configuration as one line of JSON."""
-        return self.model_dump_json()
+        try:
+            return self.model_dump_json()
+        except PydanticSerializationError:  # a path that is no UTF-8, which JSON can only escape
+            return json.dumps(self.model_dump(mode="json"), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -107,6 +107,20 @@ class ClientLedger:
         self._check_one_release(mechanism)
         self._check_total(run, mechanism)
 
+    def lacks(self, round_: int, mechanism: ClusteringMechanism) -> bool:
+        """Whether no run has a release with this noise in this round, though a server used one.
+
+        Then the record was removed, or an older copy was put in its place. A run is not looked
+        for by its name, which may change when it is resumed.
+        """
+        entries = self._record.entries
+        return not any(each.round == round_ and each.noise == mechanism for each in entries)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it matters for what may be released how much was released before."""
+        return self._bounds.total_epsilon is not None
+
     def release(self, run: str, round_: int, mechanism: ClusteringMechanism) -> bool:
         """Writes down a release that is about to be made; False: it must not be, all is spent.
 

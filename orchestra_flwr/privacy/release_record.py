@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.files import append_durably, make_private_folder, read_whole_lines
+from orchestra_flwr.files import (
+    append_durably,
+    make_private_folder,
+    read_whole_lines,
+    write_atomically,
+)
 from orchestra_flwr.fingerprints import fingerprint_of
 
 if TYPE_CHECKING:
@@ -25,8 +30,9 @@ class ReleaseRecord(Generic[Entry]):
     So a crash, a kill or a power cut can only overstate what was released. A last line that was cut
     off never was acted on; it is removed. Any other line that cannot be read is an error, for
     without it nobody knows what was released. Every line holds a digest of itself and of all before
-    it, so no line can change or go missing before the last one. The lines of earlier versions, at
-    the beginning of a file, have none.
+    it, so no line can change or go missing before the last one. How many there are, and the last
+    one's digest, stand in a second file beside the first, so no line goes missing at its end
+    either. Earlier versions wrote neither digests nor a second file.
 
     Args:
         file: it is continued where it exists, and made with the first entry where it does not.
@@ -39,8 +45,11 @@ class ReleaseRecord(Generic[Entry]):
 
     def __init__(self, file: Path, parse: Callable[[Any], Entry]) -> None:
         self._file = file
+        self._end = file.with_suffix(".end")
         self._digest, self._is_checked = "", False  # the last line's, and whether it stands there
+        self._digests: list[str] = []
         self._entries = list(self._read(parse))
+        self._check_end()
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -51,7 +60,7 @@ class ReleaseRecord(Generic[Entry]):
         """Adds an entry and waits until it is on the disk.
 
         Raises:
-            OSError: it cannot be written; then nothing may be released.
+            OSError: it cannot be written; then nothing may be released, though it may count.
         """
         values = asdict(entry)
         digest = _chained(self._digest, values)
@@ -60,12 +69,16 @@ class ReleaseRecord(Generic[Entry]):
         append_durably(self._file, line.encode(), mode=0o600)
         self._entries.append(entry)
         self._digest, self._is_checked = digest, True
+        end = {"lines": len(self._entries), DIGEST: digest}
+        write_atomically(self._end, f"{json.dumps(end)}\n".encode(), mode=0o600)
 
     def _read(self, parse: Callable[[Any], Entry]) -> Iterator[Entry]:
         number = 0
         try:
             for number, line in enumerate(read_whole_lines(self._file), 1):  # noqa: B007
-                yield parse(self._checked(line))
+                entry = parse(self._checked(line))
+                self._digests.append(self._digest)
+                yield entry
         except OSError as error:
             raise ConfigError(f"{self._file} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:  # before the first line is parsed
@@ -73,6 +86,27 @@ class ReleaseRecord(Generic[Entry]):
             raise ConfigError(_damaged(self._file, number)) from None
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ConfigError(_damaged(self._file, number)) from None
+
+    def _check_end(self) -> None:
+        """Compares what the second file says. A crash may leave it one line behind.
+
+        Raises:
+            ConfigError: lines are missing, or it cannot be read.
+        """
+        try:
+            end = json.loads(self._end.read_bytes())
+            lines, digest = int(end["lines"]), str(end[DIGEST])
+        except (FileNotFoundError, NotADirectoryError):  # nothing was written yet
+            return
+        except OSError as error:
+            raise ConfigError(f"{self._end} cannot be read: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ConfigError(f"{self._end} is damaged: put back a copy of it") from None
+        if self._digests[lines - 1 : lines] != [digest]:
+            raise ConfigError(
+                f"{self._file}: {lines} releases were written down and {len(self._digests)} are "
+                f"there, or others: put back a copy of it and of {self._end.name}"
+            )
 
     def _checked(self, line: str) -> Any:
         """The values of a line without its digest.

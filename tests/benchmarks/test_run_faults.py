@@ -1,13 +1,15 @@
 """The fault suite: every check fails where it should, every fault is real."""
 
+import base64
 import json
 import os
-import signal
+import random
 import socket
 import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -272,14 +274,64 @@ def test_what_is_left_of_a_start_is_found(tmp_path):
     assert temporary_problems(tmp_path) == ["1 temporary folders are left: orch1234"]
 
 
-def test_a_seed_gives_the_same_cases_and_all_kinds():
-    from faults.cases import KINDS, kinds_in_turn
+def test_a_seed_gives_the_same_cases_and_every_fault_comes_up():
+    from faults.cases import FAULTS, TURN, faults_in_turn
 
-    first, again, other = (kinds_in_turn(seed, []) for seed in (3, 3, 4))
+    first, again, other = (faults_in_turn(seed, []) for seed in (3, 3, 4))
     numbers = range(1, 40)
     assert [first(n) for n in numbers] == [again(n) for n in numbers]
     assert [first(n) for n in numbers] != [other(n) for n in numbers]
-    assert {first(n) for n in range(1, len(KINDS) + 3)} == set(KINDS)
+    assert {first(n)[0] for n in range(1, len(TURN) + 1)} == set(FAULTS)
+    for kind, faults in FAULTS.items():
+        alone = faults_in_turn(3, [kind])
+        assert {alone(n) for n in range(1, len(faults) + 1)} == {(kind, each) for each in faults}
+
+
+def test_faults_can_be_chosen_by_their_words():
+    from faults.cases import faults_in_turn
+    from run_faults import options
+
+    chosen = options(["only=ray:SIGKILL to simulation/raylet,disk:state"])["only"].split(",")
+    found = {faults_in_turn(0, chosen)(n) for n in range(1, 5)}
+    assert found == {("ray", "SIGKILL to simulation/raylet"), ("disk", "state")}
+    with pytest.raises(SystemExit, match="only=disk:moon: must be of run, state, tmp"):
+        options(["only=disk:moon"])
+    with pytest.raises(SystemExit, match="only=weather: must be of signals, link,"):
+        options(["only=weather"])
+
+
+@pytest.mark.parametrize(
+    ("which", "of_a", "of_b", "old"),
+    [
+        ("expired", True, False, True),
+        ("signed by another", False, True, False),
+        ("with an altered signature", False, False, False),
+    ],
+)
+def test_requests_are_signed_as_wrongly_as_they_say(tmp_path, which, of_a, of_b, old):
+    """By Flower's own check, with the keys of real clients."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from faults.cases import _as_asked
+    from faults.federation import make_keys
+    from faults.link import header
+    from flwr.supercore.primitives.asymmetric import verify_signature
+
+    security = tmp_path / "security"
+    make_keys(security, "--client", "a", "--client", "b")
+    request = b"POST /v1/fleet/x HTTP/1.1\r\nflwr-timestamp: t\r\nflwr-signature: s\r\n\r\nbody"
+    rng = random.Random(0)  # noqa: S311 (which bit to change)
+    again = _as_asked(which, request, SimpleNamespace(security=security), rng)
+    text, signature = header(again, "flwr-timestamp"), header(again, "flwr-signature")
+
+    def is_signed_by(name):
+        public = (security / "bundles" / name / "client.pub").read_bytes()
+        return verify_signature(
+            load_ssh_public_key(public), text.encode(), base64.b64decode(signature)
+        )
+
+    assert (is_signed_by("a"), is_signed_by("b")) == (of_a, of_b)
+    age = (datetime.now(UTC) - datetime.fromisoformat(text)).total_seconds()
+    assert (age > 300) == old and again.endswith(b"body")
 
 
 def test_a_signal_reaches_the_process_that_was_drawn(tmp_path):
@@ -294,9 +346,9 @@ def test_a_signal_reaches_the_process_that_was_drawn(tmp_path):
     code += f"print(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
     server = Command(["-c", code], tmp_path / "log", {})
     run = SimpleNamespace(server=server, forgiven=set(), killed=set(), clients={})
-    draws = iter(["server/superlink", signal.SIGKILL, "a", "round 1/"])
+    draws = iter(["a", "round 1/"])
     rng = SimpleNamespace(choice=lambda of: next(draws, of[0]), uniform=lambda *_: 0.0)
-    told = signals(rng, run)
+    told = signals(rng, run, "SIGKILL to server/superlink")
     assert told.startswith("SIGKILL to server/superlink, 0.0 s after")
     assert server.process.wait(20) == 0
     assert server.lines[-1] == "-9" and run.forgiven == set()

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 from pydantic import ValidationError
 
@@ -168,9 +170,11 @@ def test_frozen():
         config.seed = 3
 
 
-def test_survives_the_journey_to_a_client():
-    config = load_config(["data=cifar100", "seed=3", "data.root=/tmp/x y"])
-    assert Config.from_json(config.to_json()) == config
+@pytest.mark.parametrize("root", ["/mnt/x y", "/mnt/ü", os.fsdecode(b"/mnt/caf\xe9")])
+def test_survives_the_journey_to_a_client(root):
+    config = load_config(["data=cifar100", "seed=3", f"data.root={root}"])
+    text = config.to_json()
+    assert Config.from_json(text.encode().decode()) == config
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_an_entry_is_on_the_disk_when_append_returns(file, monkeypatch):
         os, "fsync", lambda number: (events.append(os.fstat(number).st_size), sync(number))
     )
     ReleaseRecord(file, Number.parse).append(Number(7))
-    assert events[-1] == file.stat().st_size > 0
+    assert file.stat().st_size in events and file.stat().st_size > 0
 
 
 @pytest.mark.parametrize("failing", ["write", "fsync"])
@@ -146,6 +146,55 @@ def test_lines_that_go_missing_or_change_places_are_noticed(file, order):
         ReleaseRecord(file, Number.parse)
 
 
+@pytest.mark.parametrize("left", [2, 1, 0])
+def test_lines_that_go_missing_at_the_end_are_noticed(file, left):
+    """As when somebody, or a restored disk, puts back less than there was."""
+    record = ReleaseRecord(file, Number.parse)
+    for value in (7, 8, 9):
+        record.append(Number(value))
+    whole = file.read_bytes()
+    written(file, *file.read_text().splitlines()[:left])
+    with pytest.raises(ConfigError) as error:
+        ReleaseRecord(file, Number.parse)
+    assert str(error.value) == (
+        f"{file}: 3 releases were written down and {left} are there, or others: "
+        "put back a copy of it and of releases.end"
+    )
+    file.unlink()
+    with pytest.raises(ConfigError, match="3 releases were written down and 0 are there"):
+        ReleaseRecord(file, Number.parse)
+    file.write_bytes(whole)
+    assert len(ReleaseRecord(file, Number.parse).entries) == 3
+
+
+def test_a_crash_between_both_files_is_no_loss(file, monkeypatch):
+    """The line is there, and counts; the second file does not say so yet."""
+    record = ReleaseRecord(file, Number.parse)
+    record.append(Number(1))
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestra_flwr.privacy.release_record.write_atomically", full)
+        with pytest.raises(OSError, match="No space"):
+            record.append(Number(2))
+    assert ReleaseRecord(file, Number.parse).entries == (Number(1), Number(2))
+    record.append(Number(3))
+    assert ReleaseRecord(file, Number.parse).entries == (Number(1), Number(2), Number(3))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"3", b'{"lines": "x"}', b"\xff"])
+def test_a_damaged_second_file_is_named(file, content):
+    ReleaseRecord(file, Number.parse).append(Number(1))
+    end = file.with_suffix(".end")
+    end.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"releases\.end is damaged: put back a copy of it"):
+        ReleaseRecord(file, Number.parse)
+    end.unlink()
+    assert len(ReleaseRecord(file, Number.parse).entries) == 1  # as earlier versions left it
+
+
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_only_its_owner_can_read_a_record(file):
     before = os.umask(0)
@@ -153,7 +202,8 @@ def test_only_its_owner_can_read_a_record(file):
         ReleaseRecord(file, Number.parse).append(Number(7))
     finally:
         os.umask(before)
-    assert file.stat().st_mode & 0o777 == 0o600
+    for each in (file, file.with_suffix(".end")):
+        assert each.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 

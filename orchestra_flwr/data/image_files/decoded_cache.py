@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from orchestra_flwr.data.images import Dataset, ImageSet
-from orchestra_flwr.files import replacing
 from orchestra_flwr.fingerprints import fingerprint_of
+from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-FORMAT = 1  # to be raised when decoding, choosing or storing images changes
+FORMAT = 2  # to be raised when decoding, choosing or storing images changes
 
 
 def cache_dir(configured: str | None) -> Path:
@@ -44,9 +40,9 @@ def cache_key(*facts: Any) -> str:
 def cached(folder: Path, name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
     """The data set from the cache, else made and stored there.
 
-    A damaged file is replaced. A folder that cannot be written costs a warning and the time of
-    decoding, no more. Files are replaced as a whole: several processes may store the same data set
-    at once.
+    A file of which any byte has changed is reported and made anew. A folder that cannot be written
+    costs a warning and the time of decoding, no more. Files are replaced as a whole: several
+    processes may store the same data set at once.
 
     Args:
         folder: the cache's folder, made if needed.
@@ -61,7 +57,7 @@ def cached(folder: Path, name: str, key: str, make: Callable[[], Dataset]) -> Da
     dataset = make()
     try:
         _store(file, dataset)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         logger.warning("data.cache=%s: cannot be written, going on without: %s", folder, error)
         return dataset
     return _load(file) or dataset  # mapped, the pages are shared and can be dropped under pressure
@@ -77,26 +73,23 @@ def _store(file: Path, dataset: Dataset) -> None:
         "name": dataset.name,
         "classes": dataset.train.classes,
         "skipped": dataset.skipped,
-        "checksums": {name: _checksum(tensor) for name, tensor in tensors.items()},
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file, mode=0o600) as temporary:  # private images, for their owner alone
-        save_file(tensors, temporary, {"facts": json.dumps(facts)})
+    # Private images, for their owner alone.
+    save_tensors(file, tensors, {"facts": json.dumps(facts)}, mode=0o600)
 
 
 def _load(file: Path) -> Dataset | None:
     if not file.is_file():
         return None
     try:
-        with safe_open(file, framework="pt") as opened:
-            facts = json.loads(opened.metadata()["facts"])
-        tensors = load_file(file)
-        if facts["checksums"] != {name: _checksum(tensor) for name, tensor in tensors.items()}:
-            raise ValueError("a checksum does not match")
-        return _dataset(tensors, facts)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        logger.warning("%s: damaged, made anew: %s", file, error)
-        return None
+        tensors, values = load_tensors(file)
+        return _dataset(tensors, json.loads(values["facts"]))
+    except DamagedFileError as error:
+        logger.warning("%s; made anew", error)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        logger.warning("%s cannot be used: %s; made anew", file, error)
+    return None
 
 
 def _dataset(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Dataset:
@@ -106,7 +99,3 @@ def _dataset(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Dataset:
     if "test.images" in tensors:
         test = ImageSet(tensors["test.images"], tensors["test.labels"], classes)
     return Dataset(facts["name"], train, test, tuple((p, r) for p, r in facts["skipped"]))
-
-
-def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy().data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -39,7 +40,9 @@ METHODS = {
 }
 PASSED = {b"content-type", b"content-length", b"accept"}
 NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
+NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
 CLOCK_SECONDS = 300  # what Flower tolerates
+HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
 DEACTIVATE = "/v1/fleet/deactivate-node"
 ARRIVALS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
 # The SuperLink's own answers to a key that it does not know. To a 412 in arriving a SuperNode
@@ -167,11 +170,19 @@ class Forwarder:
             await self._forward(call, call.body())
 
     async def _health(self, call: _Exchange) -> None:
+        """Without the SuperLink nobody can take part, whatever the gate itself could answer."""
         healthy = False
-        with contextlib.suppress(UpstreamError):
-            async with self._upstream.request("GET", "/health", [], _chunks()) as response:
+        with contextlib.suppress(UpstreamError, TimeoutError):
+            async with (
+                asyncio.timeout(HEALTH_SECONDS),
+                self._upstream.request("GET", "/health", [], _chunks()) as response,
+            ):
                 healthy = response.status == 200
-        await call.answer(200, {"version": version("orchestra-flwr"), "superlink": healthy})
+        content = {"version": version("orchestra-flwr"), "superlink": healthy}
+        if healthy:
+            await call.answer(200, content)
+        else:
+            await call.answer(503, {**content, **NO_SUPERLINK})
 
     async def _pull_messages(self, call: _Exchange) -> None:
         """A client that receives a message has a budget for one reply; nothing else renews it."""

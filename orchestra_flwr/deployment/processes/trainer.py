@@ -17,7 +17,14 @@ from orchestra_flwr.deployment.processes.refusal import RefusalError, failure_of
 from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.arrays import CONFIG, METRICS, RUN, SMALLEST_GROUP
+from orchestra_flwr.federation.messages.arrays import (
+    CONFIG,
+    CONTRIBUTED,
+    METRICS,
+    RUN,
+    SMALLEST_GROUP,
+    TRAINED,
+)
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.fingerprints import fingerprint_of
@@ -25,6 +32,8 @@ from orchestra_flwr.methods import Release, labels_for
 from orchestra_flwr.plugins import PluginError, fingerprint
 from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 from orchestra_flwr.training import build_learner, resolve_device, usable_cpus
+
+RELEASES = "releases.jsonl"  # the record of releases, in the client's folder
 
 
 class Trainer:
@@ -54,7 +63,7 @@ class Trainer:
         self._folder = folder
         bounds = config.privacy
         self._ledger = ClientLedger(
-            folder / "releases.jsonl",
+            folder / RELEASES,
             ClientBounds(bounds.delta, bounds.k_min, bounds.epsilon, bounds.total_epsilon),
         )
         self._device = resolve_device(config.device)
@@ -109,6 +118,7 @@ class Trainer:
         label = release.label if release else "state"
         self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
         client = self._client(received, str(task.get(RUN, "")))
+        self._check_records(received, client, task)
         unsent = self._record_release(received, client, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
@@ -180,6 +190,40 @@ class Trainer:
                 k_min=release.least_images,
                 label=release.label,
             )
+
+    def _check_records(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> None:
+        """Compares what this client remembers of the run with what its server used of it.
+
+        A server that says something wrong, or nothing, gets no more from this client for it.
+
+        Raises:
+            RefusalError: a release is not in the record, so nobody knows what is left of
+                `privacy.total_epsilon`.
+        """
+        if TRAINED in task and client.state_folder is not None and client.state_folder.is_empty:
+            latest = int(task[TRAINED])  # type: ignore[arg-type]
+            self._report(
+                f"this client trained in round {latest} of this run, and "
+                f"{self._folder / 'runs'} holds nothing of it: it begins afresh"
+            )
+        release: Release | None = received.method.plugin.release(received)
+        mechanism = release.mechanism if release else None
+        if release is None or mechanism is None or CONTRIBUTED not in task:
+            return
+        used = int(task[CONTRIBUTED])  # type: ignore[arg-type]
+        if not self._ledger.lacks(used, mechanism):
+            return
+        line = (
+            f"the server has this client's {release.label} of round {used}, which "
+            f"{self._folder / RELEASES} does not hold: it was removed, or is an older copy"
+        )
+        if self._ledger.is_bounded:
+            raise RefusalError(
+                f"{line}; put it back as it was: without it nobody knows what is left of "
+                "privacy.total_epsilon",
+                Failure.PRIVACY_REFUSED,
+            )
+        self._report(line)
 
     def _record_release(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> str:
         """Writes the round's release down before the client works on it.

@@ -38,6 +38,11 @@ class ClientStateFolder:
         self._others = folder
         self._folder = folder / run
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of the run is kept here."""
+        return not self._saved()
+
     def before(self, round_: int, stage: int = 0) -> ClientState | None:
         """The state after the client's last training before this stage; None if there is none.
 

@@ -21,6 +21,7 @@ from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
+from orchestra_flwr.federation.engines.ray_processes import ended_process, load_ray
 from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
 from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
 from orchestra_flwr.federation.messages.object_store import Broadcast
@@ -91,12 +92,19 @@ def _run_ray(
     window: int,
     serve: Callable[[Grid], dict[str, Any]],
 ) -> dict[str, Any]:
+    load_ray()
     from flwr.simulation import run_simulation  # takes seconds, which inline runs are spared
 
     _start_ray(backend["init_args"])
-    stopped = threading.Event()
+    over = threading.Event()
     outcome: dict[str, Any] = {}
+    ended: list[str] = []  # processes of Ray without which it cannot go on
     server = ServerApp()
+
+    def why_stopped() -> str | None:
+        if over.is_set():
+            return "Flower's simulation engine stopped while clients were at work"
+        return ended_process()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
@@ -104,12 +112,16 @@ def _run_ray(
             streaming = StreamingGrid(
                 grid,
                 window,
-                stopped.is_set,
+                why_stopped,
                 prepare=Broadcast(),
                 alone=ran_out_of_memory,
                 poll=POLL_SECONDS,
             )
             outcome.update(serve(streaming))
+        except Exception:
+            # Whatever fails now may fail for that reason; when Ray is down nobody can tell.
+            ended.extend(filter(None, [ended_process()]))
+            raise
         finally:
             # From here on Ray only tells that it could retry the actors' farewell.
             farewell.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -119,13 +131,15 @@ def _run_ray(
     try:
         with contextlib.ExitStack() as farewell:
             run_simulation(server, client_app, nodes, "ray", backend_config=backend)
-    except RuntimeError as error:
-        if isinstance(error, FederationError):
+    except Exception as error:
+        if ended:
+            raise FederationError(ended[0]) from error
+        if isinstance(error, FederationError) or not isinstance(error, RuntimeError):
             raise
         cause = error.__cause__ or error
         raise FederationError(f"Flower's simulation engine failed: {cause}") from error
     finally:
-        stopped.set()  # ends the server's thread if the engine died under it
+        over.set()  # ends the server's thread if the engine died under it
     return outcome
 
 

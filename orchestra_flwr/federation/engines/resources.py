@@ -13,6 +13,7 @@ import torch
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.engines.gpu_memory import measured_share
+from orchestra_flwr.federation.engines.ray_processes import load_ray
 from orchestra_flwr.training import resolve_device, usable_cpus
 
 
@@ -125,8 +126,7 @@ def _check_port(address: str) -> None:
 
 
 def _cluster_nodes(address: str) -> list[Node]:
-    import ray
-
+    ray = load_ray()
     if not ray.is_initialized():
         _check_port(address)
         paths = os.pathsep.join(sys.path)  # as Flower tells it to Ray that it starts itself
@@ -143,6 +143,6 @@ def _cluster_nodes(address: str) -> list[Node]:
             ) from None
     return [
         Node(node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0))
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        for node in ray.nodes()
         if node["Alive"]
     ]

@@ -29,7 +29,8 @@ class StreamingGrid(Grid):
     Args:
         grid: the grid of a simulation or of a SuperLink.
         window: at most so many messages are under way; None: all at once.
-        cancelled: asked while waiting; true ends the wait with :class:`EngineStoppedError`.
+        stopped: why the engine behind the grid has stopped, None while it runs; asked before each
+            message, while waiting, and before an error counts as the client's own.
         prepare: may change each message before it is sent.
         alone: whether a reply's client shall be asked once more, with no other one at work.
         poll: seconds between two looks for a reply.
@@ -39,7 +40,7 @@ class StreamingGrid(Grid):
         self,
         grid: Grid,
         window: int | None = None,
-        cancelled: Callable[[], bool] = lambda: False,
+        stopped: Callable[[], str | None] = lambda: None,
         *,
         prepare: Callable[[Message], None] = lambda message: None,
         alone: Callable[[Message], bool] = lambda reply: False,
@@ -47,7 +48,7 @@ class StreamingGrid(Grid):
     ) -> None:
         self._grid = grid
         self._window = window
-        self._cancelled = cancelled
+        self._stopped = stopped
         self._prepare = prepare
         self._alone = alone
         self._poll = poll
@@ -100,6 +101,7 @@ class StreamingGrid(Grid):
                 message = next(waiting, None)
                 if message is None:
                     break
+                self._check_engine()
                 self._prepare(message)
                 ids = list(self._grid.push_messages([message]))
                 under_way.append((ids[0] if ids else None, message))
@@ -135,12 +137,17 @@ class StreamingGrid(Grid):
             return _failure("the message could not be sent: the node is gone", message)
         while True:
             for reply in self._grid.pull_messages([message_id]):
+                if reply.has_error():  # of the engine rather than of the client?
+                    self._check_engine()
                 return reply
-            if self._cancelled():
-                raise EngineStoppedError("the engine stopped while clients were at work")
+            self._check_engine()
             if deadline is not None and time.monotonic() > deadline:
                 return _failure("no reply within federation.round_timeout", message)
             time.sleep(self._poll)
+
+    def _check_engine(self) -> None:
+        if (why := self._stopped()) is not None:
+            raise EngineStoppedError(why)
 
 
 def _failure(reason: str, message: Message) -> Message:

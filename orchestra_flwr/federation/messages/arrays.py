@@ -18,6 +18,8 @@ SMALLEST_GROUP = "smallest_group"  # a reply's metric: images behind its smalles
 MODEL = "model"  # in a reply's config: the model that was trained, where several were sent
 MODELS = "models"  # in a task: the names of the models that are sent
 RUN = "run"  # in a task: which run this is, where clients keep state
+TRAINED = "trained"  # in a task: the latest round in which a real client's state was used
+CONTRIBUTED = "contributed"  # in a task: the latest one in which rows that it sent were
 CLIENTS = "clients"  # in a task: the folder for the clients' state, where they share the disk
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # as_tensor

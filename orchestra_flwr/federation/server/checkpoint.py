@@ -33,6 +33,8 @@ class Position:
         drawn: [clients, cohort, rounds] of the rounds so far that ended with noise.
         clients: all that were ever there, in the order of their numbers.
         exchange: what the exchange remembers.
+        known: of real clients, by their names: the latest rounds in which their replies and their
+            rows were used.
     """
 
     round: int
@@ -43,6 +45,7 @@ class Position:
     drawn: list[list[int]] = field(default_factory=list)
     clients: list[str] = field(default_factory=list)
     exchange: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def save_checkpoint(

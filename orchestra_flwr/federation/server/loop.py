@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
-from orchestra_flwr.federation.messages.arrays import CLIENTS, RUN
+from orchestra_flwr.federation.messages.arrays import CLIENTS, CONTRIBUTED, RUN, TRAINED
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
@@ -196,6 +196,7 @@ class _Run:
             ),
             drawn=drawn,
             exchange=self.federation.exchange.state(),
+            known=self._known(position.known, number, report),
         )
         save_checkpoint(self.folder.checkpoint, self.models, position, self.record.to_json())
         self._show(round_, record, report, scores, seconds)
@@ -213,6 +214,7 @@ class _Run:
             {client: index for index, client in enumerate(clients)},
             self.privacy.exhausted(nodes, number),
             self._place(),
+            position.known,
         )
         return round_, replace(position, clients=clients)
 
@@ -258,6 +260,18 @@ class _Run:
                 f"round {round_.number}: no score of client {each.client}: {each.reason}"
             )
         self.members.mark_lost([each.client for each in report.unscored if each.silent])
+
+    def _known(
+        self, before: dict[str, dict[str, int]], number: int, report: RoundReport
+    ) -> dict[str, dict[str, int]]:
+        """What real clients were used for, so that one that has lost its records notices."""
+        if self.members.share_disk:  # their records are this run's own
+            return before
+        known = {name: dict(rounds) for name, rounds in before.items()}
+        for word, names in ((TRAINED, report.trained), (CONTRIBUTED, report.contributors)):
+            for name in sorted(names):
+                known.setdefault(name, {})[word] = number
+        return known
 
     def _place(self) -> dict[str, str]:
         """For tasks: which run this is, and where clients on this machine keep their state."""

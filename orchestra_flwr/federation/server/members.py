@@ -156,6 +156,7 @@ class ConnectedMembers:
                 del self._nodes[name]
                 self._tell(f"client {name} has left")
         self._settled &= set(present)
+        self._lost &= set(present)  # one that comes back counts as new
         self._refused = {n: refusal for n, refusal in self._refused.items() if n in present}
         self._greeted = {n: sent for n, sent in self._greeted.items() if n in present}
 

@@ -34,6 +34,8 @@ class RoundReport:
         metrics: means of the clients' metrics, weighted as the average is.
         smallest_groups: images behind the row with the fewest of them, of each client that
             reported it; 0 for one that sent no rows. The server sees no images to check it by.
+        trained: clients whose trained state was used.
+        contributors: clients whose rows were used.
         contributed: whether any client contributed something to the server's state.
         server_state_kept: no client contributed anything, so the server's state is the old one.
         similarities: means of the clients' alignment and uniformity on the average, weighted by
@@ -52,6 +54,8 @@ class RoundReport:
     results: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     smallest_groups: dict[str, int] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
+    contributors: set[str] = field(default_factory=set)
     contributed: bool = False
     server_state_kept: bool = False
     similarities: Similarities | None = None

@@ -84,8 +84,12 @@ class StageUpdate:
                 rows.setdefault(array_name, []).append(array)
         self._report.results.append((weight, reply.metrics))
         self._report.client_seconds += reply.metrics.get("seconds", 0.0)
+        sent = any(map(len, reply.contributions.values()))
+        if self._round.trains:
+            self._report.trained.add(task.client)
+        if sent:
+            self._report.contributors.add(task.client)
         if SMALLEST_GROUP in reply.metrics:
-            sent = any(map(len, reply.contributions.values()))
             size = int(reply.metrics[SMALLEST_GROUP]) if sent else 0
             self._report.smallest_groups[task.client] = size
 

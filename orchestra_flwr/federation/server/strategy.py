@@ -87,6 +87,7 @@ class OrchestraStrategy(Strategy):
             entries: dict[str, Any] = {
                 **config,
                 **self.round.place,
+                **self.round.known.get(task.client, {}),
                 "train": self.round.trains,
                 "contribute": task.client not in self.round.exhausted,
             }

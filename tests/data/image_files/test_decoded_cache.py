@@ -89,9 +89,27 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, damage, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
         repaired = cached(tmp_path, "plain", "key", _dataset)
 
-    assert "damaged, made anew" in caplog.text
+    assert "plain-key.safetensors is damaged: " in caplog.text and "; made anew" in caplog.text
     assert _same(repaired, _dataset())
     assert _same(cached(tmp_path, "plain", "key", _never), _dataset())
+
+
+def test_no_byte_changes_unnoticed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Names of classes, labels and the list of files left out are as much as pixels."""
+    small = Dataset(
+        "plain",
+        ImageSet(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]), ("cat", "dog")),
+        None,
+        (("x.png", "broken"),),
+    )
+    cached(tmp_path, "plain", "key", lambda: small)
+    file = tmp_path / "plain-key.safetensors"
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        caplog.clear()
+        assert _same(cached(tmp_path, "plain", "key", lambda: small), small)
+        assert caplog.text.count("made anew") == 1, f"byte {place} of {len(whole)}"
 
 
 def test_a_cache_that_cannot_be_written_costs_a_warning(
@@ -110,8 +128,8 @@ def test_a_full_disk_costs_a_warning_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(
-        "orchestra_flwr.data.image_files.decoded_cache.save_file",
-        lambda *_: Path("/dev/full").write_bytes(b"x" * 100_000),
+        "orchestra_flwr.tensor_files.save_file",
+        lambda *_, **__: Path("/dev/full").write_bytes(b"x" * 100_000),
     )
     with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
         dataset = cached(tmp_path, "plain", "key", _dataset)

@@ -319,15 +319,26 @@ def test_a_response_passes_before_it_is_complete(client, superlink):
         assert response.read() == b"second"
 
 
-def test_health(client, tls_client, open_gate):
+def test_health(client, tls_client):
     version = json.loads(client.request("GET", "/health")[1])["version"]
     assert version[0].isdigit()
     for made in (client, tls_client):
         status, body = made.request("GET", "/health")
         assert (status, json.loads(body)) == (200, {"version": version, "superlink": True})
-    with open_gate(1) as gate:
-        body = Client(gate, []).request("GET", "/health")[1]
-        assert json.loads(body)["superlink"] is False
+
+
+@pytest.mark.parametrize("port", ["dead", "mute"])
+def test_without_a_superlink_the_server_is_not_well(port, open_gate, monkeypatch):
+    """A health check goes by the status; a person reads the line."""
+    monkeypatch.setattr(forward, "HEALTH_SECONDS", 0.3)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mute,  # takes connections, and says nothing
+        open_gate(1 if port == "dead" else mute.getsockname()[1]) as gate,
+    ):
+        status, body = Client(gate, []).request("GET", "/health")
+    content = json.loads(body)
+    assert (status, content["superlink"]) == (503, False)
+    assert content["detail"] == "The SuperLink behind the gate does not answer."
 
 
 # What does not

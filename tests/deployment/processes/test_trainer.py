@@ -1,5 +1,7 @@
 """A client's own process takes part in runs, without any network."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,16 @@ def test_a_client_is_well_again_when_its_images_are_there(
     assert str(photos) in one.problem and len(said) == 1
     photos.with_name("unmounted").rename(photos)
     assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
+    assert one.problem is None
+
+
+def test_a_folder_whose_name_is_no_text(trainer, server, said, photos, ask, greeting, task):
+    """As old disks have them; only this machine ever sees the name."""
+    odd = photos.with_name(os.fsdecode(b"caf\xe9 \xff"))
+    photos.rename(odd)
+    one = trainer(f"data.root={odd}")
+    assert ask(one, "greet", greeting(server))[CONFIG]["images"] == 20
+    assert ask(one, "train", task(server))[METRICS]["examples"] == 20
     assert one.problem is None
 
 

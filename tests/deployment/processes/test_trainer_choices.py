@@ -1,5 +1,7 @@
 """What a server's configuration chooses works at a real client as in a simulation."""
 
+import shutil
+
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -89,6 +91,22 @@ def test_norms_stay_with_a_real_client(trainer, configured, tmp_path, ask, task)
     np.testing.assert_array_equal(sent(trainer(), 2), second)
     fresh = ask(trainer(), "train", task(server, 2, run="tuesday"))[ARRAYS]["shared"].numpy()
     assert (fresh != second).any()  # its norms were those of round 1
+
+
+def test_a_client_says_that_its_state_is_gone(trainer, said, tmp_path, configured, ask, task):
+    """Its server knows that it trained before; what is missing cannot be made up for."""
+    server = configured("merging=fedbn")
+    ask(trainer(), "train", task(server, 1, run="monday"))
+    ask(trainer(), "train", task(server, 2, run="monday", trained=1))
+    assert not any("afresh" in line for line in said)
+    shutil.rmtree(tmp_path / "runs")
+    ask(trainer(), "train", task(server, 3, run="monday", trained=2))
+    lines = [line for line in said if "afresh" in line]
+    assert lines == [
+        f"this client trained in round 2 of this run, and {tmp_path / 'runs'} holds nothing of it: "
+        "it begins afresh"
+    ]
+    assert (tmp_path / "runs/monday/3.safetensors").is_file()
 
 
 def test_a_client_that_keeps_state_needs_a_name_for_the_run(trainer, said, configured, ask, task):

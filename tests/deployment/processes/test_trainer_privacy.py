@@ -166,6 +166,37 @@ def test_a_record_that_cannot_be_read_is_no_empty_one(trainer, tmp_path):
     assert ClientLedger(file, ClientBounds(1e-3)).ledger.releases == {}
 
 
+def test_a_record_that_the_server_knows_more_of_is_refused(
+    trainer, said, tmp_path, ask, private, task
+):
+    """The state's folder was removed in mid-run: what is left of the total, nobody knows."""
+    given, mine = private(), "privacy.total_epsilon=300"
+    assert rows(ask(trainer(mine), "train", task(given, 1))) > 0
+    assert rows(ask(trainer(mine), "train", task(given, 2, contributed=1))) > 0
+    lines = len((tmp_path / "releases.jsonl").read_text().splitlines())
+    for file in tmp_path.glob("releases.*"):
+        file.rename(file.with_name(f"away.{file.name}"))
+    answer = ask(trainer(mine), "train", task(given, 3, contributed=2))
+    assert answer == {"failure": "privacy_refused"}
+    assert said[-1] == (
+        f"failed: the server has this client's centroids of round 2, which "
+        f"{tmp_path / 'releases.jsonl'} does not hold: it was removed, or is an older copy; "
+        "put it back as it was: without it nobody knows what is left of privacy.total_epsilon"
+    )
+    assert not (tmp_path / "releases.jsonl").exists()
+    for file in tmp_path.glob("away.*"):
+        file.rename(file.with_name(file.name.removeprefix("away.")))
+    assert rows(ask(trainer(mine), "train", task(given, 3, contributed=2))) > 0
+    assert len((tmp_path / "releases.jsonl").read_text().splitlines()) == lines + 1
+
+
+def test_without_a_total_a_lost_record_is_reported_and_the_client_goes_on(
+    trainer, said, ask, private, task
+):
+    assert rows(ask(trainer(), "train", task(private(), 3, contributed=2))) > 0
+    assert any("the server has this client's centroids of round 2" in line for line in said)
+
+
 def test_features_never_leave_a_real_client_whatever_the_server_asks(
     trainer, server, said, ask, greeting, task
 ):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -66,7 +67,11 @@ def wait_for_round(process, folder, number):
 
 def actors(process, at_work=False):
     """Ray's client actors under a run, found by the run's own process ids."""
-    name = "ClientAppActor.run" if at_work else "ClientAppActor"
+    return below(process.pid, "ClientAppActor.run" if at_work else "ClientAppActor")
+
+
+def below(root, name):
+    """Ids of the processes under another one whose command lines hold a name."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -80,7 +85,7 @@ def actors(process, at_work=False):
 
     def descends(pid):
         while pid in parents:
-            if pid == process.pid:
+            if pid == root:
                 return True
             pid = parents[pid][0]
         return False
@@ -198,6 +203,46 @@ def test_a_client_that_kills_every_actor_is_dropped_and_the_round_goes_on(sim):
     assert len(dropped) == 1 and "Actor" in dropped[0]["reason"]
     assert metrics(folder)[-1]["clients"]["ok"] == 1
     assert (folder / "encoder.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("program", ["raylet/raylet", "gcs/gcs_server"])
+def test_a_run_whose_ray_is_killed_ends_in_a_line(tmp_path, tiny_overrides, program):
+    """Below process 1, as a service: there Ray itself would end the run without a word.
+
+    No client counts as failed for it, though the round could do without one.
+    """
+    folder, log = tmp_path / "run", tmp_path / "log"
+    command = [sys.executable, str(REPOSITORY / "run_sim.py"), *tiny_overrides, "engine=ray",
+               "federation.rounds=50", "federation.min_success=0.25", "engine.workers=2",
+               "training.local_epochs=30", f"run_dir={folder}"]  # fmt: skip
+    shell = ["sh", "-c", f"{shlex.join(command)} >{log} 2>&1 & echo $!"]
+    pid = int(subprocess.run(shell, capture_output=True, text=True, check=True).stdout)
+    try:
+        wait_until(lambda: metrics(folder) or "error" in log.read_text(), 500)
+        wait_until(lambda: below(pid, "ClientAppActor.run"), 60)
+        (victim,) = below(pid, f"/{program}\0")
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid), 200)
+    finally:
+        if is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
+    lines = log.read_text().splitlines()
+    (error,) = [line for line in lines if line.startswith("error: ")]
+    assert error.startswith(
+        f"error: engine=ray: Ray's process {Path(program).name} was killed by signal 9"
+    )
+    assert lines[-1] == f"continue with: resume={folder}"
+    assert not any("Traceback" in line for line in lines)
+    assert all(record["clients"]["dropped"] == [] for record in metrics(folder))
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.slow

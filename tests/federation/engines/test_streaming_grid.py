@@ -89,8 +89,29 @@ def test_a_vanished_node_gets_an_error_reply():
 
 
 def test_a_dead_engine_ends_the_wait():
-    grid = StreamingGrid(ScriptedGrid(silent={1}), None, cancelled=lambda: True)
+    asked = []
+
+    def stopped():
+        asked.append(None)
+        return "Ray is gone" if len(asked) > 3 else None
+
+    grid = StreamingGrid(ScriptedGrid(silent={1}), None, stopped)
+    with pytest.raises(EngineStoppedError, match="Ray is gone"):
+        list(grid.send_and_receive(messages(1)))
+
+
+def test_nothing_is_sent_to_a_dead_engine():
+    inner = ScriptedGrid()
     with pytest.raises(EngineStoppedError):
+        list(StreamingGrid(inner, None, lambda: "Ray is gone").send_and_receive(messages(1)))
+    assert not inner.sent
+
+
+def test_an_error_of_a_dead_engine_is_not_the_clients():
+    """Otherwise the round would go on without a client that has done nothing wrong."""
+    inner = TightGrid(set(), hopeless={1})
+    grid = StreamingGrid(inner, None, lambda: "Ray is gone" if inner.tried else None)
+    with pytest.raises(EngineStoppedError, match="Ray is gone"):
         list(grid.send_and_receive(messages(1)))
 
 

@@ -10,7 +10,13 @@ from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.engines.inline import InlineGrid
-from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, from_record
+from orchestra_flwr.federation.messages.arrays import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    from_record,
+    to_record,
+)
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.federation.server.loop import run_federation
@@ -119,6 +125,46 @@ def test_the_policy_makes_a_difference(config, tmp_path, policy):
         figures[0][name] == 0 and max(f[name] for f in figures) > 0
     )  # nobody had a state at first
     assert not any("merge" in r for r in replaced.read_metrics())
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_only_real_clients_hear_what_they_were_used_for(federate, watched, tiny, tmp_path, real):
+    """One that has lost its records can notice; those of a simulation are the run's own.
+
+    Client 0 sends no centroids in round 1, and client 1 fails in it.
+    """
+
+    class Members(SimulatedMembers):
+        share_disk = not real
+
+    tasks = {}
+
+    def look(client, round_, sent, reply):
+        tasks[client, round_] = {k: sent[CONFIG].get(k) for k in ("trained", "contributed")}
+        if (client, round_) == ("0", 1):
+            width = reply.content[ARRAYS]["local_centroids"].shape[1]
+            arrays = from_record(reply.content[ARRAYS])
+            arrays["local_centroids"] = np.zeros((0, width), np.float32)
+            reply.content[ARRAYS] = to_record(arrays)
+        if (client, round_) == ("1", 1):
+            reply.content[METRICS]["examples"] = 0  # which nobody can have learned from
+
+    config = tiny(f"run_dir={tmp_path / 'run'}", "federation.min_success=0.5")
+    federate(config, app=watched(look), members=Members)
+    nothing = {"trained": None, "contributed": None}
+    expected = {
+        0: dict.fromkeys("0123", nothing),
+        1: {client: {"trained": None, "contributed": 0} for client in "0123"},
+        2: {
+            "0": {"trained": 1, "contributed": 0},
+            "1": {"trained": None, "contributed": 0},
+            "2": {"trained": 1, "contributed": 1},
+            "3": {"trained": 1, "contributed": 1},
+        },
+    }
+    for (client, round_), told in tasks.items():
+        assert told == (expected[round_][client] if real else nothing), (client, round_)
+    assert len(tasks) == 12
 
 
 def test_fedu_fires_for_no_client_that_hardly_moves(config):

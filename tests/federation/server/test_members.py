@@ -183,6 +183,22 @@ def test_a_registered_key_fixes_the_name(network, said, members):
     )
 
 
+def test_nothing_is_remembered_of_nodes_that_are_gone(network, members):
+    """A run of weeks sees more nodes than it has clients: each restart of one may make another."""
+    known = members(least=0)
+    for node in range(100):
+        network.nodes.clear()
+        network.join(node, "a")
+        if node % 3 == 0:
+            network.answers[node] = "failed"
+        known.connected()
+        known.mark_lost(["a"])
+    network.nodes.clear()
+    known.connected()
+    left = {name: value for name, value in vars(known).items() if isinstance(value, set | dict)}
+    assert len(left) == 5 and not any(left.values()), left
+
+
 def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(network, members):
     network.join(1, "a")
     network.join(2, "b")

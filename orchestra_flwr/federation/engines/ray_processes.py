@@ -1,0 +1,38 @@
+"""Ray's own processes on this machine, without any of which a run cannot go on."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+from typing import Any
+
+VITAL = ("raylet", "gcs_server")  # in Ray's words: schedules and stores objects; knows all nodes
+
+
+def ended_process() -> str | None:
+    """One line about a process of Ray that has ended while Ray is in use; None: all of them run.
+
+    Those of a cluster that was joined were not started from here, and are not looked at.
+    """
+    from ray._private import worker
+
+    node = worker._global_node
+    dead: dict[str, Any] = dict(node.dead_processes()) if node is not None else {}
+    for name in VITAL:
+        if name in dead:
+            code = dead[name].returncode
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            return f"engine=ray: Ray's process {name} {how}, perhaps for want of memory"
+    return None
+
+
+def load_ray() -> ModuleType:
+    """Imports Ray, and keeps it from ending this process before that has said how the run goes on.
+
+    Ray ends a driver whose raylet is gone if process 1 is its parent, as under systemd or in a
+    container. It takes that for the death of the process that matters, unless a variable names
+    another one, which it reads when it is loaded; this process is always alive.
+    """
+    os.environ["RAY_RAYLET_PID"] = str(os.getpid())
+    return importlib.import_module("ray")

@@ -1,0 +1,73 @@
+"""The order in which a server opens."""
+
+import base64
+import ssl
+
+import httpx
+import pytest
+
+from orchestra_flwr.config import load
+from orchestra_flwr.deployment.keys import public_key_bytes
+from orchestra_flwr.deployment.processes import server_process
+from orchestra_flwr.deployment.processes.child import free_port, is_listening
+from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.reporting import RunFolder, make_progress
+
+NOT_READY, UNKNOWN = 503, 412
+
+
+@pytest.fixture
+def config(security, tmp_path):
+    port = free_port()
+    folders = [f"security={security}", f"run_dir={tmp_path / 'run'}"]
+    return load(ServerConfig, ["model.width=8", f"port={port}", *folders])
+
+
+def arrive(config, key):
+    """The status of the gate's answer to a client that comes for the first time."""
+    trusted = ssl.create_default_context(cafile=f"{config.security}/ca.crt")
+    answer = httpx.post(
+        f"https://127.0.0.1:{config.port}/v1/fleet/register-node",
+        headers={"flwr-public-key": base64.b64encode(key).decode()},
+        verify=trusted,
+        trust_env=False,
+    )
+    return answer.status_code
+
+
+def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
+    config, bundle, monkeypatch
+):
+    """Before that a registered client would be told to register.
+
+    A program that does nothing stands for the SuperLink, and the command that registers keys there
+    looks at the gate's port; folder of keys, roster and gate are real.
+    """
+    key, seen = public_key_bytes(bundle / "client.pub"), []
+
+    class Flower:
+        def __init__(self, *_):
+            pass
+
+        def register(self, clients):
+            seen.append(("open" if is_listening(f"127.0.0.1:{config.port}") else "closed", clients))
+            return dict.fromkeys([name for name, _ in clients])
+
+    def start(*_):
+        seen.extend([arrive(config, key), arrive(config, b"a stranger's")])
+        raise FederationError("seen enough")
+
+    monkeypatch.setattr(server_process, "Flower", Flower)
+    monkeypatch.setattr(server_process, "superlink_command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(server_process, "wait_until_up", lambda *_: None)
+    monkeypatch.setattr(server_process, "_start", start)
+    with (
+        RunFolder.opened(config) as folder,
+        make_progress("off", 1) as progress,
+        pytest.raises(FederationError, match="seen enough"),
+    ):
+        server_process.serve(config, folder, progress)
+    (state, [(name, _)]), known, stranger = seen
+    assert (state, name, known, stranger) == ("closed", "site-1", NOT_READY, UNKNOWN)
+    assert not is_listening(f"127.0.0.1:{config.port}")  # and it is closed again
