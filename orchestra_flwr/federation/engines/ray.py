@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Self
 
 from flwr.app import Context
@@ -31,6 +32,7 @@ from orchestra_flwr.training import resolve_device
 logger = logging.getLogger("orchestra_flwr.federation")
 
 POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
+LONGEST_FAREWELL = 10.0  # seconds that a signal waits for the server's thread, perhaps in a probe
 MOST_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
 
 
@@ -96,7 +98,8 @@ def _run_ray(
     from flwr.simulation import run_simulation  # takes seconds, which inline runs are spared
 
     _start_ray(backend["init_args"])
-    over = threading.Event()
+    over, served = threading.Event(), threading.Event()
+    served.set()  # nothing is served yet
     outcome: dict[str, Any] = {}
     ended: list[str] = []  # processes of Ray without which it cannot go on
     server = ServerApp()
@@ -108,6 +111,7 @@ def _run_ray(
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
+        served.clear()
         try:
             streaming = StreamingGrid(
                 grid,
@@ -125,11 +129,12 @@ def _run_ray(
         finally:
             # From here on Ray only tells that it could retry the actors' farewell.
             farewell.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            served.set()
 
     # Flower's log repeats, with tracebacks, what the progress shows and the metrics keep.
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     try:
-        with contextlib.ExitStack() as farewell:
+        with contextlib.ExitStack() as farewell, _ended_before_ray(over, served):
             run_simulation(server, client_app, nodes, "ray", backend_config=backend)
     except Exception as error:
         if ended:
@@ -141,6 +146,39 @@ def _run_ray(
     finally:
         over.set()  # ends the server's thread if the engine died under it
     return outcome
+
+
+@contextlib.contextmanager
+def _ended_before_ray(over: threading.Event, served: threading.Event) -> Iterator[None]:
+    """A signal that ends the run ends the server's thread first.
+
+    Flower shuts Ray down as soon as the signal's exception reaches it. A thread that calls Ray
+    after that ends the whole process at once, before that has said how the run goes on.
+
+    Args:
+        over: tells the server's thread to end.
+        served: set by the server's thread when it has ended.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        over.set()
+        served.wait(LONGEST_FAREWELL)
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _start_ray(init_args: dict[str, Any]) -> None:

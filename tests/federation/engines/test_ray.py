@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -255,6 +256,31 @@ def test_a_stopped_run_says_how_it_goes_on(sim, number, code):
     assert log.rstrip().endswith(f"stopped; continue with: resume={folder}")
     assert "Traceback" not in log
     assert not actors(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_servers_thread_before_ray(number):
+    over, served, ended = threading.Event(), threading.Event(), []
+
+    def serve():
+        over.wait()
+        ended.append("server")
+        served.set()
+
+    def stop(number, frame):
+        ended.append("command")
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, stop)
+    try:
+        threading.Thread(target=serve).start()
+        with pytest.raises(KeyboardInterrupt), ray_engine._ended_before_ray(over, served):
+            os.kill(os.getpid(), number)
+            time.sleep(20)
+        assert signal.getsignal(number) is stop
+    finally:
+        signal.signal(number, before)
+    assert ended == ["server", "command"]
 
 
 def test_ray_that_does_not_start_is_one_line():
