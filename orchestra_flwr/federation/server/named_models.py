@@ -89,6 +89,18 @@ class Models:
         state = optimizer.step(before, mean, self.trained_spans)
         self.schemas.shared.unpack(state, self.load(name).state(Role.SHARED))
 
+    def copy(self, source: str, target: str) -> None:
+        """Makes a model a copy of another one, with server state and its optimizer's moments."""
+        self.begin(target, self.load(source))
+        moments = self.optimizers[source].moments()
+        self.optimizers[target].load_moments(moments)
+
+    def begin(self, name: str, learner: Learner) -> None:
+        """Gives a model the state of a learner of the same kind."""
+        packed = {r: schema.pack(learner.state(r)).copy() for r, schema in self._schemas.items()}
+        for role, schema in self._schemas.items():
+            schema.unpack(packed[role], self.load(name).state(role))
+
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds: the first model by its tensors' names, and the rest."""
         self.load(self.first)

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from orchestra_flwr.federation.exchanges import Stage, Task
+from orchestra_flwr.federation.exchanges import Result, Stage, Task
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.aggregation import ClippedMean, StreamingMean
@@ -55,9 +55,14 @@ class StageUpdate:
         self._means: dict[str, Aggregation] = {}
         self._origins: dict[str, dict[str, float]] = {}  # weights by the models trained for a mean
         self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
+        self._results: dict[str, int] = {}  # good ones that entered each model
 
     def apply(self) -> None:
         """Sets the shared state of the models, and lets the method make their server state."""
+        least = self._federation.exchange.least_results()
+        for name in [name for name, count in self._results.items() if count < least]:
+            self._means.pop(name, None)
+            self._contributions.pop(name, None)
         # All before any is set: a model may take in what was made of another.
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
@@ -71,7 +76,7 @@ class StageUpdate:
         trained = [reply.model] if self._round.trains else task.models
         shares = {name: share for m in trained for name, share in enters(task, m).items()}
         if reply.shared is not None:
-            self._federation.exchange.result(task, reply.model, reply.shared)
+            self._show(task, reply.model, reply.shared)
             for name, share in shares.items():
                 if name not in self._means:
                     self._means[name] = self._aggregation(name)
@@ -79,6 +84,7 @@ class StageUpdate:
                 origins = self._origins.setdefault(name, {})
                 origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
         for name in shares:
+            self._results[name] = self._results.get(name, 0) + 1
             rows = self._contributions.setdefault(name, {})
             for array_name, array in reply.contributions.items():
                 rows.setdefault(array_name, []).append(array)
@@ -88,6 +94,16 @@ class StageUpdate:
             sent = any(map(len, reply.contributions.values()))
             size = int(reply.metrics[SMALLEST_GROUP]) if sent else 0
             self._report.smallest_groups[task.client] = size
+
+    def _show(self, task: Task, model: str, state: np.ndarray) -> None:
+        """Lets the exchange see a result."""
+
+        def before() -> np.ndarray:
+            received = self.as_received(model)
+            return self._models.shared(model) if received is None else received
+
+        result = Result(task.client, model, state, before, self._models.trained_spans)
+        self._federation.exchange.result(result)
 
     def _weight(self, examples: int) -> float:
         weighting = self._config.federation.weighting

@@ -126,13 +126,15 @@ class OrchestraStrategy(Strategy):
     ) -> Iterable[Message]:
         """With `evaluation.unsupervised` one message for each client with a task.
 
-        Arguments as in :meth:`configure_train`; all are sent the first model.
+        Arguments as in :meth:`configure_train`; each is sent the one model of its task.
         """
         if not self._config.evaluation.unsupervised:
             return []
-        first = to_record(self._models.arrays(self._models.first))
+        names = dict.fromkeys(name for task in self.stage.tasks for name in task.models)
+        records = {name: to_record(self._models.arrays(name)) for name in names}
+        entries = {**config, **self.round.place}
         return [
-            self._message(MessageType.EVALUATE, task.client, first, {**config, **self.round.place})
+            self._message(MessageType.EVALUATE, task.client, records[task.models[0]], entries)
             for task in self.stage.tasks
         ]
 
