@@ -49,6 +49,8 @@ class Stage:
         tasks: of the clients; there may be none.
         copies: models that become copies of others before the stage, with server state and the
             moments of their optimizers.
+        mixing: models that, when all results are in, become sums of the models in it, each with its
+            weight. All sums are of the models as they were before.
 
     Raises:
         ValueError: a client has two tasks.
@@ -56,6 +58,7 @@ class Stage:
 
     tasks: tuple[Task, ...]
     copies: Mapping[str, str] = field(default_factory=dict)
+    mixing: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         clients = [task.client for task in self.tasks]
@@ -121,12 +124,17 @@ class Exchange(Plugin, ABC):
         Settings: own options under `exchange.` in the configuration.
         remembers: whether clients keep something from round to round (:meth:`keep`).
         deployable: whether real clients can take part, or only simulated ones.
+        on_disk: whether the server's models wait in a file instead of in its memory.
+        averages: whether the run's scores and encoder are those of the mean of the models in
+            :meth:`evaluated`, beside which each has its own.
         private: whether `privacy.clip`, noise and private releases are allowed. Their account is
             that of one model and one stage, in which each client of the cohort has one task.
     """
 
     remembers: bool = False  # may depend on the settings
     deployable: ClassVar[bool] = True
+    on_disk: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
     private: ClassVar[bool] = False
 
     @classmethod
@@ -191,8 +199,9 @@ class Exchange(Plugin, ABC):
     def evaluated(self) -> Mapping[str, float]:
         """The models that are evaluated and saved, with their weights in the run's scores.
 
-        {}: the first model alone. With several, the run's scores are the weighted means of theirs,
-        and `encoder.safetensors` is that of the largest weight, the first of several.
+        {}: the first model alone. With several, unless `averages`, the run's scores are the
+        weighted means of theirs, and `encoder.safetensors` is that of the largest weight, the
+        first of several.
         """
         return {}
 

@@ -118,7 +118,8 @@ class _Run:
         exchange: Exchange = config.exchange.build()
         schemas = Schemas.of(self.learner, config)
         names = exchange.models(members.names)
-        self.models = Models(config, self.learner, schemas, names)
+        place = folder.path if exchange.on_disk else None
+        self.models = Models(config, self.learner, schemas, names, place)
         for name in names:
             if (seed := exchange.seed_of(name, config.seed)) != config.seed:
                 other = config.model_copy(update={"seed": seed})
@@ -180,15 +181,14 @@ class _Run:
         scores: Scores | None = None
         by_model: dict[str, Any] = {}
         if evaluated:
-            weights, untrained = self.federation.exchange.evaluated(), number == 0
             scores, by_model = evaluate_models(
-                self.evaluator, self.models, weights, untrained=untrained
+                self.evaluator, self.models, self.federation.exchange, untrained=number == 0
             )
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
         record = round_record(round_, report, seconds, scores)
         exchange = self.federation.exchange.metrics() if exchanged else {}
-        record |= {k: v for k, v in (("models", by_model), ("exchange", exchange)) if v}
+        record |= {**by_model, **({"exchange": exchange} if exchange else {})}
         if self.workers and exchanged:
             record["overhead"] = overhead(report, seconds, self.workers)
         if drawn or self.privacy.is_accounted:
@@ -314,13 +314,13 @@ class _Run:
         unsupervised = [record["unsupervised"] for record in metrics if record.get("unsupervised")]
         if unsupervised:
             summary["unsupervised"] = unsupervised[-1]
-        weights = self.federation.exchange.evaluated()
-        chosen = save_encoders(self.folder, self.evaluator, self.models, weights, position.round)
-        if len(weights) > 1:
-            last = [record["models"] for record in metrics if record.get("models")]
-            summary |= {"model": chosen, "models": last[-1] if last else {}}
-        if exchange := [record["exchange"] for record in metrics if record.get("exchange")]:
-            summary["exchange"] = exchange[-1]
+        exchange = self.federation.exchange
+        chosen = save_encoders(self.folder, self.evaluator, self.models, exchange, position.round)
+        if len(exchange.evaluated()) > 1:
+            summary["model"] = chosen
+        for key in ("models", "nodes", "consensus", "exchange"):
+            if found := [record[key] for record in metrics if key in record]:
+                summary[key] = found[-1]
         plot_curves(metrics, self.folder.path / "curves.png")
         self.folder.write_summary(summary)
         forget_noise_key(self.folder.checkpoint)

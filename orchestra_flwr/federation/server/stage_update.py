@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -25,7 +26,8 @@ Aggregation = StreamingMean | ClippedMean
 class StageUpdate:
     """Adds replies up one by one, then updates every model that one of them entered.
 
-    Memory is that of a running sum for each of these models, however many replies there are.
+    Memory is that of a running sum for each of these models, however many replies there are. A
+    model that is sent to one client only, whose result enters no other, is updated at once.
 
     Args:
         federation: what all rounds share; :meth:`apply` changes its models.
@@ -56,6 +58,7 @@ class StageUpdate:
         self._origins: dict[str, dict[str, float]] = {}  # weights by the models trained for a mean
         self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
         self._results: dict[str, int] = {}  # good ones that entered each model
+        self._apart = self._models_apart()
 
     def apply(self) -> None:
         """Sets the shared state of the models, and lets the method make their server state."""
@@ -67,6 +70,8 @@ class StageUpdate:
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
             self._models.update(name, states.pop(name))
+        if self._stage.mixing:
+            self._models.mix(self._stage.mixing)
         self._update_server_states()
 
     def add(self, task: Task, reply: Reply) -> None:
@@ -83,6 +88,9 @@ class StageUpdate:
                 self._means[name].add(reply.shared, weight * share)
                 origins = self._origins.setdefault(name, {})
                 origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
+                if name in self._apart:
+                    self._models.update(name, self._new_state(name))
+                    self._received.pop(name, None)
         for name in shares:
             self._results[name] = self._results.get(name, 0) + 1
             rows = self._contributions.setdefault(name, {})
@@ -94,6 +102,22 @@ class StageUpdate:
             sent = any(map(len, reply.contributions.values()))
             size = int(reply.metrics[SMALLEST_GROUP]) if sent else 0
             self._report.smallest_groups[task.client] = size
+
+    def _models_apart(self) -> frozenset[str]:
+        """Models that one task alone is sent and enters: they need not wait for the others."""
+        exchange = self._federation.exchange
+        if exchange.least_results() > 1:
+            return frozenset()
+        tasks = self._stage.tasks
+        sent = Counter(name for task in tasks for name in task.models)
+        enters = [{n for m in task.models for n in exchange.enters(task, m)} for task in tasks]
+        entered = Counter(name for names in enters for name in names)
+        return frozenset(
+            task.models[0]
+            for task, names in zip(tasks, enters, strict=True)
+            if names == {*task.models} and all(sent[n] == entered[n] == 1 for n in names)
+            if len(task.models) == 1
+        )
 
     def _show(self, task: Task, model: str, state: np.ndarray) -> None:
         """Lets the exchange see a result."""
