@@ -53,7 +53,8 @@ def table_of(outcomes: Outcomes) -> str:
     for setting, outcome in outcomes:
         cells = [f"{setting.dimensions}, {setting.sources}"]
         cells += [f"{getattr(outcome, name):.3f}" for name in COLUMNS.values()]
-        cells.append(" ".join(f"{value:.3g}" for value in outcome.eigenvalues))
+        *signal, noise = outcome.eigenvalues[: setting.sources + 1]
+        cells.append(" ".join(f"{value:.3g}" for value in signal) + f", then {noise:.2f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -81,8 +82,8 @@ def _draw_axes(panel: Axes, table: np.ndarray, title: str) -> None:
         panel.bar(places, table[:, axis], 0.75 / count, color=colour, label=f"axis {axis + 1}")
     panel.set_title(title, loc="left", fontsize=9)
     panel.set_xticks(range(count), [f"source {number + 1}" for number in range(count)])
-    panel.set_ylim(0, 1.05)
-    panel.legend(fontsize=7, loc="lower right")
+    panel.set_ylim(0, 1.2)
+    panel.legend(fontsize=7, loc="upper center", ncols=min(count, 5))
     panel.spines[["top", "right"]].set_visible(False)
 
 

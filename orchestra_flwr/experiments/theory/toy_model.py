@@ -135,7 +135,7 @@ def sl_representation(points: Array, classes: NDArray[np.int64]) -> Array:
     from sklearn.svm import LinearSVC
 
     machine = LinearSVC(
-        multi_class="crammer_singer", C=100, fit_intercept=False, tol=1e-5, max_iter=100_000,
+        multi_class="crammer_singer", C=100, fit_intercept=False, tol=1e-4, max_iter=10_000,
         random_state=0,
     )  # fmt: skip
     machine.fit(points, classes)
