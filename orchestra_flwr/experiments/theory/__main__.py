@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
-    from orchestra_flwr.experiments.theory.results import write_results
+    from orchestra_flwr.experiments.theory.theory_output import write_results
     from orchestra_flwr.experiments.theory.toy_model import Setting, simulate
 
     outcomes = []

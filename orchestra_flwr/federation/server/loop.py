@@ -39,8 +39,8 @@ from orchestra_flwr.federation.server.round_record import (
 )
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
-from orchestra_flwr.federation.server.several_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, check_round
+from orchestra_flwr.federation.several_models import evaluate_models, save_encoders
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import Release, kept_first
 from orchestra_flwr.reporting import (
