@@ -1,6 +1,7 @@
 """Encoders and their heads."""
 
 from orchestra_flwr.models.backbones import Backbone, build_backbone
+from orchestra_flwr.models.clean_features import clean_features
 from orchestra_flwr.models.ema import ema_update
 from orchestra_flwr.models.encoder import (
     Encoder,
@@ -16,6 +17,7 @@ __all__ = [
     "Encoder",
     "EncoderSpec",
     "build_backbone",
+    "clean_features",
     "ema_update",
     "load_encoder",
     "mlp",

@@ -107,6 +107,11 @@ class RunFolder:
         return self.path / "encoder.safetensors"
 
     @property
+    def encoders(self) -> Path:
+        """The encoders of a run with several models, by the models' names."""
+        return self.path / "encoders"
+
+    @property
     def metrics(self) -> Path:
         """One JSON record a line, in the order of the rounds."""
         return self.path / "metrics.jsonl"

@@ -137,8 +137,8 @@ def test_a_term_is_given_by_its_weight():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("terms.nonsense.weight=1", "terms.nonsense: must be one of proximal"),
-        ("+terms.nonsense.weight=1", "terms.nonsense: must be one of proximal"),
+        ("terms.nonsense.weight=1", "terms.nonsense: must be one of alignment, proximal"),
+        ("+terms.nonsense.weight=1", "terms.nonsense: must be one of alignment, proximal"),
         ("terms.proximal.weight=-1", "terms.proximal.weight=-1: input should be greater than or"),
         (
             "terms.proximal.mu=1",

@@ -109,7 +109,7 @@ def test_it_trains_with_its_own_modules_in_their_roles(tiny, package, method, pr
 def test_its_options_are_checked_and_its_weight_switches_it_off(tiny, package):
     with pytest.raises(ConfigError, match="terms.telling.groups=1"):
         tiny(f"plugins=[{package}]", "+terms.telling.weight=1", "+terms.telling.groups=1")
-    with pytest.raises(ConfigError, match="terms.telling: must be one of proximal"):
+    with pytest.raises(ConfigError, match="terms.telling: must be one of alignment, proximal"):
         tiny("+terms.telling.weight=1")
     off = build_learner(tiny(f"plugins=[{package}]", "+terms.telling.weight=0"), 1)
     assert list(off.terms) == []

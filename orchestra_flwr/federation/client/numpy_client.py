@@ -171,7 +171,7 @@ class OrchestraClient(NumPyClient):
         )
 
     def _observe(self, work: _Work) -> LocalResult:
-        received = self._received(work, self.learner.method.needs_received)
+        received = self._received(work, self.learner.method.needs_received, work.model)
         return observe_round(
             self.learner,
             self.images,
@@ -190,8 +190,8 @@ class OrchestraClient(NumPyClient):
         self._recall_local(kept)
         if len(work.arrays) > 1:
             self._choose(work, kept)
-        received = self._received(work, self.learner.needs_received)
-        if folder is not None:
+        received = self._received(work, self.learner.needs_received, work.model)
+        if keeps_state(self.config, self.learner):  # not if only the exchange keeps something
             if kept is None:
                 self.learner.method.start_local_state()
             merging.merge(self.learner, kept)
@@ -212,12 +212,13 @@ class OrchestraClient(NumPyClient):
     def _choose(self, work: _Work, kept: ClientState | None) -> None:
         """Lets the exchange choose a model, which is in the learner afterwards."""
 
-        def load(model: str) -> None:
+        def load(model: str) -> Received:
             unpack_state(work.arrays[model], self.learner, self.schemas)
+            return self._received(work, self.learner.needs_received, model)
 
         own = _with_prefix(kept.tensors, EXCHANGE) if kept else {}
         names, seed = list(work.arrays), work.seed
-        offer = Offer(names, load, self.learner, self.images, own, self.config, seed)
+        offer = Offer(names, load, self.learner, self.images, self.labels, own, self.config, seed)
         local = {name: t.clone() for name, t in self.learner.state(Role.LOCAL).items()}
         work.model = self.exchange.choose(offer)
         for name, tensor in self.learner.state(Role.LOCAL).items():
@@ -225,10 +226,10 @@ class OrchestraClient(NumPyClient):
         load(work.model)
         work.arrays = {work.model: work.arrays[work.model]}  # the others go
 
-    def _received(self, work: _Work, with_state: bool) -> Received:
+    def _received(self, work: _Work, with_state: bool, model: str) -> Received:
         state = None
         if with_state:
-            state = received_state(work.arrays[work.model], self.schemas)
+            state = received_state(work.arrays[model], self.schemas)
         return Received(self.name, work.index, work.seed.round, self.images, state)
 
     def _recall_local(self, kept: ClientState | None) -> None:
@@ -238,7 +239,9 @@ class OrchestraClient(NumPyClient):
 
     def _state_to_keep(self, merging: Merging) -> ClientState:
         merged, local = merging.keep(self.learner), self.learner.state(Role.LOCAL)
-        exchange = {EXCHANGE + name: t for name, t in self.exchange.keep(self.learner).items()}
+        # Copies: merging may keep the same tensors, and a file must not hold one twice.
+        kept = self.exchange.keep(self.learner)
+        exchange = {EXCHANGE + name: tensor.clone() for name, tensor in kept.items()}
         return ClientState({**local, **merged.tensors, **exchange}, merged.values)
 
     def _folder(self) -> ClientStateFolder:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.methods import Received
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import Learner
 
@@ -44,11 +45,20 @@ class Task:
 class Stage:
     """Tasks of clients that work at the same time.
 
+    Attributes:
+        tasks: of the clients; there may be none.
+        copies: models that become copies of others before the stage, with server state and the
+            moments of their optimizers.
+        mixing: models that, when all results are in, become sums of the models in it, each with its
+            weight. All sums are of the models as they were before.
+
     Raises:
-        ValueError: a client has two.
+        ValueError: a client has two tasks.
     """
 
     tasks: tuple[Task, ...]
+    copies: Mapping[str, str] = field(default_factory=dict)
+    mixing: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         clients = [task.client for task in self.tasks]
@@ -57,24 +67,51 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Result:
+    """A good result, as the server looks at it.
+
+    Attributes:
+        client: its name.
+        model: that it trained.
+        state: (size,) float32 shared state after training; only to be read, not to be kept.
+        before: makes the (size,) float32 state that it trained from.
+        trained: where the values lie that gradients train; all others are statistics and averages.
+    """
+
+    client: str
+    model: str
+    state: np.ndarray
+    before: Callable[[], np.ndarray]
+    trained: Sequence[slice]
+
+    def update(self) -> np.ndarray:
+        """(m,) float32: what training changed of the m values that gradients train."""
+        before = self.before()
+        parts = [self.state[span] - before[span] for span in self.trained]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
 class Offer:
     """What a client chooses a model from.
 
     Attributes:
         names: of the models that it was sent.
-        load: puts one of them into the learner.
+        load: puts one of them into the learner; returns what a client knows that starts with it.
         learner: what is going to be trained; it holds the first model, and the client's own local
             state where there is any. Whatever a choice changes in it of the models is undone.
         images: (n, C, H, W) uint8, all of the client's.
+        labels: (n,) int64 beside them, for methods that learn from labels.
         kept: what :meth:`Exchange.keep` returned after the client's last training, or nothing.
         config: of the run.
         seed: the client's randomness in this round and stage.
     """
 
     names: Sequence[str]
-    load: Callable[[str], None]
+    load: Callable[[str], Received]
     learner: Learner
     images: Tensor
+    labels: Tensor | None
     kept: Mapping[str, Tensor]
     config: Config
     seed: ClientSeed
@@ -87,12 +124,17 @@ class Exchange(Plugin, ABC):
         Settings: own options under `exchange.` in the configuration.
         remembers: whether clients keep something from round to round (:meth:`keep`).
         deployable: whether real clients can take part, or only simulated ones.
+        on_disk: whether the server's models wait in a file instead of in its memory.
+        averages: whether the run's scores and encoder are those of the mean of the models in
+            :meth:`evaluated`, beside which each has its own.
         private: whether `privacy.clip`, noise and private releases are allowed. Their account is
             that of one model and one stage, in which each client of the cohort has one task.
     """
 
-    remembers: ClassVar[bool] = False
+    remembers: bool = False  # may depend on the settings
     deployable: ClassVar[bool] = True
+    on_disk: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
     private: ClassVar[bool] = False
 
     @classmethod
@@ -112,12 +154,21 @@ class Exchange(Plugin, ABC):
         self.settings = settings
 
     def models(self, clients: Sequence[str]) -> tuple[str, ...]:
-        """Names of the server's models; the first is the one that is evaluated and saved.
+        """Names of the server's models; :meth:`evaluated` says which are evaluated and saved.
 
         Args:
             clients: of a simulation, in their order; () where clients come and go.
         """
         return ("model",)
+
+    def seed_of(self, model: str, seed: int) -> int:
+        """The seed of a model's first weights.
+
+        Args:
+            model: its name.
+            seed: the run's, with which all models begin alike.
+        """
+        return seed
 
     def stages(self, round_: int, cohort: Sequence[str]) -> Iterator[Stage]:
         """The stages of a round; the next one is asked for when the last one has ended.
@@ -138,14 +189,29 @@ class Exchange(Plugin, ABC):
         """
         return {trained: 1.0}
 
-    def result(self, task: Task, trained: str, state: np.ndarray) -> None:
-        """Called on the server with every good result, in the order of the tasks.
+    def least_results(self) -> int:
+        """Good results that a model needs in a stage; with fewer it stays as it is."""
+        return 1
 
-        Args:
-            task: of the client.
-            trained: name of the model that it trained.
-            state: (size,) float32 shared state after training; only to be read, not to be kept.
+    def result(self, result: Result) -> None:
+        """Called on the server with every good result, in the order of the tasks."""
+
+    def evaluated(self) -> Mapping[str, float]:
+        """The models that are evaluated and saved, with their weights in the run's scores.
+
+        {}: the first model alone. With several, unless `averages`, the run's scores are the
+        weighted means of theirs, and `encoder.safetensors` is that of the largest weight, the
+        first of several.
         """
+        return {}
+
+    def model_of(self, client: str) -> str | None:
+        """The model that a client scores without labels; None: the first one."""
+        return None
+
+    def metrics(self) -> dict[str, Any]:
+        """What a round's record says about this exchange, when the round has ended."""
+        return {}
 
     def state(self) -> dict[str, Any]:
         """What the server has to remember of this exchange, as JSON can hold it."""

@@ -40,9 +40,9 @@ from orchestra_flwr.federation.server.round_record import (
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, check_round
+from orchestra_flwr.federation.several_models import evaluate_models, save_encoders
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import Release, kept_first
-from orchestra_flwr.models import save_encoder
 from orchestra_flwr.reporting import (
     Progress,
     RunFolder,
@@ -118,7 +118,12 @@ class _Run:
         exchange: Exchange = config.exchange.build()
         schemas = Schemas.of(self.learner, config)
         names = exchange.models(members.names)
-        self.models = Models(config, self.learner, schemas, names)
+        place = folder.path if exchange.on_disk else None
+        self.models = Models(config, self.learner, schemas, names, place)
+        for name in names:
+            if (seed := exchange.seed_of(name, config.seed)) != config.seed:
+                other = config.model_copy(update={"seed": seed})
+                self.models.begin(name, build_learner(other, config.data.channels))
         self.release: Release | None = config.method.plugin.release(config)
         self.privacy = RunPrivacy(
             config,
@@ -173,12 +178,17 @@ class _Run:
         if scored:
             self._ask_for_scores(round_, report)
         evaluated = self._is_evaluated(number)
-        learner = self.models.load(self.models.first)
-        scores = None
+        scores: Scores | None = None
+        by_model: dict[str, Any] = {}
         if evaluated:
-            scores = self.evaluator.scores(learner.method, untrained=number == 0)
+            scores, by_model = evaluate_models(
+                self.evaluator, self.models, self.federation.exchange, untrained=number == 0
+            )
+        self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
         record = round_record(round_, report, seconds, scores)
+        exchange = self.federation.exchange.metrics() if exchanged else {}
+        record |= {**by_model, **({"exchange": exchange} if exchange else {})}
         if self.workers and exchanged:
             record["overhead"] = overhead(report, seconds, self.workers)
         if drawn or self.privacy.is_accounted:
@@ -226,6 +236,8 @@ class _Run:
             label = f"first {self.release.label}"
         stages = self.federation.exchange.stages(round_.number, round_.cohort)
         for number, stage in enumerate(stages):
+            for target, source in stage.copies.items():
+                self.models.copy(source, target)
             if not stage.tasks:
                 continue
             strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
@@ -246,7 +258,8 @@ class _Run:
 
     def _ask_for_scores(self, round_: Round, report: RoundReport) -> None:
         """Alignment and uniformity of the round's average, on the clients' own images."""
-        stage = Stage(tuple(Task(client, (self.models.first,)) for client in round_.cohort))
+        model_of, first = self.federation.exchange.model_of, self.models.first
+        stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in round_.cohort))
         strategy = OrchestraStrategy(self.federation, round_, stage, report)
         messages = list(
             strategy.configure_evaluate(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
@@ -315,15 +328,13 @@ class _Run:
         unsupervised = [record["unsupervised"] for record in metrics if record.get("unsupervised")]
         if unsupervised:
             summary["unsupervised"] = unsupervised[-1]
-        saved, backbone = next(iter(backbones.items()))
-        save_encoder(
-            self.folder.encoder,
-            self.evaluator.encoder(backbone),
-            method=self.config.method.name,
-            backbone=saved,
-            rounds=position.round,
-            data=self.config.data.name,
-        )
+        exchange = self.federation.exchange
+        chosen = save_encoders(self.folder, self.evaluator, self.models, exchange, position.round)
+        if len(exchange.evaluated()) > 1:
+            summary["model"] = chosen
+        for key in ("models", "nodes", "consensus", "exchange"):
+            if found := [record[key] for record in metrics if key in record]:
+                summary[key] = found[-1]
         plot_curves(metrics, self.folder.path / "curves.png")
         self.folder.write_summary(summary)
         forget_noise_key(self.folder.checkpoint)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 import torch
@@ -17,25 +19,34 @@ from orchestra_flwr.training import Learner
 TRAVELLING = (Role.SHARED, Role.SERVER)
 OPTIMIZER = "server_optimizer/"  # what the names of moments in a checkpoint begin with
 MODELS = "models/"  # and those of all models but the first
+BLOCK = 1 << 16  # values of each model that are mixed at a time
 
 
 class Models:
     """Named models of one kind: one is loaded in the learner, the others wait as flat arrays.
 
     Memory is that of the models and of their optimizers' moments; with one model nothing is copied.
+    With a folder the shared states of those that wait are in a file, which has no name and is gone
+    with the process; then memory is that of one model and of the moments.
 
     Args:
         config: the run's configuration.
         learner: the server's; its state is that of the first model.
         schemas: of the learner.
         names: of the models, at least one; all begin with the same state.
+        folder: for the file; None: all is in memory.
 
     Raises:
         ValueError: a name occurs twice, or holds what separates names in messages and files.
     """
 
     def __init__(
-        self, config: Config, learner: Learner, schemas: Schemas, names: Sequence[str]
+        self,
+        config: Config,
+        learner: Learner,
+        schemas: Schemas,
+        names: Sequence[str],
+        folder: Path | None = None,
     ) -> None:
         if len(set(names)) < len(names) or any(not name or "/" in name for name in names):
             raise ValueError(f"models must have different names without '/', not {list(names)}")
@@ -43,8 +54,9 @@ class Models:
         self.schemas = schemas
         self.names = tuple(names)
         self._schemas = {Role.SHARED: schemas.shared, Role.SERVER: schemas.server}
-        self._loaded = self.names[0]
-        self._waiting = {name: self._packed() for name in self.names[1:]}
+        self._loaded: str | None = self.names[0]
+        self._rows = _rows_on_disk(folder, self.names, schemas.shared.size) if folder else {}
+        self._waiting = {name: self._packed(name) for name in self.names[1:]}
         build, size = config.server_optimizer.build, schemas.shared.size
         self.optimizers: dict[str, ServerOptimizer] = {name: build(size) for name in self.names}
         trained = learner.trained()
@@ -63,7 +75,7 @@ class Models:
         """The learner with the state of this model, which changes to it change."""
         if name != self._loaded:
             packed = self._waiting.pop(name)
-            self._waiting[self._loaded] = self._packed()
+            self._park()
             for role, schema in self._schemas.items():
                 schema.unpack(packed[role], self.learner.state(role))
             self._loaded = name
@@ -88,6 +100,18 @@ class Models:
         before = self.shared(name) if optimizer.needs_before else mean
         state = optimizer.step(before, mean, self.trained_spans)
         self.schemas.shared.unpack(state, self.load(name).state(Role.SHARED))
+
+    def copy(self, source: str, target: str) -> None:
+        """Makes a model a copy of another one, with server state and its optimizer's moments."""
+        self.begin(target, self.load(source))
+        moments = self.optimizers[source].moments()
+        self.optimizers[target].load_moments(moments)
+
+    def begin(self, name: str, learner: Learner) -> None:
+        """Gives a model the state of a learner of the same kind."""
+        packed = {r: schema.pack(learner.state(r)).copy() for r, schema in self._schemas.items()}
+        for role, schema in self._schemas.items():
+            schema.unpack(packed[role], self.load(name).state(role))
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds: the first model by its tensors' names, and the rest."""
@@ -121,8 +145,76 @@ class Models:
             moments = {n: t.numpy() for n, t in saved.items() if n.startswith(prefix)}
             optimizer.load_moments({n.removeprefix(prefix): m for n, m in moments.items()})
 
-    def _packed(self) -> dict[Role, np.ndarray]:
-        return {r: schema.pack(self.learner.state(r)).copy() for r, schema in self._schemas.items()}
+    def mix(self, weights: Mapping[str, Mapping[str, float]]) -> None:
+        """Makes the shared states of models weighted sums of those before.
+
+        Args:
+            weights: by each such model the weights of models by their names.
+        """
+        self._park()
+        sources = sorted({source for row in weights.values() for source in row})
+        for block in self._blocks():
+            old = {name: self._flat(name)[block].astype(np.float64) for name in sources}
+            for target, row in weights.items():
+                total = np.zeros(block.stop - block.start)
+                for name, weight in sorted(row.items()):
+                    total += weight * old[name]
+                self._flat(target)[block] = total
+
+    def load_mean(self, names: Collection[str]) -> Learner:
+        """The learner with the mean of models' shared states; changes to it are lost."""
+        self._park()
+        mean = np.empty(self.schemas.shared.size, np.float32)
+        for block in self._blocks():
+            mean[block] = sum(self._flat(n)[block].astype(np.float64) for n in names) / len(names)
+        self.schemas.shared.unpack(mean, self.learner.state(Role.SHARED))
+        return self.learner
+
+    def consensus_distance(self, names: Collection[str]) -> float:
+        """How far models are apart in what gradients train.
+
+        Returns:
+            The root of the mean squared distance of the models to their mean, divided by the
+            mean's length; 0: all are equal.
+        """
+        self._park()
+        apart = length = 0.0
+        for block in self._blocks(self.trained_spans):
+            states = np.stack([self._flat(name)[block].astype(np.float64) for name in names])
+            mean = states.mean(0)
+            apart += float(np.square(states - mean).sum()) / len(names)
+            length += float(np.square(mean).sum())
+        return (apart / length) ** 0.5 if length > 0 else 0.0
+
+    def _flat(self, name: str) -> np.ndarray:
+        """(size,) shared state of a model that waits."""
+        return self._waiting[name][Role.SHARED]
+
+    def _blocks(self, spans: Sequence[slice] | None = None) -> Iterator[slice]:
+        for span in [slice(0, self.schemas.shared.size)] if spans is None else spans:
+            for start in range(span.start, span.stop, BLOCK):
+                yield slice(start, min(start + BLOCK, span.stop))
+
+    def _park(self) -> None:
+        """Lets the loaded model wait like all others; what is in the learner is no model's then."""
+        if self._loaded is not None:
+            self._waiting[self._loaded] = self._packed(self._loaded)
+            self._loaded = None
+
+    def _packed(self, name: str) -> dict[Role, np.ndarray]:
+        """The learner's state, where this model waits."""
+        packed = {r: schema.pack(self.learner.state(r)) for r, schema in self._schemas.items()}
+        if name not in self._rows:
+            return {role: array.copy() for role, array in packed.items()}
+        self._rows[name][...] = packed[Role.SHARED]
+        return {**packed, Role.SHARED: self._rows[name], Role.SERVER: packed[Role.SERVER].copy()}
+
+
+def _rows_on_disk(folder: Path, names: Sequence[str], size: int) -> dict[str, np.ndarray]:
+    """(size,) float32 for each name in a file of this folder that has no name."""
+    with TemporaryFile(dir=folder) as file:
+        matrix = np.memmap(file, np.float32, "w+", shape=(len(names), max(1, size)))
+    return {name: matrix[row, :size] for row, name in enumerate(names)}
 
 
 def _by_kind(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
-from orchestra_flwr.federation.exchanges import Stage, Task
+from orchestra_flwr.federation.exchanges import Result, Stage, Task
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.aggregation import ClippedMean, StreamingMean
@@ -25,7 +26,8 @@ Aggregation = StreamingMean | ClippedMean
 class StageUpdate:
     """Adds replies up one by one, then updates every model that one of them entered.
 
-    Memory is that of a running sum for each of these models, however many replies there are.
+    Memory is that of a running sum for each of these models, however many replies there are. A
+    model that is sent to one client only, whose result enters no other, is updated at once.
 
     Args:
         federation: what all rounds share; :meth:`apply` changes its models.
@@ -55,13 +57,21 @@ class StageUpdate:
         self._means: dict[str, Aggregation] = {}
         self._origins: dict[str, dict[str, float]] = {}  # weights by the models trained for a mean
         self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
+        self._results: dict[str, int] = {}  # good ones that entered each model
+        self._apart = self._models_apart()
 
     def apply(self) -> None:
         """Sets the shared state of the models, and lets the method make their server state."""
+        least = self._federation.exchange.least_results()
+        for name in [name for name, count in self._results.items() if count < least]:
+            self._means.pop(name, None)
+            self._contributions.pop(name, None)
         # All before any is set: a model may take in what was made of another.
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
             self._models.update(name, states.pop(name))
+        if self._stage.mixing:
+            self._models.mix(self._stage.mixing)
         self._update_server_states()
 
     def add(self, task: Task, reply: Reply) -> None:
@@ -71,14 +81,18 @@ class StageUpdate:
         trained = [reply.model] if self._round.trains else task.models
         shares = {name: share for m in trained for name, share in enters(task, m).items()}
         if reply.shared is not None:
-            self._federation.exchange.result(task, reply.model, reply.shared)
+            self._show(task, reply.model, reply.shared)
             for name, share in shares.items():
                 if name not in self._means:
                     self._means[name] = self._aggregation(name)
                 self._means[name].add(reply.shared, weight * share)
                 origins = self._origins.setdefault(name, {})
                 origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
+                if name in self._apart:
+                    self._models.update(name, self._new_state(name))
+                    self._received.pop(name, None)
         for name in shares:
+            self._results[name] = self._results.get(name, 0) + 1
             rows = self._contributions.setdefault(name, {})
             for array_name, array in reply.contributions.items():
                 rows.setdefault(array_name, []).append(array)
@@ -92,6 +106,32 @@ class StageUpdate:
         if SMALLEST_GROUP in reply.metrics:
             size = int(reply.metrics[SMALLEST_GROUP]) if sent else 0
             self._report.smallest_groups[task.client] = size
+
+    def _models_apart(self) -> frozenset[str]:
+        """Models that one task alone is sent and enters: they need not wait for the others."""
+        exchange = self._federation.exchange
+        if exchange.least_results() > 1:
+            return frozenset()
+        tasks = self._stage.tasks
+        sent = Counter(name for task in tasks for name in task.models)
+        enters = [{n for m in task.models for n in exchange.enters(task, m)} for task in tasks]
+        entered = Counter(name for names in enters for name in names)
+        return frozenset(
+            task.models[0]
+            for task, names in zip(tasks, enters, strict=True)
+            if names == {*task.models} and all(sent[n] == entered[n] == 1 for n in names)
+            if len(task.models) == 1
+        )
+
+    def _show(self, task: Task, model: str, state: np.ndarray) -> None:
+        """Lets the exchange see a result."""
+
+        def before() -> np.ndarray:
+            received = self.as_received(model)
+            return self._models.shared(model) if received is None else received
+
+        result = Result(task.client, model, state, before, self._models.trained_spans)
+        self._federation.exchange.result(result)
 
     def _weight(self, examples: int) -> float:
         weighting = self._config.federation.weighting

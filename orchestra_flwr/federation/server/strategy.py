@@ -5,7 +5,8 @@ Which method runs and which exchange makes no difference here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -69,8 +70,8 @@ class OrchestraStrategy(Strategy):
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """One message for every task, in the tasks' order.
+    ) -> Iterator[Message]:
+        """One message for every task, in the tasks' order, made when it is asked for.
 
         Args:
             server_round: the round's number.
@@ -78,12 +79,15 @@ class OrchestraStrategy(Strategy):
             config: entries for every task.
             grid: not read.
         """
+        shared = Counter(task.models for task in self.stage.tasks)
         records: dict[tuple[str, ...], ArrayRecord] = {}  # one copy for all with the same models
-        messages = []
         for task in self.stage.tasks:
-            if task.models not in records:
+            record = records.get(task.models)
+            if record is None:
                 state = for_models({name: self._models.arrays(name) for name in task.models})
-                records[task.models] = to_record(state)
+                record = to_record(state)
+                if shared[task.models] > 1:
+                    records[task.models] = record
             entries: dict[str, Any] = {
                 **config,
                 **self.round.place,
@@ -97,10 +101,7 @@ class OrchestraStrategy(Strategy):
                 entries["stage"] = self.number
             if len(task.models) > 1:
                 entries[MODELS] = list(task.models)
-            messages.append(
-                self._message(MessageType.TRAIN, task.client, records[task.models], entries)
-            )
-        return messages
+            yield self._message(MessageType.TRAIN, task.client, record, entries)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -127,13 +128,15 @@ class OrchestraStrategy(Strategy):
     ) -> Iterable[Message]:
         """With `evaluation.unsupervised` one message for each client with a task.
 
-        Arguments as in :meth:`configure_train`; all are sent the first model.
+        Arguments as in :meth:`configure_train`; each is sent the one model of its task.
         """
         if not self._config.evaluation.unsupervised:
             return []
-        first = to_record(self._models.arrays(self._models.first))
+        names = dict.fromkeys(name for task in self.stage.tasks for name in task.models)
+        records = {name: to_record(self._models.arrays(name)) for name in names}
+        entries = {**config, **self.round.place}
         return [
-            self._message(MessageType.EVALUATE, task.client, first, {**config, **self.round.place})
+            self._message(MessageType.EVALUATE, task.client, records[task.models[0]], entries)
             for task in self.stage.tasks
         ]
 

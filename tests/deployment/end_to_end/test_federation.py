@@ -164,6 +164,28 @@ def test_a_users_plugin_and_other_choices_have_the_bits_of_their_simulation(mach
 
 
 @pytest.mark.slow
+def test_clusters_of_real_clients_have_the_bits_of_their_simulation(machines):
+    """One round of one model, one of two groups, one in which clients choose."""
+    machines.make_photos(a=32, b=30, c=28)
+    chosen = ["method=simclr", "exchange=clusters", "exchange.warm_rounds=1",
+              "federation.wire=int8", "terms.alignment.weight=1"]  # fmt: skip
+    server = machines.server(
+        "federation.min_clients=3", f"data.root={machines.photos}", *chosen
+    )  # fmt: skip
+    server.wait_for("listening on")
+    for name in "abc":
+        machines.client(name)
+    assert server.wait() == 0, server.text
+    assert machines.dropped() == []
+    simulated = simulate(machines, "abc", 3, *chosen)
+    assert_same_bits(machines.run, simulated)
+    ours, theirs = (RunFolder(each).read_metrics() for each in (machines.run, simulated))
+    assert [r.get("exchange") for r in ours] == [r.get("exchange") for r in theirs]
+    assert sum(map(len, ours[-1]["exchange"]["members"].values())) == 3
+    assert all(record["loss"]["alignment"] <= 1 for record in ours[1:])
+
+
+@pytest.mark.slow
 def test_bad_replies_are_dropped_by_name_and_the_run_goes_on(machines):
     machines.make_photos(good=32, rogue=32)
     server = machines.server("federation.min_clients=2", "federation.rounds=4")

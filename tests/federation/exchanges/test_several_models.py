@@ -54,9 +54,9 @@ MOVING = """
                 for client in cohort
             ))
 
-        def result(self, task, trained, state):
-            assert not state.flags.writeable or state.dtype == "float32"
-            self.last[task.client] = trained
+        def result(self, result):
+            assert result.state.dtype == "float32" and result.before().shape == result.state.shape
+            self.last[result.client] = result.model
 
         def state(self):
             return {"last": self.last}

@@ -15,12 +15,12 @@ from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, torch_threads, train_round
 
-CYCLE = """
+RELAY = """
     from pydantic import Field
     from orchestra_flwr.config import Section
     from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
 
-    class Cycle(Exchange):
+    class Relay(Exchange):
         class Settings(Section):
             laps: int = Field(1, ge=1)
 
@@ -32,9 +32,9 @@ BRIGHTNESS = {"a": 0, "b": 0.2, "c": 0.4, "d": 1}
 
 
 @pytest.fixture
-def cycle(toy):
-    toy.package({"exchanges/cycle.py": CYCLE})
-    return lambda *overrides, **run: toy("exchange=star", "exchange.name=cycle", *overrides, **run)
+def relay(toy):
+    toy.package({"exchanges/relay.py": RELAY})
+    return lambda *overrides, **run: toy("exchange=star", "exchange.name=relay", *overrides, **run)
 
 
 def value(state):
@@ -52,36 +52,36 @@ def along(clients, start=0.0):
 @pytest.mark.parametrize(
     ("wire", "tolerance"), [("float32", 1e-7), ("float16", 1e-3), ("int8", 2e-2)]
 )
-def test_each_trains_what_the_one_before_sent(cycle, federate, wire, tolerance):
-    run = federate(cycle("federation.rounds=2", f"federation.wire={wire}"), evaluate=False)
+def test_each_trains_what_the_one_before_sent(relay, federate, wire, tolerance):
+    run = federate(relay("federation.rounds=2", f"federation.wire={wire}"), evaluate=False)
     assert value(run.state) == pytest.approx(along("abcdabcd"), abs=tolerance)
     record = run.records[1]["clients"]
     assert (record["cohort"], record["ok"], record["examples"]) == (4, 4, 28)
 
 
-def test_who_fails_is_passed_over(cycle, federate, watched):
+def test_who_fails_is_passed_over(relay, federate, watched):
     """The share of good replies is that of the round, not of a stage, which has one client."""
 
     def fail(client, round_, sent, reply):
         if client == "b":
             reply.content[CONFIG]["schema"] = "other"
 
-    run = federate(cycle("federation.rounds=1"), app=watched(fail), evaluate=False)
+    run = federate(relay("federation.rounds=1"), app=watched(fail), evaluate=False)
     assert value(run.state) == pytest.approx(along("acd"))
     assert run.records[1]["clients"]["ok"] == 3
 
 
-def test_too_many_failures_in_a_round_end_the_run(cycle, federate, watched):
+def test_too_many_failures_in_a_round_end_the_run(relay, federate, watched):
     def fail(client, round_, sent, reply):
         if client in "abc":
             reply.content[CONFIG]["schema"] = "other"
 
     with pytest.raises(FederationError, match="round 1: 1 of 4 clients .* asks for 2; client a:"):
-        federate(cycle("federation.rounds=1"), app=watched(fail), evaluate=False)
+        federate(relay("federation.rounds=1"), app=watched(fail), evaluate=False)
 
 
-def test_the_servers_optimizer_makes_a_step_a_stage(cycle, federate):
-    config = cycle("federation.rounds=1", "server_optimizer=momentum", "server_optimizer.lr=0.5",
+def test_the_servers_optimizer_makes_a_step_a_stage(relay, federate):
+    config = relay("federation.rounds=1", "server_optimizer=momentum", "server_optimizer.lr=0.5",
                    "server_optimizer.momentum=0")  # fmt: skip
     expected = 0.0
     for client in "abcd":
@@ -89,9 +89,9 @@ def test_the_servers_optimizer_makes_a_step_a_stage(cycle, federate):
     assert value(federate(config, evaluate=False).state) == pytest.approx(expected)
 
 
-def test_killed_in_a_stage_the_round_is_repeated_whole(cycle, federate, watched):
+def test_killed_in_a_stage_the_round_is_repeated_whole(relay, federate, watched):
     overrides = ("federation.rounds=3", "federation.wire=int8", "exchange.laps=2")
-    whole = federate(cycle(*overrides), evaluate=False)
+    whole = federate(relay(*overrides), evaluate=False)
     calls = []
 
     def pull_the_plug(client, round_, sent, reply):
@@ -99,7 +99,7 @@ def test_killed_in_a_stage_the_round_is_repeated_whole(cycle, federate, watched)
         if calls.count((2, "c")) == 2:  # in the round's seventh stage
             raise KeyboardInterrupt
 
-    torn = cycle(*overrides, run="torn")
+    torn = relay(*overrides, run="torn")
     folder = RunFolder.create(torn)
     with pytest.raises(KeyboardInterrupt):
         federate(torn, app=watched(pull_the_plug), folder=folder, evaluate=False)
@@ -110,13 +110,13 @@ def test_killed_in_a_stage_the_round_is_repeated_whole(cycle, federate, watched)
 
 def real(tiny, tmp_path, *overrides):
     return tiny(
-        "plugins=[toys]", "exchange=star", "exchange.name=cycle", "federation.clients=3",
+        "plugins=[toys]", "exchange=star", "exchange.name=relay", "federation.clients=3",
         "federation.rounds=1", "method=byol", "partition=iid", "evaluation.every=100",
         "data.train_limit=60", f"run_dir={tmp_path / 'real'}", *overrides,
     )  # fmt: skip
 
 
-def test_it_is_sequential_training(tiny, tmp_path, federate, cycle):
+def test_it_is_sequential_training(tiny, tmp_path, federate, relay):
     """BYOL on digits, with `train_round` called for one client after the other."""
     config = real(tiny, tmp_path)
     state = federate(config, evaluate=False).state
@@ -135,7 +135,7 @@ def test_it_is_sequential_training(tiny, tmp_path, federate, cycle):
     assert all(torch.equal(state[n], t) for n, t in learner.state(Role.SHARED).items())
 
 
-def test_a_client_draws_anew_in_a_later_stage_and_keeps_its_state_of_each(tiny, tmp_path, cycle):
+def test_a_client_draws_anew_in_a_later_stage_and_keeps_its_state_of_each(tiny, tmp_path, relay):
     config = real(tiny, tmp_path, "merging=fedema")
     learner = build_learner(config, 1)
     images = load_population(config).dataset.train.images[:20]

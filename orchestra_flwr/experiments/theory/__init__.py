@@ -1,0 +1,1 @@
+"""The linear theory of Dec-SSL, as a simulation of seconds."""

@@ -1,0 +1,262 @@
+"""FeatARC's clusters: several models on the server, each client trains the one that fits it.
+
+Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self
+Supervision?", ICLR 2023 (arXiv 2210.10947), Algorithm 1. Its start, models of different first
+weights and clients dealt out by their numbers, is `start=random`: no client moves from there, since
+features of two starts have nothing in common. By default clients are grouped by their updates after
+some rounds of one model, as in Sattler et al., "Clustered Federated Learning", 2020
+(arXiv 1910.01991).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from orchestra_flwr.clustering.linkage import linkage_groups
+from orchestra_flwr.clustering.sketch import sketch
+from orchestra_flwr.config import Config, Section
+from orchestra_flwr.data import epoch_batches
+from orchestra_flwr.federation.exchanges.base import Exchange, Offer, Result, Stage, Task
+from orchestra_flwr.methods import Release, Role
+from orchestra_flwr.models import clean_features
+from orchestra_flwr.models.precision import passes_in
+from orchestra_flwr.seeding import derive
+from orchestra_flwr.training import Learner
+from orchestra_flwr.training.step import BatchMaker
+
+BACKBONE = "backbone."  # what the names of the backbone's tensors begin with
+SKETCH = 4096  # values that the server keeps of a client's update until clients are grouped
+
+
+class ClustersSettings(Section):
+    """Options under `exchange.` for exchange=clusters."""
+
+    clusters: int = Field(2, ge=1)
+    assign: Literal["alignment", "loss", "fixed"] = "alignment"
+    start: Literal["grouped", "random", "same"] = "grouped"
+    warm_rounds: int = Field(5, ge=1)  # of one model, before clients are grouped
+    min_members: int = Field(1, ge=1)  # results behind a change of a model
+
+
+class Clusters(Exchange):
+    """Each client is sent all models, trains one, and sends it back with its name.
+
+    It chooses the model whose features of its own images are most like those of its own last model
+    (`assign=alignment`), or that of the lowest loss. Ties go to the first. A model that nobody
+    trained stays as it is.
+    """
+
+    Settings = ClustersSettings
+
+    settings: ClustersSettings
+
+    def __init__(self, settings: ClustersSettings) -> None:
+        super().__init__(settings)
+        self._names = tuple(f"cluster-{number}" for number in range(settings.clusters))
+        self._aligns = settings.assign == "alignment" and settings.clusters > 1
+        self.remembers = self._aligns
+        self._warm = settings.start == "grouped" and settings.clusters > 1
+        self._sketches: dict[str, np.ndarray] = {}  # of each client's last update
+        self._assigned: dict[str, int] = {}
+        self._trained: set[str] = set()  # clients that keep their last model
+        self._moved = 0
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Exchange.check`; there must be clients enough, and one first server state."""
+        super().check(config)
+        settings: ClustersSettings = config.exchange.settings
+        clients, needed = config.federation.clients, settings.clusters * settings.min_members
+        if needed > clients:
+            raise ValueError(
+                f"exchange.clusters={settings.clusters}: with exchange.min_members="
+                f"{settings.min_members} needs {needed} clients, federation.clients={clients}"
+            )
+        release: Release | None = config.method.plugin.release(config)
+        if settings.start == "random" and release and release.before_training:
+            raise ValueError(
+                f"exchange.start=random: method={config.method.name} makes {release.label} before "
+                "training, with one model for all; must be grouped or same"
+            )
+
+    def models(self, clients: Sequence[str]) -> tuple[str, ...]:
+        """One model for each cluster."""
+        return self._names
+
+    def seed_of(self, model: str, seed: int) -> int:
+        """With `start=random` every model begins with first weights of its own."""
+        number = self._names.index(model)
+        apart = self.settings.start == "random" and number > 0
+        return derive(seed, "cluster", number) if apart else seed
+
+    def stages(self, round_: int, cohort: Sequence[str]) -> Iterator[Stage]:
+        """One stage: of the first model while clients are not grouped, then of all models."""
+        self._moved = 0
+        first, *others = self._names
+        alone = tuple(Task(client, (first,)) for client in cohort)
+        if round_ == 0:
+            yield Stage(alone)
+            yield Stage((), dict.fromkeys(others, first))
+            return
+        least = self.settings.clusters * self.settings.min_members
+        grouped = self._warm and round_ > self.settings.warm_rounds and len(self._sketches) >= least
+        if grouped:
+            self._group()
+        if self._warm:
+            yield Stage(alone)
+            return
+        tasks = tuple(Task(client, self._sent(client, grouped)) for client in cohort)
+        yield Stage(tasks, dict.fromkeys(others, first) if grouped else {})
+
+    def _sent(self, client: str, grouped: bool) -> tuple[str, ...]:
+        """The models that a client is sent; one where there is nothing that it could choose by."""
+        settings = self.settings
+        new = self._aligns and client not in self._trained and settings.start != "same"
+        if settings.assign == "fixed" or new or grouped:
+            return (self._names[self._group_of(client)],)
+        return self._names
+
+    def _group_of(self, client: str) -> int:
+        """A client's cluster; one that was never seen is given one."""
+        if client not in self._assigned:
+            number = len(self._assigned) % self.settings.clusters
+            if self.settings.start == "grouped":
+                members = list(self._assigned.values())
+                number = min(range(self.settings.clusters), key=members.count)
+            self._assigned[client] = number
+        return self._assigned[client]
+
+    def _group(self) -> None:
+        """Groups clients by the cosines of their last updates."""
+        clients = list(self._sketches)
+        rows = np.stack([self._sketches[client].astype(np.float64) for client in clients])
+        settings = self.settings
+        groups = linkage_groups(rows @ rows.T, settings.clusters, settings.min_members)
+        self._assigned = dict(zip(clients, groups, strict=True))
+        self._warm, self._sketches = False, {}
+
+    def least_results(self) -> int:
+        """`exchange.min_members`: a model of fewer members would be theirs."""
+        return self.settings.min_members
+
+    def result(self, result: Result) -> None:
+        """Remembers who trained what; until clients are grouped, their updates."""
+        self._trained.add(result.client)
+        if self._warm:
+            self._sketches[result.client] = sketch(result.update(), SKETCH)
+            return
+        number = self._names.index(result.model)
+        before = self._assigned.get(result.client, number)
+        self._moved += before != number
+        self._assigned[result.client] = number
+
+    def evaluated(self) -> Mapping[str, float]:
+        """All models, by their members; none of several while there is one for all."""
+        if self._warm or not self._assigned:
+            return {}
+        members = list(self._assigned.values())
+        return {name: float(members.count(n)) for n, name in enumerate(self._names)}
+
+    def model_of(self, client: str) -> str | None:
+        """That of its cluster."""
+        number = None if self._warm else self._assigned.get(client)
+        return None if number is None else self._names[number]
+
+    def metrics(self) -> dict[str, Any]:
+        """Members of each cluster, and how many clients changed theirs in this round."""
+        if self._warm:
+            return {"moved": 0, "members": {self._names[0]: _ordered(self._trained)}}
+        members = {
+            name: _ordered(client for client, own in self._assigned.items() if own == number)
+            for number, name in enumerate(self._names)
+        }
+        return {"moved": self._moved, "members": members}
+
+    def state(self) -> dict[str, Any]:
+        """What the next round's tasks follow from."""
+        return {
+            "warm": self._warm,
+            "assigned": dict(self._assigned),
+            "trained": _ordered(self._trained),
+            "sketches": {
+                c: base64.b64encode(s.tobytes()).decode() for c, s in self._sketches.items()
+            },
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """As :meth:`Exchange.load_state`."""
+        self._warm, self._assigned = state["warm"], dict(state["assigned"])
+        self._trained = set(state["trained"])
+        self._sketches = {
+            client: np.frombuffer(base64.b64decode(text), np.float16)
+            for client, text in state["sketches"].items()
+        }
+
+    def choose(self, offer: Offer) -> str:
+        """The model of the best alignment or the lowest loss; of equals the first."""
+        if self.settings.assign == "loss":
+            return min(offer.names, key=lambda name: _mean_loss(offer, name))
+        if not offer.kept:
+            return offer.names[0]
+        own = _backbone_features(offer)
+        return min(offer.names, key=lambda name: _distance(offer, name, own))
+
+    def keep(self, learner: Learner) -> Mapping[str, Tensor]:
+        """The backbone as it was trained, as far as it is shared; the rest is kept anyway."""
+        if not self._aligns:
+            return {}
+        shared = learner.state(Role.SHARED)
+        return {name: tensor for name, tensor in shared.items() if name.startswith(BACKBONE)}
+
+
+def _backbone_features(offer: Offer) -> Tensor:
+    """(n, dim) features of the client's own last model."""
+    state = offer.learner.state(Role.SHARED)
+    for name, tensor in offer.kept.items():
+        state[name].copy_(tensor)
+    return _features(offer)
+
+
+def _features(offer: Offer) -> Tensor:
+    backbone = offer.learner.method.get_submodule("backbone")
+    return clean_features(backbone, offer.images, offer.config.training.batch_size)
+
+
+def _distance(offer: Offer, name: str, own: Tensor) -> float:
+    """Minus the mean cosine between features of a model and the client's own (A_ij, section 5)."""
+    offer.load(name)
+    return -float(F.cosine_similarity(_features(offer), own).double().mean())
+
+
+@torch.no_grad()
+def _mean_loss(offer: Offer, name: str) -> float:
+    """The method's loss, without terms, of a model in one pass over the client's images."""
+    config, method = offer.config, offer.learner.method
+    received = offer.load(name)
+    offer.learner.train()
+    method.start_round(received)
+    batch_of = BatchMaker(
+        method, offer.images, offer.labels, config.data.augmentation, offer.seed
+    )  # the same views for each model
+    total = 0.0
+    for rows in epoch_batches(
+        len(offer.images), config.training.batch_size, offer.seed.generator("choose")
+    ):
+        batch = batch_of(rows.to(offer.images.device))
+        with passes_in(config.training.precision, offer.images.device.type):
+            losses = method.loss(batch).losses
+        total += len(rows) * float(sum(losses.values()))
+    return total / len(offer.images)
+
+
+def _ordered(clients: Any) -> list[str]:
+    """Names with "2" before "10"."""
+    return sorted(clients, key=lambda name: (len(name), name))

@@ -1,0 +1,120 @@
+"""Scores and encoders of a run whose exchange has several models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestra_flwr.federation.exchanges import Exchange
+from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
+from orchestra_flwr.federation.server.named_models import Models
+from orchestra_flwr.methods import kept_first
+from orchestra_flwr.models import save_encoder
+from orchestra_flwr.reporting import RunFolder
+from orchestra_flwr.training import Learner
+
+
+def evaluate_models(
+    evaluator: Evaluator, models: Models, exchange: Exchange, *, untrained: bool
+) -> tuple[Scores | None, dict[str, Any]]:
+    """The run's scores, and those of each model where there are several.
+
+    Args:
+        evaluator: of the run.
+        models: the server's.
+        exchange: says which models are evaluated, and whether their mean is.
+        untrained: whether nothing was trained yet: then the first model alone is evaluated.
+
+    Returns:
+        The scores, None without labels. And entries of the round's record: `models`, by name each
+        one's `weight` and `scores`; with a mean model also `nodes`, mean, least and largest of the
+        scores by backbone, and `consensus`, how far the models are from their mean.
+    """
+    weights = exchange.evaluated()
+    if untrained or len(weights) < 2:
+        name = next(iter(weights), models.first)
+        return evaluator.scores(models.load(name).method, untrained=untrained), {}
+    entries: dict[str, Any] = {}
+    if exchange.averages:
+        entries["consensus"] = models.consensus_distance(weights)
+    found: dict[str, Any] = {}
+    for name, weight in weights.items():
+        scores = evaluator.scores(models.load(name).method)
+        if scores is None:
+            return None, entries
+        found[name] = {"weight": weight, "scores": scores}
+    entries["models"] = found
+    mean = _weighted_mean(list(found.values()))
+    if not exchange.averages:
+        return mean, entries
+    entries["nodes"] = _ranges(mean, [entry["scores"] for entry in found.values()])
+    return evaluator.scores(models.load_mean(weights).method), entries
+
+
+def _ranges(mean: Scores, scores: list[Scores]) -> dict[str, Any]:
+    """By backbone and score the mean, the least and the largest of the models."""
+    return {
+        backbone: {
+            key: {"mean": value, "min": min(values), "max": max(values)}
+            for key, value in means.items()
+            if (values := [each[backbone][key] for each in scores])
+        }
+        for backbone, means in mean.items()
+    }
+
+
+def _weighted_mean(entries: list[dict[str, Any]]) -> Scores:
+    """Of every score that is a number, by backbone."""
+    total = sum(entry["weight"] for entry in entries)
+    return {
+        backbone: {
+            key: sum(e["weight"] * e["scores"][backbone][key] for e in entries) / total
+            for key, value in scores.items()
+            if isinstance(value, float)
+        }
+        for backbone, scores in entries[0]["scores"].items()
+    }
+
+
+def save_encoders(
+    folder: RunFolder, evaluator: Evaluator, models: Models, exchange: Exchange, rounds: int
+) -> str:
+    """Saves the run's encoder and, where there are several models, that of each.
+
+    Args:
+        folder: of the run; the models' own are `encoders/<model>.safetensors`.
+        evaluator: makes encoders of backbones.
+        models: the server's.
+        exchange: says which models are saved, and whether the run's encoder is that of their mean.
+        rounds: after how many they are saved.
+
+    Returns:
+        The model whose encoder is the run's; "mean" for their mean.
+    """
+    weights = exchange.evaluated()
+    several = len(weights) > 1
+
+    def save(path: Path, name: str, learner: Learner) -> None:
+        config = evaluator.config
+        kept, backbone = next(iter(kept_first(learner.method, config.evaluation.backbone).items()))
+        about = {"model": name} if several else {}
+        save_encoder(
+            path,
+            evaluator.encoder(backbone),
+            method=config.method.name,
+            backbone=kept,
+            rounds=rounds,
+            data=config.data.name,
+            **about,
+        )
+
+    chosen = max(weights, key=weights.__getitem__) if weights else models.first
+    if several:
+        folder.encoders.mkdir(exist_ok=True)
+        for name in weights:
+            save(folder.encoders / f"{name}.safetensors", name, models.load(name))
+    if several and exchange.averages:
+        save(folder.encoder, "mean", models.load_mean(weights))
+        return "mean"
+    save(folder.encoder, chosen, models.load(chosen))
+    return chosen

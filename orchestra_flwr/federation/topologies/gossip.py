@@ -1,0 +1,115 @@
+"""Federated learning without a server: nodes train, then mix their models with their neighbours'.
+
+Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017
+(arXiv 1705.09056), with whole rounds of local training between two mixes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from orchestra_flwr.config import Config, Section
+from orchestra_flwr.federation.exchanges.base import Exchange, Stage, Task
+from orchestra_flwr.federation.topologies.graphs import (
+    metropolis_weights,
+    second_eigenvalue,
+    uniform_weights,
+)
+
+
+class GossipSettings(Section):
+    """Options under `exchange.` of all exchanges without a server."""
+
+    mixing: Literal["metropolis", "uniform"] = "metropolis"
+    mixes: int = Field(1, ge=1)  # with the neighbours, after each round of training
+
+
+class Gossip(Exchange):
+    """Every client is a node with a model of its own; a round trains all and mixes neighbours'.
+
+    In a simulation one process holds all nodes. What is evaluated is the mean of all models, which
+    nobody in such a federation has, beside each node's own. A node that fails in a round takes part
+    in its mix with the model that it has.
+    """
+
+    Settings = GossipSettings
+    deployable: ClassVar[bool] = False
+    on_disk: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
+
+    settings: GossipSettings
+
+    def __init__(self, settings: GossipSettings) -> None:
+        super().__init__(settings)
+        self._mixing: dict[str, dict[str, float]] = {}
+        self._shrinks = 0.0
+
+    @classmethod
+    @abstractmethod
+    def graph(cls, settings: Any, count: int) -> np.ndarray:
+        """(count, count) bool, symmetric: who is whose neighbour.
+
+        Raises:
+            ValueError: there is no such graph.
+        """
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Exchange.check`; nothing may need a server."""
+        super().check(config)
+        name, participation = config.exchange.name, config.federation.participation
+        if config.method.plugin.release(config) is not None:
+            raise ValueError(
+                f"method={config.method.name}: must be one without server state with "
+                f"exchange={name}, which has no server"
+            )
+        if config.server_optimizer.name != "mean":
+            raise ValueError(
+                f"server_optimizer={config.server_optimizer.name}: must be mean with "
+                f"exchange={name}, which has no server"
+            )
+        if participation < 1:
+            raise ValueError(
+                f"federation.participation={participation:g}: must be 1 with exchange={name}, "
+                "all nodes train in every round"
+            )
+        cls.graph(config.exchange.settings, config.federation.clients)
+
+    def models(self, clients: Sequence[str]) -> tuple[str, ...]:
+        """One model for each client."""
+        names = tuple(map(_node, clients))
+        graph = self.graph(self.settings, len(names))
+        uniform = self.settings.mixing == "uniform"
+        weights = uniform_weights(graph) if uniform else metropolis_weights(graph)
+        self._shrinks = second_eigenvalue(weights)
+        mixed = np.linalg.matrix_power(weights, self.settings.mixes)
+        self._mixing = {
+            name: {other: float(w) for other, w in zip(names, row, strict=True) if w > 0}
+            for name, row in zip(names, mixed, strict=True)
+        }
+        return names
+
+    def stages(self, round_: int, cohort: Sequence[str]) -> Iterator[Stage]:
+        """All train, then all mix."""
+        yield Stage(tuple(Task(each, (_node(each),)) for each in cohort), mixing=self._mixing)
+
+    def evaluated(self) -> Mapping[str, float]:
+        """All nodes."""
+        return dict.fromkeys(self._mixing, 1.0)
+
+    def model_of(self, client: str) -> str | None:
+        """Its own."""
+        return _node(client)
+
+    def metrics(self) -> dict[str, Any]:
+        """By what factor, at most, a mix shrinks the distance from consensus."""
+        return {"second_eigenvalue": self._shrinks}
+
+
+def _node(client: str) -> str:
+    return f"node-{client}"

@@ -1,0 +1,25 @@
+"""Features of images as they are: no augmentation, no gradients, evaluation mode."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from orchestra_flwr.models.encoder import normalise
+
+
+@torch.no_grad()
+def clean_features(backbone: nn.Module, images: Tensor, batch_size: int) -> Tensor:
+    """Features of all images, in their order; the backbone is left in evaluation mode.
+
+    Args:
+        backbone: maps normalised images (B, C, H, W) to features; its statistics do not move.
+        images: (n, C, H, W) uint8 on its device, n >= 1.
+        batch_size: images at once.
+
+    Returns:
+        (n, dim) float32.
+    """
+    backbone.eval()
+    batches = torch.split(images, batch_size)
+    return torch.cat([backbone(normalise(batch.float() / 255)).float() for batch in batches])
