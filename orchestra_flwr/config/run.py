@@ -24,6 +24,7 @@ from orchestra_flwr.config.sections import (
     Options,
     PartitionConfig,
     PrivacyConfig,
+    ScheduleConfig,
     ServerOptimizerConfig,
     ShiftConfig,
     TermConfig,
@@ -54,6 +55,7 @@ class Config(WithPlugins, Composed):
     merging: MergingConfig = MergingConfig()
     training: TrainingConfig
     optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     evaluation: EvaluationConfig
     privacy: PrivacyConfig = PrivacyConfig()
     engine: EngineConfig = EngineConfig()
@@ -106,10 +108,19 @@ class Config(WithPlugins, Composed):
     def _choices_exist_and_agree(self) -> Self:
         for choice in self.choices():
             _ = choice.settings
+        self._check_normalisation()
         self._check_update_privacy()
         for choice in self.choices():
             choice.plugin.check(self)
         return self
+
+    def _check_normalisation(self) -> None:
+        by, channels = self.data.normalise, self.data.channels
+        if by != "half" and channels != 3:
+            raise ValueError(
+                f"data.normalise={by}: must be half with data={self.data.name}, whose images have "
+                f"{channels} channel{'s' * (channels > 1)}"
+            )
 
     def _check_update_privacy(self) -> None:
         clip, noise, delta = self.privacy.clip, self.privacy.noise_multiplier, self.privacy.delta

@@ -12,6 +12,7 @@ from orchestra_flwr.config.section import Section
 from orchestra_flwr.plugins import Room
 
 Precision = Literal["float32", "bfloat16"]
+Normalisation = Literal["half", "cifar", "imagenet"]
 Setting = Literal["device", "silo"]
 MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8"]
@@ -34,6 +35,7 @@ class DataConfig(Choice):
     image_size: int = Field(32, ge=8, le=512)
     train_limit: int | None = Field(None, ge=1)
     test_limit: int | None = Field(None, ge=1)
+    normalise: Normalisation = "half"
     augmentation: AugmentationConfig = AugmentationConfig()
 
     @property
@@ -132,6 +134,15 @@ class OptimizerConfig(Choice):
     name: str = "sgd"
 
 
+class ScheduleConfig(Choice):
+    """How the clients' learning rate changes during a run."""
+
+    room: ClassVar = Room("orchestra_flwr.training.schedules", "Schedule")
+    key: ClassVar = "schedule"
+
+    name: str = "constant"
+
+
 class ServerOptimizerConfig(Choice):
     """What the server makes of the clients' mean."""
 
@@ -204,6 +215,7 @@ class TrainingConfig(Section):
     local_epochs: int = Field(ge=1)
     batch_size: int = Field(ge=2)
     lr: float = Field(gt=0)
+    optimizer_state: Literal["reset", "keep"] = "reset"  # in every round; keep: by the client
     precision: Precision = "float32"
     threads: int = Field(1, ge=1, le=MOST_THREADS)
     cuda_graphs: bool = False

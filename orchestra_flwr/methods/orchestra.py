@@ -95,6 +95,7 @@ class Orchestra(Method):
         super().__init__(config, channels)
         self.clustering = clustering_settings(config)
         self.privacy = config.privacy
+        self._normalisation = config.data.normalise
         dim = config.model.projector_dim
         self.backbone = build_backbone(config.model, channels)
         # Only private clustering uses a projector in evaluation mode, that of what assigns.
@@ -234,8 +235,11 @@ class Orchestra(Method):
         missing = -len(images) % FEATURE_BATCH
         filled = F.pad(images, (0, 0, 0, 0, 0, 0, 0, missing))
         batches = torch.split(filled, FEATURE_BATCH)
-        features = [self._target_features(normalise(batch / 255)) for batch in batches]
+        features = [self._target_features(self._normalised(batch)) for batch in batches]
         return torch.cat(features)[: len(images)]
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return normalise(images / 255, self._normalisation)
 
     def _rotation_loss(self, batch: Batch) -> dict[str, Tensor]:
         """Equation 3, as a cross-entropy; nothing without rotation."""

@@ -6,10 +6,10 @@ from orchestra_flwr.models.encoder import (
     Encoder,
     EncoderSpec,
     load_encoder,
-    normalise,
     save_encoder,
 )
 from orchestra_flwr.models.heads import mlp
+from orchestra_flwr.models.normalisation import normalise
 
 __all__ = [
     "Backbone",

@@ -71,7 +71,7 @@ def a_batch(method, images, count=16):
     draw = torch.Generator().manual_seed(0)
     views = augment(images.images[:count], method.recipes(), draw)
     labels = images.labels[:count] if method.learns_labels else None
-    normalised = tuple(normalise(view) for view in views.images)
+    normalised = tuple(normalise(view, "half") for view in views.images)
     generator = torch.Generator().manual_seed(1)
     return Batch(torch.arange(count), normalised, views.rotations, generator, labels)
 

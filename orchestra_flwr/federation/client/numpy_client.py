@@ -18,7 +18,7 @@ from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
-from orchestra_flwr.merging import ClientState, Merging, keeps_state
+from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
 from orchestra_flwr.methods import Received, Release, Role, kept_first
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
@@ -32,7 +32,8 @@ from orchestra_flwr.training import (
     train_round,
 )
 
-EXCHANGE = "exchange."  # what the names of an exchange's own tensors in a client's state begin with
+# What the names of tensors in a client's state begin with that no learner has.
+EXCHANGE, OPTIMIZER = "exchange.", "optimizer."
 
 
 @dataclass
@@ -192,7 +193,7 @@ class OrchestraClient(NumPyClient):
             self._choose(work, kept)
         received = self._received(work, self.learner.needs_received)
         if folder is not None:
-            if kept is None:
+            if kept is None and has_local_state(self.config, self.learner):
                 self.learner.method.start_local_state()
             merging.merge(self.learner, kept)
         result = train_round(
@@ -203,9 +204,11 @@ class OrchestraClient(NumPyClient):
             labels=self.labels,
             contribute=work.contribute,
             received=received,
+            optimizer_state=_with_prefix(kept.tensors, OPTIMIZER) or None if kept else None,
         )
         if folder is not None:
-            folder.save(work.seed.round, self._state_to_keep(merging), work.seed.stage)
+            state = self._state_to_keep(merging, result.optimizer_state)
+            folder.save(work.seed.round, state, work.seed.stage)
         work.metrics |= {f"merge/{name}": value for name, value in merging.metrics().items()}
         return result
 
@@ -236,10 +239,13 @@ class OrchestraClient(NumPyClient):
             for name, tensor in self.learner.state(Role.LOCAL).items():
                 tensor.copy_(kept.tensors[name])
 
-    def _state_to_keep(self, merging: Merging) -> ClientState:
+    def _state_to_keep(self, merging: Merging, optimizer: Mapping[str, Tensor]) -> ClientState:
         merged, local = merging.keep(self.learner), self.learner.state(Role.LOCAL)
         exchange = {EXCHANGE + name: t for name, t in self.exchange.keep(self.learner).items()}
-        return ClientState({**local, **merged.tensors, **exchange}, merged.values)
+        if self.config.training.optimizer_state == "reset":
+            optimizer = {}
+        steps = {OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
+        return ClientState({**local, **merged.tensors, **exchange, **steps}, merged.values)
 
     def _folder(self) -> ClientStateFolder:
         if self.state_folder is None:
@@ -251,8 +257,10 @@ class OrchestraClient(NumPyClient):
 
     @property
     def _what_remembers(self) -> str:
-        if keeps_state(self.config, self.learner):
+        if has_local_state(self.config, self.learner):
             return f"merging={self.config.merging.name}"
+        if keeps_state(self.config, self.learner):
+            return "training.optimizer_state=keep"
         return f"exchange={self.config.exchange.name}"
 
     def evaluate(
@@ -280,13 +288,16 @@ class OrchestraClient(NumPyClient):
             backbone, *_ = kept_first(self.learner.method, evaluation.backbone).values()
             if self.config.privacy.clip is not None and self.config.model.norm == "batch":
                 # Its statistics are none of images.
-                backbone = recalibrated(backbone, self.images, evaluation.batch_size)
+                backbone = recalibrated(
+                    backbone, self.images, evaluation.batch_size, self.config.data.normalise
+                )
             scores = similarities(
                 backbone,
                 self.images,
                 self.config.data.augmentation,
                 seed.generator("similarity", self.images.device),
                 evaluation.batch_size,
+                by=self.config.data.normalise,
             )
         return -scores.score, len(self.images), asdict(scores)
 

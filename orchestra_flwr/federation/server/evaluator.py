@@ -34,7 +34,10 @@ class Evaluator:
         self.config = config
         self.dataset = dataset
         self.spec = EncoderSpec(
-            model=config.model, channels=config.data.channels, image_size=config.data.image_size
+            model=config.model,
+            channels=config.data.channels,
+            image_size=config.data.image_size,
+            normalise=config.data.normalise,
         )
 
     @property
@@ -97,7 +100,9 @@ class Evaluator:
         assert self.dataset is not None
         images, size = self.dataset.train.images, self.config.evaluation.batch_size
         with torch_threads(self.config.training.threads):  # the same bits on every machine
-            return Encoder(self.spec, recalibrated(backbone, images, size))
+            return Encoder(
+                self.spec, recalibrated(backbone, images, size, self.config.data.normalise)
+            )
 
     def _scores(self, backbone: Backbone, untrained: bool) -> dict[str, Any]:
         if not untrained or self.config.model.norm != "batch":

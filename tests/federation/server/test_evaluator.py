@@ -51,7 +51,9 @@ def test_an_untrained_encoder_is_judged_with_statistics_of_images(tiny):
     untrained = evaluator.scores(method, untrained=True)["online"]
     assert untrained.pop(AS_INITIALISED) == initial
     with torch_threads(config.training.threads):
-        backbone = recalibrated(method.backbone, dataset.train.images, config.evaluation.batch_size)
+        backbone = recalibrated(
+            method.backbone, dataset.train.images, config.evaluation.batch_size, "half"
+        )
     method.backbone.load_state_dict(backbone.state_dict())
     assert untrained == evaluator.scores(method)["online"] != initial
 
