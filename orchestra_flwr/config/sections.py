@@ -84,6 +84,11 @@ class ModelConfig(Choice):
     width: int = Field(64, ge=8, le=2**14, multiple_of=8)
     projector_dim: int = Field(512, ge=8, le=2**17)
 
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the backbone has BatchNorm, so that statistics of images make a difference."""
+        return self.norm == "batch" and bool(self.plugin.obeys_norm)
+
 
 class MethodConfig(Choice):
     """What clients learn.

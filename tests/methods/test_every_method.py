@@ -16,6 +16,7 @@ from orchestra_flwr.training import build_learner, observe_round, train_round
 METHODS = sorted(MethodConfig.room.found())
 SEED = ClientSeed(0, 1, "0")
 GRAY = ("training.lr=0.03",)
+NEEDS = {"mae": ("model=vit_tiny", "model.width=24", "model.depth=2")}
 COLOUR = ("training.lr=0.03", "data=image_folder", "data.root=x", "data.image_size=16")
 
 
@@ -41,6 +42,7 @@ def task(request, tiny):
     """The configuration of a method, and its images."""
 
     def configured(name, *overrides):
+        overrides = (*NEEDS.get(name, ()), *overrides)
         if request.param == "digits":
             return tiny(*GRAY, f"method={name}", *overrides), digits()
         named = ["method.classes=[a,b,c,d]"] if name == "supervised" else []
@@ -208,7 +210,9 @@ def test_losses_are_float32_in_bfloat16(task, name):
     learner = build(config).train()
     batch = a_batch(learner.method, images)
     seen = []
-    learner.method.backbone.register_forward_hook(lambda *call: seen.append(call[-1].dtype))
+    for module in learner.method.backbone.modules():
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
+            module.register_forward_hook(lambda *call: seen.append(call[-1].dtype))
     with torch.autocast("cpu", torch.bfloat16):
         step = learner.method.loss(batch)
     assert set(seen) == {torch.bfloat16}

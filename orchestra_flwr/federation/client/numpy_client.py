@@ -286,7 +286,7 @@ class OrchestraClient(NumPyClient):
             if keeps_state(self.config, self.learner):
                 self._recall_local(self._folder().before(seed.round + 1))
             backbone, *_ = kept_first(self.learner.method, evaluation.backbone).values()
-            if self.config.privacy.clip is not None and self.config.model.norm == "batch":
+            if self.config.privacy.clip is not None and self.config.model.has_batch_norm:
                 # Its statistics are none of images.
                 backbone = recalibrated(
                     backbone, self.images, evaluation.batch_size, self.config.data.normalise

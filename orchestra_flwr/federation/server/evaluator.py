@@ -79,7 +79,7 @@ class Evaluator:
     @property
     def batch_norm(self) -> str:
         """Which BatchNorm the scores and the saved encoder have, for the summary."""
-        if self.config.model.norm != "batch":
+        if not self.config.model.has_batch_norm:
             return "none"
         if self._averages:
             return "averaged"
@@ -105,7 +105,7 @@ class Evaluator:
             )
 
     def _scores(self, backbone: Backbone, untrained: bool) -> dict[str, Any]:
-        if not untrained or self.config.model.norm != "batch":
+        if not untrained or not self.config.model.has_batch_norm:
             return self._score(self.encoder(backbone))
         initial = self._score(Encoder(self.spec, copy.deepcopy(backbone)))
         return {**self._score(self._recalibrated(backbone)), AS_INITIALISED: initial}

@@ -20,6 +20,33 @@ def test_resnet18_is_the_papers():
     assert (stem.kernel_size, stem.stride) == ((3, 3), (1, 1))
 
 
+def test_vit_tiny_is_the_published_one():
+    """As Dec-SSL counts it; nothing is stored but parameters."""
+    backbone = build_backbone(ModelConfig(name="vit_tiny", width=192), 3)
+    assert sum(p.numel() for p in backbone.parameters()) == 5_383_680
+    assert sum(t.numel() for t in backbone.state_dict().values()) == 5_383_680
+    assert backbone.eval()(torch.randn(2, 3, 32, 32)).shape == (2, backbone.dim) == (2, 192)
+
+
+def test_a_transformers_feature_does_not_depend_on_images_beside_it():
+    backbone = build_backbone(ModelConfig(name="vit_tiny", width=24, depth=2, image_size=8), 1)
+    images = torch.randn(4, 1, 8, 8)
+    torch.testing.assert_close(backbone(images)[:1], backbone(images[:1]), atol=1e-5, rtol=1e-4)
+    swapped = images.clone()
+    swapped[:, :, :2, :2], swapped[:, :, -2:, -2:] = images[:, :, -2:, -2:], images[:, :, :2, :2]
+    assert (backbone(swapped) - backbone(images)).abs().max() > 1e-4  # places count
+
+
+@pytest.mark.parametrize(("overrides", "says"), [
+    (["model.patch=3"], "model.patch=3: must divide the images' size, 8"),
+    (["model.image_size=16"], "model.image_size=16: must be 8, as data.image_size is"),
+    (["model.width=16"], "model.width=16: must be a multiple of model.heads=3"),
+])  # fmt: skip
+def test_a_transformer_that_does_not_fit_is_refused(tiny, overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        tiny("model=vit_tiny", "model.width=24", *overrides)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "convnet"])
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 32), (3, 33)])
 @pytest.mark.parametrize("norm", ["batch", "group"])
