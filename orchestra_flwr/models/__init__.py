@@ -9,13 +9,14 @@ from orchestra_flwr.models.encoder import (
     normalise,
     save_encoder,
 )
-from orchestra_flwr.models.heads import mlp
+from orchestra_flwr.models.heads import build_head, mlp
 
 __all__ = [
     "Backbone",
     "Encoder",
     "EncoderSpec",
     "build_backbone",
+    "build_head",
     "ema_update",
     "load_encoder",
     "mlp",

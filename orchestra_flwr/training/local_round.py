@@ -63,7 +63,7 @@ def train_round(
     received = _received(received, learner.needs_received, images, seed)
     learner.train()
     learner.start_round(received)
-    batch_of = BatchMaker(learner.method, images, labels, config.data.augmentation, seed)
+    batch_of = BatchMaker(learner.method, images, labels, config, seed)
     step = LocalStep(learner, batch_of, config)
     take: Callable[[Tensor], None] = step
     training = config.training
@@ -95,7 +95,7 @@ def observe_round(
     received = _received(received, method.needs_received, images, seed)
     learner.train()
     method.start_round(received)
-    batch_of = BatchMaker(method, images, None, config.data.augmentation, seed)
+    batch_of = BatchMaker(method, images, None, config, seed)
     for rows in _epochs(images, config.training, seed, epochs=1):
         batch = batch_of(rows)
         with passes_in(config.training.precision, images.device.type):
