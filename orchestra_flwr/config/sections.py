@@ -16,6 +16,7 @@ Normalisation = Literal["half", "cifar", "imagenet"]
 Setting = Literal["device", "silo"]
 MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8"]
+Views = Literal["default", "plain"]
 
 
 class AugmentationConfig(Section):
@@ -74,14 +75,17 @@ class ShiftConfig(Choice):
 
 
 class ModelConfig(Choice):
-    """The backbone and its projector."""
+    """The backbone, and the heads (projector and predictor) that a method puts on it."""
 
     room: ClassVar = Room("orchestra_flwr.models.backbones", "Backbone")
     key: ClassVar = "model"
 
     norm: Literal["batch", "group"] = "batch"
+    groups: int | None = Field(None, ge=1)  # of each GroupNorm; None: groups of 8 channels
     # No memory holds more; up to there what is needed is computed before a run starts.
     width: int = Field(64, ge=8, le=2**14, multiple_of=8)
+    projector: Literal["orchestra", "plain"] = "orchestra"  # heads as in the Orchestra paper's code
+    projector_hidden: int | None = Field(None, ge=8, le=2**17)  # None: as the method has it
     projector_dim: int = Field(512, ge=8, le=2**17)
 
     @property
@@ -89,9 +93,17 @@ class ModelConfig(Choice):
         """Whether the backbone has BatchNorm, so that statistics of images make a difference."""
         return self.norm == "batch" and bool(self.plugin.obeys_norm)
 
+    @model_validator(mode="after")
+    def _groups_divide_the_channels(self) -> Self:
+        if self.groups is not None and self.norm != "group":
+            raise ValueError(f"model.groups={self.groups}: needs model.norm=group")
+        if self.groups is not None and self.width % self.groups:
+            raise ValueError(f"model.groups={self.groups}: must divide model.width={self.width}")
+        return self
+
 
 class MethodConfig(Choice):
-    """What clients learn.
+    """What clients learn, and from which views of an image.
 
     `paper` holds the values that the paper found for each setting, for `conf/` to point at.
     """
@@ -100,6 +112,7 @@ class MethodConfig(Choice):
     key: ClassVar = "method"
     unlisted: ClassVar = ("name", "paper")
 
+    views: Views = "default"
     paper: dict[Setting, dict[str, float]] = Field(default_factory=dict)
 
 

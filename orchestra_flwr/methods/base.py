@@ -151,7 +151,7 @@ class Method(Plugin, nn.Module, ABC):
 
     @abstractmethod
     def recipes(self) -> Sequence[Recipe]:
-        """The augmentation of each view of a batch."""
+        """The augmentation of each view of a batch, where `method.views` asks for no other."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Step:

@@ -117,6 +117,11 @@ class MAE(Method):
                 f"model={config.model.name}: must be vit_tiny with method={config.method.name}, "
                 "which masks patches"
             )
+        if config.method.views != "default":
+            raise ValueError(
+                f"method.views={config.method.views}: must be default with "
+                f"method={config.method.name}, which sees images as they are (method.augment)"
+            )
         patches = config.model.settings.patches
         if not 0 < _visible(patches, config.method.settings.mask_ratio) < patches:
             raise ValueError(
@@ -135,7 +140,7 @@ class MAE(Method):
     def loss(self, batch: Batch) -> Step:
         """The error of the drawn patches (of normalised pixels, not normalised by patch)."""
         patches = patches_of(batch.views[0], self.backbone.settings.patch)
-        order, places = random_order(*patches.shape[:2], batch.generator)
+        order, places = random_order(len(patches), patches.shape[1], batch.generator)
         visible = _visible(patches.shape[1], self.settings.mask_ratio)
         tokens = rows_at(self.backbone.tokens(patches), order[:, :visible])
         encoded = self.backbone.encode(tokens)

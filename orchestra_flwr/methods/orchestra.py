@@ -28,7 +28,7 @@ from orchestra_flwr.data import Recipe, first_copies
 from orchestra_flwr.methods.base import Batch, Method, Received, Step
 from orchestra_flwr.methods.release import Contribution, Release
 from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, ema_update, mlp, normalise
+from orchestra_flwr.models import Backbone, build_backbone, build_head, ema_update, normalise
 from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed
@@ -96,11 +96,11 @@ class Orchestra(Method):
         self.clustering = clustering_settings(config)
         self.privacy = config.privacy
         self._normalisation = config.data.normalise
-        dim = config.model.projector_dim
-        self.backbone = build_backbone(config.model, channels)
+        model, dim = config.model, config.model.projector_dim
+        self.backbone = build_backbone(model, channels)
         # Only private clustering uses a projector in evaluation mode, that of what assigns.
         read = self.clustering.name == "private"
-        head = partial(mlp, self.backbone.dim, dim, dim, norm=config.model.norm)
+        head = partial(build_head, model, self.backbone.dim, dim)
         self.projector = head(statistics=read and not self.settings.target)
         if self.settings.rotation:
             self.rotation_head = nn.Linear(dim, 4)

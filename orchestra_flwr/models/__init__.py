@@ -8,7 +8,7 @@ from orchestra_flwr.models.encoder import (
     load_encoder,
     save_encoder,
 )
-from orchestra_flwr.models.heads import mlp
+from orchestra_flwr.models.heads import build_head, mlp
 from orchestra_flwr.models.normalisation import normalise
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Encoder",
     "EncoderSpec",
     "build_backbone",
+    "build_head",
     "ema_update",
     "load_encoder",
     "mlp",

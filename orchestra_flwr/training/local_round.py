@@ -67,7 +67,7 @@ def train_round(
     received = _received(received, learner.needs_received, images, seed)
     learner.train()
     learner.start_round(received)
-    batch_of = BatchMaker(learner.method, images, labels, config.data, seed)
+    batch_of = BatchMaker(learner.method, images, labels, config, seed)
     step = LocalStep(learner, batch_of, config)
     take: Callable[[Tensor], None] = step
     if optimizer_state is not None:
@@ -103,7 +103,7 @@ def observe_round(
     received = _received(received, method.needs_received, images, seed)
     learner.train()
     method.start_round(received)
-    batch_of = BatchMaker(method, images, None, config.data, seed)
+    batch_of = BatchMaker(method, images, None, config, seed)
     for batches in _epochs(images, config.training, seed, epochs=1):
         for rows in batches:
             batch = batch_of(rows.to(images.device))

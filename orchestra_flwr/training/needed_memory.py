@@ -25,10 +25,13 @@ def check_memory(config: Config, channels: int) -> None:
     numbers, size = _state_size(config, channels)
     needed, memory = COPIES * size, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
+        hidden = config.model.projector_hidden
+        heads = "" if hidden is None else f" and model.projector_hidden={hidden}"
         raise ConfigError(
             f"model.width={config.model.width}: with "
-            f"model.projector_dim={config.model.projector_dim} the state has {numbers:,} numbers, "
-            f"to train it takes {needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:,.1f} GB"
+            f"model.projector_dim={config.model.projector_dim}{heads} the state has {numbers:,} "
+            f"numbers, to train it takes {needed / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.1f} GB"
         )
 
 

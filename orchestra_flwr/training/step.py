@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from orchestra_flwr.config import Config, DataConfig
-from orchestra_flwr.data import augment
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import Recipe, augment
 from orchestra_flwr.methods import Batch, Method
 from orchestra_flwr.models import normalise
 from orchestra_flwr.models.precision import passes_in
@@ -23,7 +24,7 @@ class TrainingError(RuntimeError):
 
 
 class BatchMaker:
-    """Makes a method's views of some of a client's images.
+    """Makes the views of some of a client's images, as the method asks for or `method.views` says.
 
     Augmentations and the loss draw from streams of their own: a method whose loss draws gets the
     same views as one whose loss does not.
@@ -37,13 +38,13 @@ class BatchMaker:
         method: Method,
         images: Tensor,
         labels: Tensor | None,
-        data: DataConfig,
+        config: Config,
         seed: ClientSeed,
     ) -> None:
         self._images = images
-        self._normalisation = data.normalise
+        self._normalisation = config.data.normalise
         self._labels = labels if method.learns_labels else None
-        self._recipes = [recipe.limited(data.augmentation) for recipe in method.recipes()]
+        self._recipes = _recipes(method, config)
         self._augment, self._loss = (
             seed.generator(purpose, images.device) for purpose in ("augment", "loss")
         )
@@ -55,6 +56,14 @@ class BatchMaker:
         normalised = tuple(normalise(view, self._normalisation) for view in views.images)
         labels = None if self._labels is None else self._labels[rows]
         return Batch(rows, normalised, views.rotations, self._loss, labels)
+
+
+def _recipes(method: Method, config: Config) -> list[Recipe]:
+    """The augmentation of each view as the method or `method.views` says, fit for the images."""
+    recipes: Sequence[Recipe] = method.recipes()
+    if config.method.views == "plain":
+        recipes = [recipe.plain() for recipe in recipes]
+    return [recipe.limited(config.data.augmentation) for recipe in recipes]
 
 
 class LocalStep:

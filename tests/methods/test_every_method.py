@@ -1,10 +1,13 @@
 """What holds for all methods, and for each that will be added."""
 
 import copy
+import hashlib
+import math
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 
 from orchestra_flwr.config.sections import MethodConfig
 from orchestra_flwr.data import ImageSet, augment
@@ -113,6 +116,42 @@ def test_every_parameter_that_is_trained_gets_a_gradient_in_each_step(task, name
     monkeypatch.setattr("orchestra_flwr.training.optimizers.Optimizer.step", look)
     train(learner, config, images)
     assert steps and all(size > 0 for step in steps for size in step.values())
+
+
+# Those of commit ce3db6f, before heads could be chosen: names in order, and weights.
+FIRST = {
+    "byol": ("a5704e28c4fb", 24478.060215420963),
+    "orchestra": ("38de03333cf2", 19799.74291068334),
+    "rotpred": ("e2449984b377", 5980.440264179841),
+    "simclr": ("878d94436aa5", 5961.450339987412),
+    "simsiam": ("7fd50ab7874a", 6844.016970837143),
+    "specloss": ("60bbd200f8ae", 5801.049624815121),
+    "supervised": ("6aebb6ad5e81", 5556.276849488848),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_names_and_first_weights_stay_as_they_are(tiny, name):
+    """So that runs with the defaults end in the same bits, and old ones can be resumed."""
+    state = build_method(tiny(f"method={name}"), 1).state_dict()
+    sums = [value.double().sum().item() for value in state.values()]
+    names = hashlib.sha256(",".join(state).encode()).hexdigest()[:12]
+    weights = sum(i * total for i, total in enumerate(sums, 1))
+    assert (names, weights) == (FIRST[name][0], pytest.approx(FIRST[name][1], rel=1e-9))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_plain_heads_and_views_with_group_norm(task, name):
+    plain = ("model.projector=plain", "model.projector_hidden=24", "method.views=plain",
+             "model.norm=group", "model.groups=2")  # fmt: skip
+    config, images = task(name, *plain)
+    learner = build(config)
+    before = {n: t.clone() for n, t in learner.trained().items()}
+    result = train(learner, config, images)
+    assert all(map(math.isfinite, result.losses.values()))
+    assert all(not torch.equal(t, before[n]) for n, t in learner.trained().items())
+    for head in (m for n, m in learner.method.named_children() if n in ("projector", "predictor")):
+        assert [m.out_features for m in head if isinstance(m, nn.Linear)] == [24, 16]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -133,6 +133,7 @@ def test_it_learns_to_draw_one_image(tiny):
 
 @pytest.mark.parametrize(("overrides", "says"), [
     (["model=convnet"], "model=convnet: must be vit_tiny with method=mae"),
+    (["method.views=plain"], "method.views=plain: must be default with method=mae"),
     (["method.mask_ratio=0.99"], "method.mask_ratio=0.99: must leave some of the 16 patches"),
 ])  # fmt: skip
 def test_what_cannot_be_masked_is_refused(tiny, overrides, says):

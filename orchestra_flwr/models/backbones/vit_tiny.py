@@ -86,7 +86,7 @@ class ViTTiny(Backbone):
         return self.encode(self.tokens(patches_of(x, self.settings.patch)))[:, 0]
 
     def tokens(self, patches: Tensor) -> Tensor:
-        """(B, N, channels * patch^2) pixels of all patches to (B, N, dim) tokens at their places."""
+        """(B, N, pixels) patches, all of an image, to (B, N, dim) tokens at their places."""
         tokens: Tensor = self.embedding(patches) + self.positions
         return tokens
 

@@ -118,7 +118,7 @@ def trained_plainly(config):
         for round_ in (1, 2, 3):
             seed = ClientSeed(config.seed, round_, "0")
             labels = labels_for(config, train)
-            batch_of = BatchMaker(learner.method, train.images, labels, config.data, seed)
+            batch_of = BatchMaker(learner.method, train.images, labels, config, seed)
             for batches in _epochs(train.images, config.training, seed, 2):
                 if schedule.changes:
                     passed = sum(epochs_done >= milestone for milestone in milestones)

@@ -66,6 +66,22 @@ def test_group_norm_keeps_no_statistics_and_treats_images_alone():
 
 
 @pytest.mark.parametrize("name", ["resnet18", "convnet"])
+@pytest.mark.parametrize("groups", [1, 4, None])
+def test_groups_of_group_norm(name, groups):
+    backbone = build_backbone(ModelConfig(name=name, norm="group", width=16, groups=groups), 3)
+    norms = [m for m in backbone.modules() if isinstance(m, nn.GroupNorm)]
+    assert norms
+    assert all(m.num_groups == (groups or m.num_channels // 8) for m in norms)
+
+
+def test_groups_must_fit():
+    with pytest.raises(ValueError, match=r"model\.groups=3: must divide model\.width=16"):
+        ModelConfig(name="convnet", norm="group", width=16, groups=3)
+    with pytest.raises(ValueError, match=r"model\.groups=4: needs model\.norm=group"):
+        ModelConfig(name="convnet", width=16, groups=4)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnet"])
 def test_convolutions_never_reorder_what_they_read(name):
     """Channels-last weights make channels-last features, whatever the images' layout."""
     backbone = build_backbone(ModelConfig(name=name, width=16), channels=3)
@@ -132,7 +148,7 @@ MINE = """
             super().__init__(settings, model, channels)
             self.dim = model.width
             self.embed = nn.Conv2d(channels, self.dim, settings.patch, settings.patch)
-            self.norm = norm_layer(model.norm)(self.dim)
+            self.norm = norm_layer(model.norm, model.groups)(self.dim)
 
         def forward(self, x):
             return self.norm(self.embed(x)).mean((2, 3))
@@ -160,12 +176,14 @@ def test_its_options_are_checked(user_package):
     with pytest.raises(ConfigError) as error:
         build_backbone(_mine(depth=3), 3)
     assert str(error.value) == (
-        "model.depth: unknown option of model=patches, which has norm, width, projector_dim, patch"
+        "model.depth: unknown option of model=patches, which has norm, groups, width, projector, "
+        "projector_hidden, projector_dim, patch"
     )
     with pytest.raises(ConfigError) as error:
         build_backbone(ModelConfig(name="convnet", path=3), 3)
     assert str(error.value) == (
-        "model.path: unknown option of model=convnet, which has norm, width, projector_dim"
+        "model.path: unknown option of model=convnet, which has norm, groups, width, projector, "
+        "projector_hidden, projector_dim"
     )
 
 
