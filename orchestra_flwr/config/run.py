@@ -140,11 +140,12 @@ class Config(WithPlugins, Composed):
                 f"privacy.delta={delta:g}: must be below 1 / federation.clients = {1 / clients:g}"
             )
         # The scores that clients send are computed from their images without any noise.
-        if self.evaluation.unsupervised and noise > 0:
-            raise ValueError(
-                "evaluation.unsupervised=True: clients' scores are not differentially private, "
-                "must be false with privacy.noise_multiplier"
-            )
+        for key in ("unsupervised", "drift", "clients"):
+            if getattr(self.evaluation, key) and noise > 0:
+                raise ValueError(
+                    f"evaluation.{key}=True: clients' scores are not differentially private, "
+                    "must be false with privacy.noise_multiplier"
+                )
 
     def to_json(self) -> str:
         """The configuration as one line of JSON."""

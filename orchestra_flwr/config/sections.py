@@ -255,6 +255,10 @@ class EvaluationConfig(ScoresConfig):
     probe: Literal["converged", "published"] = "converged"
     backbone: str | None = None  # which one is kept; None: the method's first
     unsupervised: bool = False
+    few_labels: bool = False  # probes with 10 % and 1 % of the labels as well
+    recalibrated: bool = False  # scores with BatchNorm's statistics taken anew, beside the others
+    drift: bool = False  # how far clients' models are apart
+    clients: bool = False  # each client's own model on its own classes; in simulations
 
 
 class LoggingConfig(Section):

@@ -49,7 +49,7 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
                 protocols=config.protocols,
                 config=config.evaluation,
                 augmentation=data.augmentation,
-                seeds=config.seeds,
+                seeds=range(config.seeds),
             )
     except ValueError as error:
         raise EvaluationError(f"the encoder cannot be evaluated: {error}") from error

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from orchestra_flwr.config import ConfigError, ModelConfig, Normalisation, Section, parse
+from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.normalisation import normalise
@@ -38,6 +38,16 @@ class EncoderSpec(Section):
     image_size: int
     normalise: Normalisation = "half"  # encoders of earlier versions have no other
     plugins: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """That of a run's encoders."""
+        return cls(
+            model=config.model,
+            channels=config.data.channels,
+            image_size=config.data.image_size,
+            normalise=config.data.normalise,
+        )
 
     @model_validator(mode="after")
     def _model_knows_the_packages(self) -> Self:

@@ -35,9 +35,9 @@ def convnet():
     return Encoder(spec)
 
 
-def run(encoder, train, test, seeds=1):
+def run(encoder, train, test, seeds=range(1)):
     return finetune(
-        encoder, train, test, fraction=0.1, seeds=seeds, augmentation=NO_FLIP, batch_size=64
+        encoder, train, test, fraction=0.1, seeds=range(seeds), augmentation=NO_FLIP, batch_size=64
     )
 
 

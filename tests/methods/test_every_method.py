@@ -140,7 +140,7 @@ def test_names_and_first_weights_stay_as_they_are(tiny, name):
     assert (names, weights) == (FIRST[name][0], pytest.approx(FIRST[name][1], rel=1e-9))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "mae"])  # as images are
 def test_plain_heads_and_views_with_group_norm(task, name):
     plain = ("model.projector=plain", "model.projector_hidden=24", "method.views=plain",
              "model.norm=group", "model.groups=2")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,13 +14,14 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import different_images
-from orchestra_flwr.evaluation import recalibrated, similarities
+from orchestra_flwr.evaluation import OwnClasses, recalibrated, similarities
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
-from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
+from orchestra_flwr.federation.messages.arrays import OWN, SMALLEST_GROUP
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
 from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
 from orchestra_flwr.methods import Received, Release, Role, kept_first
+from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import (
@@ -66,6 +68,7 @@ class OrchestraClient(NumPyClient):
         images: (n, C, H, W) uint8 on the device to train on.
         labels: (n,) int64 beside them, for methods that learn from labels.
         state_folder: where its state is kept from round to round, for runs in which clients do.
+        own_classes: what its own model is judged by; simulations alone have it.
         secret_noise: whether the noise of private releases is drawn afresh from the system, as it
             must be wherever somebody else knows the run's seed; otherwise it follows from the seed.
 
@@ -81,6 +84,7 @@ class OrchestraClient(NumPyClient):
         labels: Tensor | None = None,
         *,
         state_folder: ClientStateFolder | None = None,
+        own_classes: OwnClasses | None = None,
         secret_noise: bool = False,
     ) -> None:
         least = config.federation.min_images
@@ -93,6 +97,7 @@ class OrchestraClient(NumPyClient):
         self.images = images
         self.labels = labels
         self.state_folder = state_folder
+        self.own_classes = own_classes
         self.secret_noise = secret_noise
         self.learner = build_learner(config, images.shape[1]).to(images.device)
         self.exchange: Exchange = config.exchange.build()
@@ -266,17 +271,19 @@ class OrchestraClient(NumPyClient):
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Scores the kept backbone on the client's own images, without labels (section 5).
+        """Scores the kept backbone, with what of its state is the client's own.
 
         Args:
             parameters: the flat arrays named by `receives`.
             config: `round` (int), from which the augmentations follow.
 
         Returns:
-            The negated score, the number of images, and `alignment` and `uniformity`.
+            The negated first score, the number of images, and the scores: with
+            `evaluation.unsupervised` alignment and uniformity on its own images (section 5), with
+            `evaluation.clients` accuracies on its own classes, whose names begin with "own/".
 
         Raises:
-            ValueError: arrays that do not fit the model.
+            ValueError: arrays that do not fit the model, or the own classes are not known.
         """
         evaluation = self.config.evaluation
         seed = ClientSeed(self.config.seed, int(config["round"]), self.name)
@@ -285,21 +292,38 @@ class OrchestraClient(NumPyClient):
             unpack_state(received, self.learner, self.schemas)
             if keeps_state(self.config, self.learner):
                 self._recall_local(self._folder().before(seed.round + 1))
-            backbone, *_ = kept_first(self.learner.method, evaluation.backbone).values()
+            method = self.learner.method
+            backbone, *_ = kept_first(method, evaluation.backbone).values()
             if self.config.privacy.clip is not None and self.config.model.has_batch_norm:
                 # Its statistics are none of images.
                 backbone = recalibrated(
                     backbone, self.images, evaluation.batch_size, self.config.data.normalise
                 )
-            scores = similarities(
-                backbone,
-                self.images,
-                self.config.data.augmentation,
-                seed.generator("similarity", self.images.device),
-                evaluation.batch_size,
-                by=self.config.data.normalise,
-            )
-        return -scores.score, len(self.images), asdict(scores)
+            scores: dict[str, Any] = {}
+            if evaluation.unsupervised:
+                scores |= self._similarities(backbone, seed)
+            if evaluation.clients:
+                scores |= self._own_scores(backbone)
+        first = next(iter(scores.values()))
+        return -first, len(self.images), scores
+
+    def _similarities(self, backbone: Backbone, seed: ClientSeed) -> dict[str, float]:
+        data = self.config.data
+        draw = seed.generator("similarity", self.images.device)
+        size = self.config.evaluation.batch_size
+        return asdict(
+            similarities(backbone, self.images, data.augmentation, draw, size, by=data.normalise)
+        )
+
+    def _own_scores(self, backbone: Backbone) -> dict[str, float]:
+        if self.own_classes is None:
+            raise ValueError("evaluation.clients=True: only simulated clients know their classes")
+        method = self.learner.method
+        is_first = backbone is next(iter(method.backbones().values()))
+        head = method.classification_head() if is_first else None
+        encoder = Encoder(EncoderSpec.of(self.config), copy.deepcopy(backbone))
+        scores = self.own_classes.scores(encoder, head, self.config.evaluation.batch_size)
+        return {OWN + name: value for name, value in scores.items()}
 
     @property
     def _needs_received(self) -> bool:

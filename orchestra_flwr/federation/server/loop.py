@@ -33,6 +33,7 @@ from orchestra_flwr.federation.server.round import (
     numbered,
 )
 from orchestra_flwr.federation.server.round_record import (
+    OF_CLIENTS,
     final_metrics,
     overhead,
     round_record,
@@ -161,7 +162,9 @@ class _Run:
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
         exchanged = number > 0 or (self.release is not None and self.release.before_training)
-        scored = self.config.evaluation.unsupervised and self._is_evaluated(number)
+        evaluation = self.config.evaluation
+        evaluated = self._is_evaluated(number)
+        scored = evaluated and (evaluation.unsupervised or evaluation.clients)
         round_ = Round(number, {})
         if exchanged or scored:
             round_, position = self._draw(number, position)
@@ -172,7 +175,6 @@ class _Run:
         seconds = time.perf_counter() - started
         if scored:
             self._ask_for_scores(round_, report)
-        evaluated = self._is_evaluated(number)
         learner = self.models.load(self.models.first)
         scores = None
         if evaluated:
@@ -213,6 +215,7 @@ class _Run:
             {client: index for index, client in enumerate(clients)},
             self.privacy.exhausted(nodes, number),
             self._place(),
+            self._is_evaluated(number),
         )
         return round_, replace(position, clients=clients)
 
@@ -298,9 +301,10 @@ class _Run:
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
-        unsupervised = [record["unsupervised"] for record in metrics if record.get("unsupervised")]
-        if unsupervised:
-            summary["unsupervised"] = unsupervised[-1]
+        for key in OF_CLIENTS:
+            measured = [record[key] for record in metrics if record.get(key)]
+            if measured:
+                summary[key] = measured[-1]
         saved, backbone = next(iter(backbones.items()))
         save_encoder(
             self.folder.encoder,

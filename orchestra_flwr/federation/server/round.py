@@ -27,6 +27,7 @@ class Round:
         indices: each client's number in the run, which never changes.
         exhausted: clients of the cohort that may not contribute, only train.
         place: for tasks: which run this is, and where clients on this machine keep their state.
+        evaluated: whether the round's models are evaluated.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Round:
     indices: Mapping[str, int] = field(default_factory=dict)
     exhausted: frozenset[str] = frozenset()
     place: Mapping[str, str] = field(default_factory=dict)
+    evaluated: bool = False
 
     @property
     def trains(self) -> bool:

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from orchestra_flwr.evaluation import StreamingDrift
 from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
@@ -55,6 +56,8 @@ class StageUpdate:
         self._means: dict[str, Aggregation] = {}
         self._origins: dict[str, dict[str, float]] = {}  # weights by the models trained for a mean
         self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
+        self._drifts: dict[str, StreamingDrift] = {}
+        self._measures_drift = self._config.evaluation.drift and round_.evaluated
 
     def apply(self) -> None:
         """Sets the shared state of the models, and lets the method make their server state."""
@@ -62,6 +65,8 @@ class StageUpdate:
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
             self._models.update(name, states.pop(name))
+        drifts = [drift.result() for drift in self._drifts.values()]
+        self._report.drifts += [drift for drift in drifts if drift is not None]
         self._update_server_states()
 
     def add(self, task: Task, reply: Reply) -> None:
@@ -76,6 +81,8 @@ class StageUpdate:
                 if name not in self._means:
                     self._means[name] = self._aggregation(name)
                 self._means[name].add(reply.shared, weight * share)
+                if self._measures_drift:
+                    self._add_drift(name, reply.shared, weight * share)
                 origins = self._origins.setdefault(name, {})
                 origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
         for name in shares:
@@ -88,6 +95,12 @@ class StageUpdate:
             sent = any(map(len, reply.contributions.values()))
             size = int(reply.metrics[SMALLEST_GROUP]) if sent else 0
             self._report.smallest_groups[task.client] = size
+
+    def _add_drift(self, model: str, state: np.ndarray, weight: float) -> None:
+        if model not in self._drifts:
+            before = self._models.shared(model)
+            self._drifts[model] = StreamingDrift(before, self._models.trained_spans)
+        self._drifts[model].add(state, weight)
 
     def _weight(self, examples: int) -> float:
         weighting = self._config.federation.weighting

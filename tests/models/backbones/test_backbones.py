@@ -174,9 +174,9 @@ def test_its_options_are_checked(user_package):
     with pytest.raises(ConfigError, match=r"^model\.patch=0: input should be greater than"):
         build_backbone(_mine(patch=0), 3)
     with pytest.raises(ConfigError) as error:
-        build_backbone(_mine(depth=3), 3)
+        build_backbone(_mine(layers=3), 3)
     assert str(error.value) == (
-        "model.depth: unknown option of model=patches, which has norm, groups, width, projector, "
+        "model.layers: unknown option of model=patches, which has norm, groups, width, projector, "
         "projector_hidden, projector_dim, patch"
     )
     with pytest.raises(ConfigError) as error:
@@ -189,9 +189,10 @@ def test_its_options_are_checked(user_package):
 
 def test_names_that_do_not_exist_are_refused(user_package):
     user_package({"backbones/patches.py": MINE})
-    with pytest.raises(ConfigError, match="^model=vit: must be one of convnet, resnet18$"):
+    known = "convnet, resnet18, vit_tiny"
+    with pytest.raises(ConfigError, match=f"^model=vit: must be one of {known}$"):
         build_backbone(ModelConfig(name="vit"), 3)
     model = ModelConfig(name="vit")
     model.look_in(("my_package",))
-    with pytest.raises(ConfigError, match="must be one of convnet, resnet18, patches$"):
+    with pytest.raises(ConfigError, match="must be one of convnet, resnet18, vit_tiny, patches$"):
         build_backbone(model, 3)
