@@ -13,7 +13,7 @@ from orchestra_flwr.plugins import Room
 
 Precision = Literal["float32", "bfloat16"]
 Normalisation = Literal["half", "cifar", "imagenet"]
-Setting = Literal["device", "silo"]
+Setting = Literal["device", "silo", "dec_ssl"]
 MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8"]
 Views = Literal["default", "plain"]
@@ -84,7 +84,9 @@ class ModelConfig(Choice):
     groups: int | None = Field(None, ge=1)  # of each GroupNorm; None: groups of 8 channels
     # No memory holds more; up to there what is needed is computed before a run starts.
     width: int = Field(64, ge=8, le=2**14, multiple_of=8)
-    projector: Literal["orchestra", "plain"] = "orchestra"  # heads as in the Orchestra paper's code
+    projector: Literal["orchestra", "plain", "plain_norm"] = (
+        "orchestra"  # heads as in the Orchestra paper's code
+    )
     projector_hidden: int | None = Field(None, ge=8, le=2**17)  # None: as the method has it
     projector_dim: int = Field(512, ge=8, le=2**17)
 
@@ -252,7 +254,7 @@ class EvaluationConfig(ScoresConfig):
     """How often and how a run's encoders are evaluated."""
 
     every: int = Field(ge=1)
-    probe: Literal["converged", "published"] = "converged"
+    probe: Literal["converged", "published", "dec_ssl"] = "converged"
     backbone: str | None = None  # which one is kept; None: the method's first
     unsupervised: bool = False
     few_labels: bool = False  # probes with 10 % and 1 % of the labels as well

@@ -13,7 +13,7 @@ from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
 from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
 from orchestra_flwr.evaluation.knn import knn_accuracy
 from orchestra_flwr.evaluation.linear_probe import linear_accuracy
-from orchestra_flwr.evaluation.published_probe import published_accuracy
+from orchestra_flwr.evaluation.published_probe import published_accuracy, released_accuracy
 
 Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
 
@@ -46,7 +46,7 @@ def evaluate(
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
-    protocol = "linear_published" if config.probe == "published" else "linear"
+    protocol = "linear" if config.probe == "converged" else f"linear_{config.probe}"
     few = tuple(FRACTIONS) if config.few_labels else ()
     scores = evaluate_by(
         encoder,
@@ -77,7 +77,8 @@ def evaluate_by(
         encoder: as in :func:`evaluate`; so are `train`, `test` and `augmentation`.
         train: images and labels.
         test: images and labels.
-        protocols: of knn, linear, linear_10, linear_1, linear_published and finetune.
+        protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl and
+            finetune.
         config: batch size, the kNN's k and temperature.
         augmentation: limits that the images set.
         seeds: each draws other labels, for probes and fine-tunings with a fraction of them.
@@ -104,6 +105,10 @@ def evaluate_by(
             scores[protocol] = accuracies.summary()
     if "linear_published" in protocols:
         scores["linear_published"] = published_accuracy(
+            encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
+        )
+    if "linear_dec_ssl" in protocols:
+        scores["linear_dec_ssl"] = released_accuracy(
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
         )
     if "finetune" in protocols:

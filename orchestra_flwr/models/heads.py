@@ -23,7 +23,8 @@ def build_head(
 
     Args:
         model: `projector` chooses between the method's own head, which the other arguments
-            describe as :func:`mlp` has them, and a :func:`plain_head`; `projector_hidden` is the
+            describe as :func:`mlp` has them, and a :func:`plain_head`, whose norm "plain_norm" asks
+            for whatever the method; `projector_hidden` is the
             width of all hidden layers instead of the method's own widths.
         inputs: width of the features that it is given.
         hidden: the method's own widths of the hidden layers, at least one.
@@ -35,8 +36,8 @@ def build_head(
     """
     if model.projector_hidden is not None:
         hidden = (model.projector_hidden,) * len(hidden)
-    if model.projector == "plain":
-        norm = model.norm if plain_norm else None
+    if model.projector != "orchestra":
+        norm = model.norm if plain_norm or model.projector == "plain_norm" else None
         return plain_head(inputs, hidden[0], model.projector_dim, norm=norm, groups=model.groups)
     return mlp(
         inputs,
