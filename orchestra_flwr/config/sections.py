@@ -84,9 +84,8 @@ class ModelConfig(Choice):
     groups: int | None = Field(None, ge=1)  # of each GroupNorm; None: groups of 8 channels
     # No memory holds more; up to there what is needed is computed before a run starts.
     width: int = Field(64, ge=8, le=2**14, multiple_of=8)
-    projector: Literal["orchestra", "plain", "plain_norm"] = (
-        "orchestra"  # heads as in the Orchestra paper's code
-    )
+    # Heads as in the Orchestra paper's code, or of two linear layers.
+    projector: Literal["orchestra", "plain", "plain_norm"] = "orchestra"
     projector_hidden: int | None = Field(None, ge=8, le=2**17)  # None: as the method has it
     projector_dim: int = Field(512, ge=8, le=2**17)
 
