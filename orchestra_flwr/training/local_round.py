@@ -25,7 +25,7 @@ class LocalResult:
         losses: mean of each part of the loss over the steps; empty if nothing was trained.
         steps: optimizer steps.
         contribution: what the method sends to the server beside its state.
-        optimizer_state: what the optimizer remembers of the steps.
+        optimizer_state: what the optimizer remembers of the steps, where clients keep it.
     """
 
     losses: dict[str, float]
@@ -82,7 +82,8 @@ def train_round(
         steps += len(batches)
     losses = step.losses(steps)
     contribution = _contribution(learner, images, config, seed, contribute)
-    return LocalResult(losses, steps, contribution, step.optimizer.state())
+    kept = step.optimizer.state() if training.optimizer_state == "keep" else {}
+    return LocalResult(losses, steps, contribution, kept)
 
 
 def observe_round(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from flwr.client import NumPyClient
-from torch import Tensor
+from torch import Tensor, nn
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import different_images
@@ -20,7 +20,7 @@ from orchestra_flwr.federation.exchanges import Exchange, Offer
 from orchestra_flwr.federation.messages.arrays import OWN, SMALLEST_GROUP
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
 from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
-from orchestra_flwr.methods import Received, Release, Role, kept_first
+from orchestra_flwr.methods import Received, Release, Role, classification_head_of, kept_first
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
@@ -214,6 +214,7 @@ class OrchestraClient(NumPyClient):
         if folder is not None:
             state = self._state_to_keep(merging, result.optimizer_state)
             folder.save(work.seed.round, state, work.seed.stage)
+            result = replace(result, optimizer_state={})  # as large as the model: it is on disk now
         work.metrics |= {f"merge/{name}": value for name, value in merging.metrics().items()}
         return result
 
@@ -247,8 +248,6 @@ class OrchestraClient(NumPyClient):
     def _state_to_keep(self, merging: Merging, optimizer: Mapping[str, Tensor]) -> ClientState:
         merged, local = merging.keep(self.learner), self.learner.state(Role.LOCAL)
         exchange = {EXCHANGE + name: t for name, t in self.exchange.keep(self.learner).items()}
-        if self.config.training.optimizer_state == "reset":
-            optimizer = {}
         steps = {OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
         return ClientState({**local, **merged.tensors, **exchange, **steps}, merged.values)
 
@@ -292,8 +291,8 @@ class OrchestraClient(NumPyClient):
             unpack_state(received, self.learner, self.schemas)
             if keeps_state(self.config, self.learner):
                 self._recall_local(self._folder().before(seed.round + 1))
-            method = self.learner.method
-            backbone, *_ = kept_first(method, evaluation.backbone).values()
+            backbone, *_ = kept_first(self.learner.method, evaluation.backbone).values()
+            head = classification_head_of(self.learner.method, backbone)
             if self.config.privacy.clip is not None and self.config.model.has_batch_norm:
                 # Its statistics are none of images.
                 backbone = recalibrated(
@@ -303,7 +302,7 @@ class OrchestraClient(NumPyClient):
             if evaluation.unsupervised:
                 scores |= self._similarities(backbone, seed)
             if evaluation.clients:
-                scores |= self._own_scores(backbone)
+                scores |= self._own_scores(backbone, head)
         first = next(iter(scores.values()))
         return -first, len(self.images), scores
 
@@ -315,12 +314,9 @@ class OrchestraClient(NumPyClient):
             similarities(backbone, self.images, data.augmentation, draw, size, by=data.normalise)
         )
 
-    def _own_scores(self, backbone: Backbone) -> dict[str, float]:
+    def _own_scores(self, backbone: Backbone, head: nn.Module | None) -> dict[str, float]:
         if self.own_classes is None:
             raise ValueError("evaluation.clients=True: only simulated clients know their classes")
-        method = self.learner.method
-        is_first = backbone is next(iter(method.backbones().values()))
-        head = method.classification_head() if is_first else None
         encoder = Encoder(EncoderSpec.of(self.config), copy.deepcopy(backbone))
         scores = self.own_classes.scores(encoder, head, self.config.evaluation.batch_size)
         return {OWN + name: value for name, value in scores.items()}

@@ -21,7 +21,7 @@ from orchestra_flwr.federation.messages.arrays import (
 from orchestra_flwr.federation.messages.codec import Form
 from orchestra_flwr.federation.messages.failures import describe_error
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.methods import Release
+from orchestra_flwr.methods import Method, Release, classification_head_of, kept_first
 
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
 ROUNDING = 1e-4  # by which float32 may exceed a limit
@@ -117,14 +117,20 @@ def _contributions(record: ArrayRecord, release: Release) -> dict[str, np.ndarra
     return contributions
 
 
-def score_limits(config: Config) -> dict[str, float]:
-    """The names of the scores that a run asks its clients for, and how large each can be."""
+def score_limits(config: Config, method: Method) -> dict[str, float]:
+    """The names of the scores that a run asks its clients for, and how large each can be.
+
+    Args:
+        config: of the run.
+        method: the run's.
+    """
     limits: dict[str, float] = {}
     if config.evaluation.unsupervised:
         limits |= {"alignment": 1.0, "uniformity": 1 / TEMPERATURE}
     if config.evaluation.clients:
-        learns_labels = config.method.plugin.learns_labels
-        limits |= {OWN + name: 1.0 for name in ("linear", *["accuracy"] * learns_labels)}
+        kept, *_ = kept_first(method, config.evaluation.backbone).values()
+        classifies = classification_head_of(method, kept) is not None
+        limits |= {OWN + name: 1.0 for name in ("linear", *["accuracy"] * classifies)}
     return limits
 
 

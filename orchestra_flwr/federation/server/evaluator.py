@@ -13,7 +13,7 @@ from orchestra_flwr.data import Dataset
 from orchestra_flwr.evaluation import evaluate, extract_features, recalibrated
 from orchestra_flwr.evaluation.features import device_of
 from orchestra_flwr.federation.server.round_report import FederationError
-from orchestra_flwr.methods import Method, kept_first, labels_for
+from orchestra_flwr.methods import Method, classification_head_of, kept_first, labels_for
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.training import resolve_device, torch_threads
 
@@ -73,8 +73,7 @@ class Evaluator:
         with torch_threads():
             for name, backbone in backbones.items():
                 equal = next((n for n in found if _equal(backbones[n], backbone)), None)
-                is_own = backbone is next(iter(method.backbones().values()))
-                head = method.classification_head() if is_own else None
+                head = classification_head_of(method, backbone)
                 found[name] = found[equal] if equal else self._scores(backbone, head, untrained)
         return found
 

@@ -147,7 +147,7 @@ class OrchestraStrategy(Strategy):
         A round does not fail for want of scores: who did not answer well is only dropped.
         """
         scores: list[tuple[int, Similarities]] = []
-        limits = score_limits(self._config)
+        limits = score_limits(self._config, self._models.learner.method)
         for task, message in zip(self.stage.tasks, replies, strict=True):
             self._count_up(message)
             try:

@@ -16,6 +16,7 @@ from orchestra_flwr.federation.messages.replies import (
 )
 from orchestra_flwr.federation.messages.schema import Schema, Schemas
 from orchestra_flwr.methods import Release
+from orchestra_flwr.training import build_learner
 
 identify_process()
 SCHEMAS = Schemas(Schema((("w", (2, 2)), ("b", (1,)))), Schema((("c", (3,)),)))
@@ -188,7 +189,8 @@ def test_good_scores_are_taken():
 
 
 def test_scores_of_own_classes_are_taken_where_they_were_asked_for(tiny):
-    asked = score_limits(tiny("method=supervised", "evaluation.clients=true"))
+    config = tiny("method=supervised", "evaluation.clients=true")
+    asked = score_limits(config, build_learner(config, 1).method)
     assert asked == {"own/linear": 1, "own/accuracy": 1}
     own = {"own/linear": 0.5, "own/accuracy": 1.0}
     message = scores(alignment=None, uniformity=None, **own)
