@@ -97,3 +97,11 @@ def test_a_plain_head_has_a_norm_only_where_the_method_needs_one(plain_norm, cou
     model = ModelConfig(name="convnet", projector="plain", norm="group", groups=2)
     head = build_head(model, 12, 24, plain_norm=plain_norm)
     assert [m.num_groups for m in head if isinstance(m, nn.GroupNorm)] == [2] * count
+
+
+def test_dec_ssls_head_has_a_norm_between_two_plain_layers():
+    """512-512-512 with both biases: 526,336 parameters (Dec-SSL's projector of SimCLR)."""
+    head = build_head(ModelConfig(name="resnet18", projector="plain_norm"), 512, 512)
+    assert kinds(head) == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert sum(p.numel() for p in head.parameters()) == 2 * (512 * 512 + 512) + 2 * 512
+    assert list(head.buffers()) == []  # nothing reads statistics
