@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ class Optimizer(Plugin, ABC):
     its state in place, and counts steps, if it must, in a tensor. Where the learning rate changes
     (`schedule`), it is a tensor, too.
 
+    Class attributes:
+        moments: numbers that it remembers of each one that is trained.
+
     Args:
         settings: the optimizer's own options.
         parameters: what is trained; each must get a gradient in every step.
@@ -35,6 +39,8 @@ class Optimizer(Plugin, ABC):
         parameters: as a list.
         lr: the learning rate of the next step.
     """
+
+    moments: ClassVar[int] = 1
 
     def __init__(self, settings: object, parameters: Iterable[Tensor], lr: float | Tensor) -> None:
         self.settings = settings

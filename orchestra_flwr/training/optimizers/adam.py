@@ -7,7 +7,7 @@ Algorithm 1, with weight decay as in torch.optim.Adam.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -31,6 +31,7 @@ class Adam(Optimizer):
     """Each weight moves by about `lr` a step, by its mean gradient over its root mean square."""
 
     Settings = AdamSettings
+    moments: ClassVar[int] = 2
 
     settings: AdamSettings
 
