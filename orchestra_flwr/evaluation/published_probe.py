@@ -120,3 +120,9 @@ def released_accuracy(
             optimizer.step()
         best = max(best, model.accuracy(*test, batch_size))
     return best
+
+
+PUBLISHED_PROBES = {  # by protocol
+    "linear_published": published_accuracy,
+    "linear_dec_ssl": released_accuracy,
+}

@@ -13,7 +13,7 @@ from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
 from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
 from orchestra_flwr.evaluation.knn import knn_accuracy
 from orchestra_flwr.evaluation.linear_probe import linear_accuracy
-from orchestra_flwr.evaluation.published_probe import published_accuracy, released_accuracy
+from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 
 Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
 
@@ -99,16 +99,11 @@ def evaluate_by(
         scores["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
     if "linear" in protocols:
         scores["linear"] = linear_accuracy(*bank, *queries)
-    for protocol in FRACTIONS:
-        if protocol in protocols:
-            accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds)
-            scores[protocol] = accuracies.summary()
-    if "linear_published" in protocols:
-        scores["linear_published"] = published_accuracy(
-            encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
-        )
-    if "linear_dec_ssl" in protocols:
-        scores["linear_dec_ssl"] = released_accuracy(
+    for protocol in (name for name in FRACTIONS if name in protocols):
+        accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds)
+        scores[protocol] = accuracies.summary()
+    for protocol in (name for name in PUBLISHED_PROBES if name in protocols):
+        scores[protocol] = PUBLISHED_PROBES[protocol](
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
         )
     if "finetune" in protocols:

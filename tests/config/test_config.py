@@ -122,7 +122,10 @@ def test_the_command_line_wins_over_the_data_set():
             "training.precision=float16",
             "training.precision=float16: input should be 'float32' or 'bfloat16'",
         ),
-        ("training.setting=home", "training.setting=home: input should be 'device' or 'silo'"),
+        (
+            "training.setting=home",
+            "training.setting=home: input should be 'device', 'silo' or 'dec_ssl'",
+        ),
         ("engine=dask", "engine=dask: must be one of inline, ray"),
         ("device=tpu", "device=tpu: must be auto, cpu, cuda or cuda:N"),
         ("data=imagenet", "data=imagenet: must be one of cifar10, cifar100, digits, image_folder"),

@@ -68,7 +68,7 @@ def test_a_resumed_run_may_repeat_its_preset(tmp_path):
     again = load_config([f"resume={tmp_path}", "preset=dec_ssl"])
     assert (again.method.name, again.optimizer.name) == ("simclr", "adam")
     for preset, says in (
-        ("dec_ssl_released", r"schedule.by=rounds: a resumed run keeps"),
+        ("dec_ssl_released", "training.drop_last=True: a resumed run keeps"),
         ("released_code", "a resumed run keeps its own configuration"),
     ):
         with pytest.raises(ConfigError, match=says):

@@ -35,7 +35,7 @@ def convnet():
     return Encoder(spec)
 
 
-def run(encoder, train, test, seeds=range(1)):
+def run(encoder, train, test, seeds=1):
     return finetune(
         encoder, train, test, fraction=0.1, seeds=range(seeds), augmentation=NO_FLIP, batch_size=64
     )

@@ -4,6 +4,7 @@ from torch import nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
 from orchestra_flwr.evaluation import evaluate, evaluate_by, knn_accuracy, linear_accuracy
+from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 
 
 class Pixels(nn.Module):
@@ -36,9 +37,11 @@ def test_scores_of_an_encoder_are_those_of_its_features():
 
 
 def test_the_published_probe_takes_the_place_of_the_converged_one(monkeypatch):
-    monkeypatch.setattr("orchestra_flwr.evaluation.scores.published_accuracy", lambda *a, **k: 0.25)
+    monkeypatch.setitem(PUBLISHED_PROBES, "linear_published", lambda *a, **k: 0.25)
+    monkeypatch.setitem(PUBLISHED_PROBES, "linear_dec_ssl", lambda *a, **k: 0.75)
     train, test = striped(60, 0), striped(30, 1)
     assert scored(Pixels(), train, test, probe="published")["linear"] == 0.25
+    assert scored(Pixels(), train, test, probe="dec_ssl")["linear"] == 0.75
     assert scored(Pixels(), train, test)["linear"] != 0.25
 
 
