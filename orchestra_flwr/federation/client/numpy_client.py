@@ -299,7 +299,7 @@ class OrchestraClient(NumPyClient):
                     backbone, self.images, evaluation.batch_size, self.config.data.normalise
                 )
             scores: dict[str, Any] = {}
-            if evaluation.unsupervised:
+            if evaluation.unsupervised or not evaluation.clients:
                 scores |= self._similarities(backbone, seed)
             if evaluation.clients:
                 scores |= self._own_scores(backbone, head)
