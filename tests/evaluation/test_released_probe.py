@@ -10,7 +10,7 @@ from orchestra_flwr.evaluation.classifier import Classifier, Schedule
 from orchestra_flwr.evaluation.published_probe import published_accuracy, released_accuracy
 
 PLAIN = AugmentationConfig(flip=False, crop_min=1)
-SHORT = Schedule(epochs=12, batch_size=32, lr=0.03)
+SHORT = Schedule(epochs=3, batch_size=4, lr=0.03)  # 40 steps an epoch: statistics are replaced
 
 
 class Shifted(nn.Module):
@@ -19,7 +19,7 @@ class Shifted(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm2d(1)
-        self.norm.running_mean.fill_(100)
+        self.norm.running_mean.fill_(2)
         self.eval()
 
     def forward(self, images):
