@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import different_images
-from orchestra_flwr.evaluation import OwnClasses, recalibrated, similarities
+from orchestra_flwr.evaluation import OwnClasses, Similarities, recalibrated, similarities
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
 from orchestra_flwr.federation.messages.arrays import OWN, SMALLEST_GROUP
@@ -277,9 +277,10 @@ class OrchestraClient(NumPyClient):
             config: `round` (int), from which the augmentations follow.
 
         Returns:
-            The negated first score, the number of images, and the scores: with
-            `evaluation.unsupervised` alignment and uniformity on its own images (section 5), with
-            `evaluation.clients` accuracies on its own classes, whose names begin with "own/".
+            A loss, the number of images, and the scores. With `evaluation.clients` these are
+            accuracies on its own classes, whose names begin with "own/"; without it, or with
+            `evaluation.unsupervised`, alignment and uniformity on its own images (section 5), whose
+            negated score is the loss.
 
         Raises:
             ValueError: arrays that do not fit the model, or the own classes are not known.
@@ -298,21 +299,17 @@ class OrchestraClient(NumPyClient):
                 backbone = recalibrated(
                     backbone, self.images, evaluation.batch_size, self.config.data.normalise
                 )
-            scores: dict[str, Any] = {}
-            if evaluation.unsupervised or not evaluation.clients:
-                scores |= self._similarities(backbone, seed)
-            if evaluation.clients:
-                scores |= self._own_scores(backbone, head)
-        first = next(iter(scores.values()))
-        return -first, len(self.images), scores
+            own = self._own_scores(backbone, head) if evaluation.clients else {}
+            if own and not evaluation.unsupervised:
+                return 1 - own[f"{OWN}linear"], len(self.images), own
+            told = self._similarities(backbone, seed)
+        return -told.score, len(self.images), {**asdict(told), **own}
 
-    def _similarities(self, backbone: Backbone, seed: ClientSeed) -> dict[str, float]:
+    def _similarities(self, backbone: Backbone, seed: ClientSeed) -> Similarities:
         data = self.config.data
         draw = seed.generator("similarity", self.images.device)
         size = self.config.evaluation.batch_size
-        return asdict(
-            similarities(backbone, self.images, data.augmentation, draw, size, by=data.normalise)
-        )
+        return similarities(backbone, self.images, data.augmentation, draw, size, by=data.normalise)
 
     def _own_scores(self, backbone: Backbone, head: nn.Module | None) -> dict[str, float]:
         if self.own_classes is None:
