@@ -68,7 +68,7 @@ def kornia_views(*, compiled: bool) -> list[View]:
             data_keys=["input"],
         )
         change = torch.compile(change) if compiled else change
-        return lambda images: normalise(change(images.float() / 255))
+        return lambda images: normalise(change(images.float() / 255), "half")
 
     return [view(0.5, 0.0), view(0.1, 0.2), view(0.5, 0.0, K.RandomRotation90((0, 3), p=1.0))]
 
@@ -84,7 +84,7 @@ def contenders(device: torch.device) -> dict[str, Callable[[], object]]:
     draw = torch.Generator(device).manual_seed(0)
 
     def ours() -> object:
-        return [normalise(view) for view in augment(on_device, RECIPES, draw).images]
+        return [normalise(view, "half") for view in augment(on_device, RECIPES, draw).images]
 
     tasks: dict[str, Callable[[], object]] = {
         "published (PIL)": lambda: [published[i] for i in range(BATCH)],

@@ -50,7 +50,7 @@ def sim(tmp_path, monkeypatch, capsys):
             "privacy.k_min=900: no client could send centroids",
         ),
         (["resume=missing"], "resume=missing"),
-        (["federation=null"], "federation=null: must be one of device, silo, small"),
+        (["federation=null"], "federation=null: must be one of dec_ssl, device, silo, small"),
         (["hydra.run.dir=x"], "hydra.run.dir: unknown key"),
         (["federation.clients=true"], "federation.clients=true: must be a number"),
         (["name=../x"], "name=../x: must be the name of a folder in outputs/, without / and"),

@@ -204,6 +204,19 @@ def test_optimizer(printed):
     assert (moved > 0).float().mean() > 0.5
 
 
+def test_schedule(printed, run):
+    """Two epochs: the first at half the rate, so it ends elsewhere than at the full one."""
+    chosen = ("training.local_epochs=2", "federation.clients=1")
+    warm = printed("schedules/warm_up.py", *chosen)
+    from orchestra_flwr.training.schedules import LocalProgress
+
+    schedule = warm.config.schedule.build()
+    assert [schedule.factor(LocalProgress(1, 1, epoch, 2)) for epoch in (0, 1)] == [0.5, 1]
+    plain = run("method=simclr", *chosen)
+    name = next(iter(initial(plain.config)))
+    assert not torch.equal(warm.checkpoint[name], plain.checkpoint[name])
+
+
 def test_engine(printed, run):
     slow, plain = printed("engines/slow_link.py"), run("method=simclr")
     assert slow.loss == plain.loss

@@ -37,6 +37,7 @@ SAME_SENSE = {
     "__init__": "what a package offers",
     "__main__": "an entry of python -m",
     "base": "the class whose subclasses are a room's plug-ins",
+    "adam": "the optimizer of that name, of clients and of the server",
 }
 
 

@@ -19,7 +19,7 @@ from orchestra_flwr.config.sections import (
     known_device,
 )
 
-Protocol = Literal["knn", "linear", "linear_published", "finetune"]
+Protocol = Literal["knn", "linear", "linear_10", "linear_1", "linear_published", "finetune"]
 
 
 class EvaluatedDataConfig(Section):

@@ -75,9 +75,20 @@ def _touched(overrides: Sequence[Override]) -> Iterator[str]:
     """The keys that overrides set; a preset has none of its own, but sets others."""
     for key, value in values_of(overrides).items():
         if key == "preset":
-            files = [folder / "preset" / f"{value}.yaml" for folder in conf_folders_of(overrides)]
-            for file in (file for file in files if file.is_file()):
-                for part, values in OmegaConf.load(file).items():
-                    yield from (f"{part!s}.{name!s}" for name in values)
+            yield from _touched_by_preset(str(value), conf_folders_of(overrides))
         else:
             yield key
+
+
+def _touched_by_preset(name: str, folders: Sequence[Path]) -> Iterator[str]:
+    """The keys that a preset sets, of presets that it builds on, and the groups that it chooses."""
+    files = [folder / "preset" / f"{name}.yaml" for folder in folders]
+    for file in (file for file in files if file.is_file()):
+        parts: Any = OmegaConf.to_container(OmegaConf.load(file))
+        for default in parts.pop("defaults", ()):
+            if isinstance(default, dict):
+                yield from (str(group).rpartition("/")[2] for group in default)
+            elif default != "_self_":
+                yield from _touched_by_preset(default, folders)
+        for part, values in parts.items():
+            yield from (f"{part}.{key}" for key in values)

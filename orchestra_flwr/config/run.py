@@ -25,6 +25,7 @@ from orchestra_flwr.config.sections import (
     Options,
     PartitionConfig,
     PrivacyConfig,
+    ScheduleConfig,
     ServerOptimizerConfig,
     ShiftConfig,
     TermConfig,
@@ -55,6 +56,7 @@ class Config(WithPlugins, Composed):
     merging: MergingConfig = MergingConfig()
     training: TrainingConfig
     optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     evaluation: EvaluationConfig
     privacy: PrivacyConfig = PrivacyConfig()
     engine: EngineConfig = EngineConfig()
@@ -107,10 +109,19 @@ class Config(WithPlugins, Composed):
     def _choices_exist_and_agree(self) -> Self:
         for choice in self.choices():
             _ = choice.settings
+        self._check_normalisation()
         self._check_update_privacy()
         for choice in self.choices():
             choice.plugin.check(self)
         return self
+
+    def _check_normalisation(self) -> None:
+        by, channels = self.data.normalise, self.data.channels
+        if by != "half" and channels != 3:
+            raise ValueError(
+                f"data.normalise={by}: must be half with data={self.data.name}, whose images have "
+                f"{channels} channel{'s' * (channels > 1)}"
+            )
 
     def _check_update_privacy(self) -> None:
         clip, noise, delta = self.privacy.clip, self.privacy.noise_multiplier, self.privacy.delta
@@ -130,11 +141,12 @@ class Config(WithPlugins, Composed):
                 f"privacy.delta={delta:g}: must be below 1 / federation.clients = {1 / clients:g}"
             )
         # The scores that clients send are computed from their images without any noise.
-        if self.evaluation.unsupervised and noise > 0:
-            raise ValueError(
-                "evaluation.unsupervised=True: clients' scores are not differentially private, "
-                "must be false with privacy.noise_multiplier"
-            )
+        for key in ("unsupervised", "drift", "clients"):
+            if getattr(self.evaluation, key) and noise > 0:
+                raise ValueError(
+                    f"evaluation.{key}=True: clients' scores are not differentially private, "
+                    "must be false with privacy.noise_multiplier"
+                )
 
     def to_json(self) -> str:
         """The configuration as one line of JSON."""

@@ -12,9 +12,11 @@ from orchestra_flwr.config.section import Section
 from orchestra_flwr.plugins import Room
 
 Precision = Literal["float32", "bfloat16"]
-Setting = Literal["device", "silo"]
+Normalisation = Literal["half", "cifar", "imagenet"]
+Setting = Literal["device", "silo", "dec_ssl"]
 MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8"]
+Views = Literal["default", "plain"]
 
 
 class AugmentationConfig(Section):
@@ -34,6 +36,7 @@ class DataConfig(Choice):
     image_size: int = Field(32, ge=8, le=512)
     train_limit: int | None = Field(None, ge=1)
     test_limit: int | None = Field(None, ge=1)
+    normalise: Normalisation = "half"
     augmentation: AugmentationConfig = AugmentationConfig()
 
     @property
@@ -72,19 +75,36 @@ class ShiftConfig(Choice):
 
 
 class ModelConfig(Choice):
-    """The backbone and its projector."""
+    """The backbone, and the heads (projector and predictor) that a method puts on it."""
 
     room: ClassVar = Room("orchestra_flwr.models.backbones", "Backbone")
     key: ClassVar = "model"
 
     norm: Literal["batch", "group"] = "batch"
+    groups: int | None = Field(None, ge=1)  # of each GroupNorm; None: groups of 8 channels
     # No memory holds more; up to there what is needed is computed before a run starts.
     width: int = Field(64, ge=8, le=2**14, multiple_of=8)
+    # Heads as in the Orchestra paper's code, or of two linear layers.
+    projector: Literal["orchestra", "plain", "plain_norm"] = "orchestra"
+    projector_hidden: int | None = Field(None, ge=8, le=2**17)  # None: as the method has it
     projector_dim: int = Field(512, ge=8, le=2**17)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the backbone has BatchNorm, so that statistics of images make a difference."""
+        return self.norm == "batch" and bool(self.plugin.obeys_norm)
+
+    @model_validator(mode="after")
+    def _groups_divide_the_channels(self) -> Self:
+        if self.groups is not None and self.norm != "group":
+            raise ValueError(f"model.groups={self.groups}: needs model.norm=group")
+        if self.groups is not None and self.width % self.groups:
+            raise ValueError(f"model.groups={self.groups}: must divide model.width={self.width}")
+        return self
 
 
 class MethodConfig(Choice):
-    """What clients learn.
+    """What clients learn, and from which views of an image.
 
     `paper` holds the values that the paper found for each setting, for `conf/` to point at.
     """
@@ -93,6 +113,7 @@ class MethodConfig(Choice):
     key: ClassVar = "method"
     unlisted: ClassVar = ("name", "paper")
 
+    views: Views = "default"
     paper: dict[Setting, dict[str, float]] = Field(default_factory=dict)
 
 
@@ -130,6 +151,15 @@ class OptimizerConfig(Choice):
     key: ClassVar = "optimizer"
 
     name: str = "sgd"
+
+
+class ScheduleConfig(Choice):
+    """How the clients' learning rate changes during a run."""
+
+    room: ClassVar = Room("orchestra_flwr.training.schedules", "Schedule")
+    key: ClassVar = "schedule"
+
+    name: str = "constant"
 
 
 class ServerOptimizerConfig(Choice):
@@ -204,6 +234,7 @@ class TrainingConfig(Section):
     local_epochs: int = Field(ge=1)
     batch_size: int = Field(ge=2)
     lr: float = Field(gt=0)
+    optimizer_state: Literal["reset", "keep"] = "reset"  # in every round; keep: by the client
     precision: Precision = "float32"
     threads: int = Field(1, ge=1, le=MOST_THREADS)
     cuda_graphs: bool = False
@@ -222,9 +253,13 @@ class EvaluationConfig(ScoresConfig):
     """How often and how a run's encoders are evaluated."""
 
     every: int = Field(ge=1)
-    probe: Literal["converged", "published"] = "converged"
+    probe: Literal["converged", "published", "dec_ssl"] = "converged"
     backbone: str | None = None  # which one is kept; None: the method's first
     unsupervised: bool = False
+    few_labels: bool = False  # probes with 10 % and 1 % of the labels as well
+    recalibrated: bool = False  # scores with BatchNorm's statistics taken anew, beside the others
+    drift: bool = False  # how far clients' models are apart
+    clients: bool = False  # each client's own model on its own classes; in simulations
 
 
 class LoggingConfig(Section):

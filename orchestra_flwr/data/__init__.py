@@ -1,6 +1,6 @@
 """Images: sources, their partition over clients, shifts, batches and augmentation."""
 
-from orchestra_flwr.data.augment import SIMCLR, Recipe, Views, augment
+from orchestra_flwr.data.augment import PLAIN, SIMCLR, Recipe, Views, augment
 from orchestra_flwr.data.batches import epoch_batches
 from orchestra_flwr.data.image_files.class_folders import survey
 from orchestra_flwr.data.images import Dataset, ImageSet, different_images, first_copies, resize
@@ -16,6 +16,7 @@ from orchestra_flwr.data.sources import Source, load_dataset
 from orchestra_flwr.data.subset import balanced_subset, limited
 
 __all__ = [
+    "PLAIN",
     "SIMCLR",
     "Dataset",
     "ImageSet",

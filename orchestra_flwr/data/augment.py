@@ -57,8 +57,14 @@ class Recipe:
             scale = (max(scale[0], config.crop_min), max(scale[1], config.crop_min))
         return replace(self, crop_scale=scale, flip=self.flip if config.flip else 0.0)
 
+    def plain(self) -> Recipe:
+        """`PLAIN` in place of this recipe; its rotation, which the method predicts, stays."""
+        return replace(PLAIN, rotate=self.rotate)
+
 
 SIMCLR = Recipe()
+# Without blur and with smaller crops, for both views alike (mutual-information paper, ICLR 2024).
+PLAIN = Recipe(crop_scale=(0.08, 1.0), jitter=(0.4, 0.4, 0.4, 0.1), blur_p=0.0)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,11 @@ class ServerConfig(Config):
                 f"exchange={self.exchange.name}: real clients cannot take part in it, "
                 "only simulated ones can"
             )
+        if self.evaluation.clients:
+            raise ValueError(
+                "evaluation.clients=True: must be false, real clients' classes are not known, "
+                "only simulated ones'"
+            )
         if self.data.channels != CLIENT_CHANNELS:
             raise ValueError(
                 f"data={self.data.name}: must have images of {CLIENT_CHANNELS} channels, as real "

@@ -1,18 +1,23 @@
 """How good an encoder is: features, kNN, linear probes, fine-tuning, alignment and uniformity."""
 
 from orchestra_flwr.evaluation.batch_norm import recalibrated
+from orchestra_flwr.evaluation.drift import Drift, StreamingDrift
 from orchestra_flwr.evaluation.features import extract_features, feature_std
-from orchestra_flwr.evaluation.finetune import finetune, labelled_subset
+from orchestra_flwr.evaluation.few_labels import labelled_subset
+from orchestra_flwr.evaluation.finetune import finetune
 from orchestra_flwr.evaluation.knn import knn_accuracy
 from orchestra_flwr.evaluation.linear_probe import LinearProbe, fit_linear_probe, linear_accuracy
+from orchestra_flwr.evaluation.own_classes import OwnClasses, spread_over_clients
 from orchestra_flwr.evaluation.published_probe import published_accuracy
-from orchestra_flwr.evaluation.scores import Scores, evaluate, evaluate_by
+from orchestra_flwr.evaluation.scores import evaluate, evaluate_by
 from orchestra_flwr.evaluation.similarity import Similarities, similarities
 
 __all__ = [
+    "Drift",
     "LinearProbe",
-    "Scores",
+    "OwnClasses",
     "Similarities",
+    "StreamingDrift",
     "evaluate",
     "evaluate_by",
     "extract_features",
@@ -25,4 +30,5 @@ __all__ = [
     "published_accuracy",
     "recalibrated",
     "similarities",
+    "spread_over_clients",
 ]

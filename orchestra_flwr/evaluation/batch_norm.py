@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from orchestra_flwr.config import Normalisation
 from orchestra_flwr.evaluation.features import device_of
 from orchestra_flwr.models import Backbone, normalise
 
 
 @torch.no_grad()
-def recalibrated(backbone: Backbone, images: Tensor, batch_size: int) -> Backbone:
+def recalibrated(
+    backbone: Backbone, images: Tensor, batch_size: int, by: Normalisation
+) -> Backbone:
     """A copy of a backbone with BatchNorm statistics of these images.
 
     One pass over the images as they are, in their order. Each norm takes the mean over the batches
@@ -26,6 +29,7 @@ def recalibrated(backbone: Backbone, images: Tensor, batch_size: int) -> Backbon
         images: (N, C, H, W) uint8, N >= 2, on any device.
         batch_size: images at once, at most, but never fewer than two; batches differ in size by one
             image at most, so that all images count (nearly) the same.
+        by: how they are normalised, `data.normalise`.
 
     Returns:
         The copy, on the same device, its modules in the modes that they had.
@@ -47,7 +51,7 @@ def recalibrated(backbone: Backbone, images: Tensor, batch_size: int) -> Backbon
         norm.train()
     batches = max(1, min(math.ceil(len(images) / batch_size), len(images) // 2))
     for batch in torch.tensor_split(images, batches):
-        result(normalise(batch.to(device).float() / 255))
+        result(normalise(batch.to(device).float() / 255, by))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     for module, training in modes:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import statistics
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.evaluation.classifier import Classifier, Schedule, train_supervised
 from orchestra_flwr.evaluation.features import device_of, extract_features
-from orchestra_flwr.seeding import torch_generator
+from orchestra_flwr.evaluation.few_labels import Accuracies, labelled_subset
 
 log = logging.getLogger(__name__)
 
@@ -25,54 +22,16 @@ LR = 0.05 * BATCH_SIZE / 256
 LEAST_STEPS = 200  # a few dozen labels would else end after a few dozen steps
 
 
-@dataclass(frozen=True)
-class FineTuning:
-    """Test accuracies of one fraction of labels, one for each seed."""
-
-    runs: tuple[float, ...]
-
-    def summary(self) -> dict[str, Any]:
-        """`mean`, sample deviation `std` (None of a single run) and `runs`, all fractions."""
-        several = len(self.runs) > 1
-        return {
-            "mean": statistics.mean(self.runs),
-            "std": statistics.stdev(self.runs) if several else None,
-            "runs": list(self.runs),
-        }
-
-
-def labelled_subset(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Indices of ceil(fraction * n_c) images of each class c, drawn from the seed.
-
-    Args:
-        labels: (N,) classes, integers.
-        fraction: of the labels, above 0 and at most 1.
-        seed: another one draws another subset.
-
-    Returns:
-        Ascending indices, int64, on the CPU.
-    """
-    labels = labels.cpu()
-    generator = torch_generator(seed, "labels", str(fraction))
-    order = torch.randperm(len(labels), generator=generator)
-    chosen = []
-    for label in torch.unique(labels):
-        members = order[labels[order] == label]
-        # Rounded first: in floats .01 * 700 is a little more than 7.
-        chosen.append(members[: math.ceil(round(fraction * len(members), 6))])
-    return torch.cat(chosen).sort().values
-
-
 def finetune(
     encoder: nn.Module,
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
     *,
     fraction: float,
-    seeds: int,
+    seeds: Sequence[int],
     augmentation: AugmentationConfig,
     batch_size: int,
-) -> FineTuning:
+) -> Accuracies:
     """Fine-tunes a copy of an encoder with few labels, once for each seed.
 
     The schedule is SimCLR's (Chen et al. 2020, B.5), fixed ahead and the same for every encoder:
@@ -85,19 +44,19 @@ def finetune(
         train: uint8 images (N, C, H, W) and their labels (N,), of which a fraction is used.
         test: all test images and labels.
         fraction: of the labels; one of `EPOCHS`.
-        seeds: runs with the seeds 0, 1 ...: each its own labels, order and augmentations.
+        seeds: one run each: its own labels, order and augmentations.
         augmentation: limits that the images set.
         batch_size: of the test images.
     """
     runs = []
-    for seed in range(seeds):
+    for seed in seeds:
         purpose = f"fine-tuning with {100 * fraction:g} % of the labels, seed {seed}"
         chosen = labelled_subset(train[1], fraction, seed)
         model = _finetuned(encoder, train, chosen, _schedule(fraction, len(chosen)),
                            augmentation=augmentation, seed=seed, purpose=purpose)  # fmt: skip
         runs.append(model.accuracy(*test, batch_size))
         log.info("%s: %.1f %%", purpose, 100 * runs[-1])
-    return FineTuning(tuple(runs))
+    return Accuracies(tuple(runs))
 
 
 def _finetuned(

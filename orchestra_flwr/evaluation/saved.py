@@ -49,7 +49,7 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
                 protocols=config.protocols,
                 config=config.evaluation,
                 augmentation=data.augmentation,
-                seeds=config.seeds,
+                seeds=range(config.seeds),
             )
     except ValueError as error:
         raise EvaluationError(f"the encoder cannot be evaluated: {error}") from error
@@ -58,7 +58,7 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
         "backbone": about.get("backbone"),
         **scores,
         "images": {"train": len(train[1]), "test": len(test[1])},
-        "data": data.model_dump(),
+        "data": {**data.model_dump(), "normalise": encoder.spec.normalise},
     }
 
 

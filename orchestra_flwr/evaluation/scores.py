@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
 from orchestra_flwr.evaluation.features import extract_features, feature_std
+from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
 from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
 from orchestra_flwr.evaluation.knn import knn_accuracy
 from orchestra_flwr.evaluation.linear_probe import linear_accuracy
-from orchestra_flwr.evaluation.published_probe import published_accuracy
+from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 
 Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How good features are.
-
-    Attributes:
-        knn: accuracy of the weighted kNN, a fraction.
-        linear: accuracy of the linear probe, a fraction.
-        feature_std: spread of the normalised test features, 0 (collapsed) to about 1.
-    """
-
-    knn: float
-    linear: float
-    feature_std: float
 
 
 def evaluate(
@@ -40,24 +25,40 @@ def evaluate(
     *,
     config: EvaluationConfig,
     augmentation: AugmentationConfig,
-) -> Scores:
+    seed: int = 0,
+) -> dict[str, float]:
     """Evaluates an encoder on all test images, none left out.
 
     Args:
         encoder: maps images (B, C, H, W), uint8 or in [0, 1], to features (B, dim).
         train: images and labels; the kNN's bank and the probe's training set.
         test: images and labels.
-        config: batch size, the kNN's k and temperature, and which linear probe.
+        config: batch size, the kNN's k and temperature, which linear probe, and whether there are
+            probes with few labels.
         augmentation: limits that the images set, for the published probe.
+        seed: draws the few labels.
+
+    Returns:
+        `knn` and `linear`, fractions, and `feature_std`, the spread of the normalised test
+        features, from 0 (collapsed) to about 1; if asked for `linear_10` and `linear_1`, of probes
+        with 10 % and 1 % of the labels.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
-    protocol = "linear_published" if config.probe == "published" else "linear"
+    protocol = "linear" if config.probe == "converged" else f"linear_{config.probe}"
+    few = tuple(FRACTIONS) if config.few_labels else ()
     scores = evaluate_by(
-        encoder, train, test, protocols=("knn", protocol), config=config, augmentation=augmentation
+        encoder,
+        train,
+        test,
+        protocols=("knn", protocol, *few),
+        config=config,
+        augmentation=augmentation,
+        seeds=(seed,),
     )
-    return Scores(scores["knn"], scores[protocol], scores["feature_std"])
+    linear = {"linear": scores[protocol], **{name: scores[name]["mean"] for name in few}}
+    return {"knn": scores["knn"], **linear, "feature_std": scores["feature_std"]}
 
 
 def evaluate_by(
@@ -68,7 +69,7 @@ def evaluate_by(
     protocols: Collection[str],
     config: ScoresConfig,
     augmentation: AugmentationConfig,
-    seeds: int = 1,
+    seeds: Sequence[int] = (0,),
 ) -> dict[str, Any]:
     """Evaluates an encoder by the protocols that are asked for; the features are made once.
 
@@ -76,14 +77,16 @@ def evaluate_by(
         encoder: as in :func:`evaluate`; so are `train`, `test` and `augmentation`.
         train: images and labels.
         test: images and labels.
-        protocols: of knn, linear, linear_published and finetune.
+        protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl and
+            finetune.
         config: batch size, the kNN's k and temperature.
         augmentation: limits that the images set.
-        seeds: fine-tunings of each fraction of labels.
+        seeds: each draws other labels, for probes and fine-tunings with a fraction of them.
 
     Returns:
         `feature_std` and, by the names of the protocols, accuracies of the test images; under
-        `finetune` for each fraction of labels ("0.01", "0.1") `mean`, `std` and `runs`.
+        `finetune` for each fraction of labels ("0.01", "0.1") `mean`, `std` and `runs`, and the
+        same three under `linear_10` and `linear_1`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
@@ -96,8 +99,11 @@ def evaluate_by(
         scores["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
     if "linear" in protocols:
         scores["linear"] = linear_accuracy(*bank, *queries)
-    if "linear_published" in protocols:
-        scores["linear_published"] = published_accuracy(
+    for protocol in (name for name in FRACTIONS if name in protocols):
+        accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds)
+        scores[protocol] = accuracies.summary()
+    for protocol in (name for name in PUBLISHED_PROBES if name in protocols):
+        scores[protocol] = PUBLISHED_PROBES[protocol](
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
         )
     if "finetune" in protocols:

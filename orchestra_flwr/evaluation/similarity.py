@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from orchestra_flwr.config import AugmentationConfig
+from orchestra_flwr.config import AugmentationConfig, Normalisation
 from orchestra_flwr.data import SIMCLR, augment
 from orchestra_flwr.evaluation.features import evaluation_mode
 from orchestra_flwr.models import Backbone, normalise
@@ -58,6 +58,8 @@ def similarities(
     augmentation: AugmentationConfig,
     generator: torch.Generator,
     batch_size: int,
+    *,
+    by: Normalisation,
 ) -> Similarities:
     """Alignment and uniformity of a backbone on one client's images, in evaluation mode.
 
@@ -70,12 +72,14 @@ def similarities(
         augmentation: limits that the images set.
         generator: draws the augmentations; on the images' device.
         batch_size: images at once.
+        by: how they are normalised, `data.normalise`.
     """
     recipe = SIMCLR.limited(augmentation)
     plain, augmented = [], []
     with evaluation_mode(backbone), torch.inference_mode():
         for batch in torch.split(images, batch_size):
-            plain.append(backbone(normalise(batch.float() / 255)))
-            augmented.append(backbone(normalise(augment(batch, [recipe], generator).images[0])))
+            plain.append(backbone(normalise(batch.float() / 255, by)))
+            view = augment(batch, [recipe], generator).images[0]
+            augmented.append(backbone(normalise(view, by)))
         features = torch.cat(plain).float()
         return Similarities(alignment(features, torch.cat(augmented).float()), uniformity(features))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset, different_images, load_dataset, partition_by_name
+from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.methods import Release, labels_for
 
 
@@ -36,6 +38,27 @@ def load_population(config: Config) -> Population:
     return Population(dataset, parts)
 
 
+def own_classes(config: Config, population: Population, client: str) -> OwnClasses:
+    """What a client's own model is judged by (`evaluation.clients`).
+
+    Raises:
+        ConfigError: training or test images have no labels, or none of its classes is tested.
+    """
+    train, test = population.dataset.train, population.dataset.test
+    if train.labels is None or test is None or test.labels is None:
+        raise ConfigError(
+            f"evaluation.clients=True: data={config.data.name} must have labelled training and "
+            "test images"
+        )
+    held = train.labels[torch.from_numpy(population.parts[client])]
+    if not torch.isin(held, test.labels).any():
+        raise ConfigError(
+            f"evaluation.clients=True: there is no test image of any class of client {client}"
+        )
+    targets = labels_for(config, test)
+    return OwnClasses((train.images, train.labels), (test.images, test.labels), targets, held)
+
+
 def check_population(config: Config, population: Population) -> None:
     """Tells, before anything is written, what the method lacks for these images.
 
@@ -44,6 +67,9 @@ def check_population(config: Config, population: Population) -> None:
             than `privacy.k_min` different images, or one has too many for `privacy.delta`.
     """
     labels_for(config, population.dataset.train)
+    if config.evaluation.clients:
+        for client in population.parts:
+            own_classes(config, population, client)
     release: Release | None = config.method.plugin.release(config)
     if release is None:
         return

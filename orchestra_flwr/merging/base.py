@@ -75,6 +75,12 @@ class Merging(Plugin, ABC):
 
 def keeps_state(config: Config, learner: Learner) -> bool:
     """Whether clients keep anything between the rounds of a run."""
+    kept_by_optimizer = config.training.optimizer_state == "keep"
+    return kept_by_optimizer or has_local_state(config, learner)
+
+
+def has_local_state(config: Config, learner: Learner) -> bool:
+    """Whether some of what is trained is the clients' own."""
     return config.merging.plugin.remembers or bool(learner.state(Role.LOCAL))
 
 

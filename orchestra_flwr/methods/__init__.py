@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.methods.base import Batch, Classes, Method, Received, Step
@@ -22,6 +23,7 @@ __all__ = [
     "Role",
     "Step",
     "build_method",
+    "classification_head_of",
     "kept_first",
     "labels_for",
     "role_of",
@@ -39,6 +41,12 @@ def build_method(config: Config, channels: int) -> Method:
         method: Method = config.method.plugin(config, channels)
     kept_first(method, config.evaluation.backbone)
     return method
+
+
+def classification_head_of(method: Method, backbone: Backbone) -> nn.Module | None:
+    """What classifies the features of one of a method's backbones; None: nothing does."""
+    first = next(iter(method.backbones().values()))
+    return method.classification_head() if backbone is first else None
 
 
 def kept_first(method: Method, kept: str | None) -> dict[str, Backbone]:

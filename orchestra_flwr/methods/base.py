@@ -125,11 +125,12 @@ class Method(Plugin, nn.Module, ABC):
                     f"privacy.{name}={value:g}: method={config.method.name} makes no "
                     "differentially private release"
                 )
-        if private and config.evaluation.unsupervised:
-            raise ValueError(
-                "evaluation.unsupervised=True: clients' scores are not differentially private, "
-                "must be false with private releases (privacy.epsilon)"
-            )
+        for key in ("unsupervised", "clients"):
+            if private and getattr(config.evaluation, key):
+                raise ValueError(
+                    f"evaluation.{key}=True: clients' scores are not differentially private, "
+                    "must be false with private releases (privacy.epsilon)"
+                )
 
     @classmethod
     def release(cls, config: Config) -> Release | None:
@@ -151,7 +152,7 @@ class Method(Plugin, nn.Module, ABC):
 
     @abstractmethod
     def recipes(self) -> Sequence[Recipe]:
-        """The augmentation of each view of a batch."""
+        """The augmentation of each view of a batch, where `method.views` asks for no other."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Step:
@@ -160,6 +161,13 @@ class Method(Plugin, nn.Module, ABC):
     @abstractmethod
     def backbones(self) -> dict[str, Backbone]:
         """The backbones worth evaluating, the one to keep first."""
+
+    def classification_head(self) -> nn.Module | None:
+        """What makes logits (B, K) of features (B, dim) of its first backbone; None: nothing does.
+
+        It is evaluated as it is, beside the probes.
+        """
+        return None
 
     def remember(self) -> None:
         """Called once where clients keep state from round to round, before roles are asked for."""

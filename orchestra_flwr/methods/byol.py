@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from pydantic import Field
@@ -17,7 +18,7 @@ from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.methods.simsiam import symmetric_negative_cosine
-from orchestra_flwr.models import Backbone, build_backbone, ema_update, mlp
+from orchestra_flwr.models import Backbone, build_backbone, build_head, ema_update
 
 RECIPES = (Recipe(blur_p=1.0), Recipe(blur_p=0.1, solarize_p=0.2))
 
@@ -51,10 +52,11 @@ class BYOL(Method):
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         self._remembers = False
-        dim, norm = config.model.projector_dim, config.model.norm
-        self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, 2 * dim, dim, norm=norm, last_norm=False)
-        self.predictor = mlp(dim, 2 * dim, dim, bias=True, norm=norm, last_norm=False)
+        model, dim = config.model, config.model.projector_dim
+        head = partial(build_head, last_norm=False, plain_norm=True)
+        self.backbone = build_backbone(model, channels)
+        self.projector = head(model, self.backbone.dim, 2 * dim)
+        self.predictor = head(model, dim, 2 * dim, bias=True)
         self.target_backbone = copy.deepcopy(self.backbone).requires_grad_(False)
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
 

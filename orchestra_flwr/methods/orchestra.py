@@ -28,7 +28,7 @@ from orchestra_flwr.data import Recipe, first_copies
 from orchestra_flwr.methods.base import Batch, Method, Received, Step
 from orchestra_flwr.methods.release import Contribution, Release
 from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, ema_update, mlp, normalise
+from orchestra_flwr.models import Backbone, build_backbone, build_head, ema_update, normalise
 from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed
@@ -95,11 +95,12 @@ class Orchestra(Method):
         super().__init__(config, channels)
         self.clustering = clustering_settings(config)
         self.privacy = config.privacy
-        dim = config.model.projector_dim
-        self.backbone = build_backbone(config.model, channels)
+        self._normalisation = config.data.normalise
+        model, dim = config.model, config.model.projector_dim
+        self.backbone = build_backbone(model, channels)
         # Only private clustering uses a projector in evaluation mode, that of what assigns.
         read = self.clustering.name == "private"
-        head = partial(mlp, self.backbone.dim, dim, dim, norm=config.model.norm)
+        head = partial(build_head, model, self.backbone.dim, dim)
         self.projector = head(statistics=read and not self.settings.target)
         if self.settings.rotation:
             self.rotation_head = nn.Linear(dim, 4)
@@ -234,8 +235,11 @@ class Orchestra(Method):
         missing = -len(images) % FEATURE_BATCH
         filled = F.pad(images, (0, 0, 0, 0, 0, 0, 0, missing))
         batches = torch.split(filled, FEATURE_BATCH)
-        features = [self._target_features(normalise(batch / 255)) for batch in batches]
+        features = [self._target_features(self._normalised(batch)) for batch in batches]
         return torch.cat(features)[: len(images)]
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return normalise(images / 255, self._normalisation)
 
     def _rotation_loss(self, batch: Batch) -> dict[str, Tensor]:
         """Equation 3, as a cross-entropy; nothing without rotation."""

@@ -14,7 +14,7 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, mlp
+from orchestra_flwr.models import Backbone, build_backbone, build_head
 from orchestra_flwr.models.precision import in_float32
 
 cross_entropy = in_float32(F.cross_entropy)
@@ -33,9 +33,9 @@ class RotPred(Method):
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        dim = config.model.projector_dim
-        self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, dim, dim, bias=True, norm=config.model.norm)
+        model, dim = config.model, config.model.projector_dim
+        self.backbone = build_backbone(model, channels)
+        self.projector = build_head(model, self.backbone.dim, dim, bias=True)
         self.rotation_head = nn.Linear(dim, 4)
 
     def role(self, name: str) -> Role:

@@ -16,7 +16,7 @@ from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import SIMCLR, Recipe
 from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, mlp
+from orchestra_flwr.models import Backbone, build_backbone, build_head
 from orchestra_flwr.models.precision import in_float32
 
 ROLES = {"backbone": Role.SHARED, "projector": Role.SHARED}
@@ -57,9 +57,9 @@ class SimCLR(Method):
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        dim = config.model.projector_dim
-        self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, dim, dim, bias=True, norm=config.model.norm)
+        model = config.model
+        self.backbone = build_backbone(model, channels)
+        self.projector = build_head(model, self.backbone.dim, model.projector_dim, bias=True)
 
     def role(self, name: str) -> Role:
         """As :meth:`Method.role`."""

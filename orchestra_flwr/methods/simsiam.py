@@ -14,7 +14,7 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, Recipe
 from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, mlp
+from orchestra_flwr.models import Backbone, build_backbone, build_head
 from orchestra_flwr.models.precision import in_float32
 
 ROLES = {
@@ -45,10 +45,11 @@ class SimSiam(Method):
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        dim, norm = config.model.projector_dim, config.model.norm
-        self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, dim // 2, dim // 2, dim, norm=norm)
-        self.predictor = mlp(dim, dim, dim, bias=True, norm=norm, last_norm=False)
+        model, dim = config.model, config.model.projector_dim
+        self.backbone = build_backbone(model, channels)
+        hidden = (dim // 2, dim // 2)
+        self.projector = build_head(model, self.backbone.dim, *hidden, plain_norm=True)
+        self.predictor = build_head(model, dim, dim, bias=True, last_norm=False, plain_norm=True)
 
     def role(self, name: str) -> Role:
         """As :meth:`Method.role`."""

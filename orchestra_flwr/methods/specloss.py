@@ -17,7 +17,7 @@ from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, mlp
+from orchestra_flwr.models import Backbone, build_backbone, build_head
 from orchestra_flwr.models.precision import in_float32
 
 # As published, but for the first view's bilinear crops: all crops here are bicubic.
@@ -67,9 +67,9 @@ class SpecLoss(Method):
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        dim = config.model.projector_dim
-        self.backbone = build_backbone(config.model, channels)
-        self.projector = mlp(self.backbone.dim, dim, dim, norm=config.model.norm)
+        model, dim = config.model, config.model.projector_dim
+        self.backbone = build_backbone(model, channels)
+        self.projector = build_head(model, self.backbone.dim, dim)
         self.clusters = nn.Linear(dim, self.settings.outputs)
 
     def role(self, name: str) -> Role:

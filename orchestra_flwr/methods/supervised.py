@@ -77,6 +77,10 @@ class Supervised(Method):
         classification = cross_entropy(self.classifier(feature), batch.labels)
         return Step({"classification": classification}, {"backbone": (feature,)})
 
+    def classification_head(self) -> nn.Module:
+        """The linear classifier."""
+        return self.classifier
+
     def backbones(self) -> dict[str, Backbone]:
         """The one backbone."""
         return {"online": self.backbone}

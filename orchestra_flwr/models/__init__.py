@@ -7,16 +7,17 @@ from orchestra_flwr.models.encoder import (
     Encoder,
     EncoderSpec,
     load_encoder,
-    normalise,
     save_encoder,
 )
-from orchestra_flwr.models.heads import mlp
+from orchestra_flwr.models.heads import build_head, mlp
+from orchestra_flwr.models.normalisation import normalise
 
 __all__ = [
     "Backbone",
     "Encoder",
     "EncoderSpec",
     "build_backbone",
+    "build_head",
     "clean_features",
     "ema_update",
     "load_encoder",

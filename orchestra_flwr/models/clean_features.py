@@ -5,16 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.models.encoder import normalise
+from orchestra_flwr.models.normalisation import Normalisation, normalise
 
 
 @torch.no_grad()
-def clean_features(backbone: nn.Module, images: Tensor, batch_size: int) -> Tensor:
+def clean_features(
+    backbone: nn.Module, images: Tensor, by: Normalisation, batch_size: int
+) -> Tensor:
     """Features of all images, in their order; the backbone is left in evaluation mode.
 
     Args:
         backbone: maps normalised images (B, C, H, W) to features; its statistics do not move.
         images: (n, C, H, W) uint8 on its device, n >= 1.
+        by: how the images are normalised.
         batch_size: images at once.
 
     Returns:
@@ -22,4 +25,4 @@ def clean_features(backbone: nn.Module, images: Tensor, batch_size: int) -> Tens
     """
     backbone.eval()
     batches = torch.split(images, batch_size)
-    return torch.cat([backbone(normalise(batch.float() / 255)).float() for batch in batches])
+    return torch.cat([backbone(normalise(batch.float() / 255, by)).float() for batch in batches])

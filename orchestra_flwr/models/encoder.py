@@ -13,16 +13,12 @@ from pydantic import model_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from orchestra_flwr.config import ConfigError, ModelConfig, Section, parse
+from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models.backbones import Backbone, build_backbone
+from orchestra_flwr.models.normalisation import normalise
 
 REMEDY = "copy it again, or write it anew with resume=<its run folder>"
-
-
-def normalise(images: Tensor) -> Tensor:
-    """Images in [0, 1] to the networks' range [-1, 1] (mean .5, deviation .5 as published)."""
-    return (images * 2).sub_(1)
 
 
 class EncoderSpec(Section):
@@ -32,6 +28,7 @@ class EncoderSpec(Section):
         model: the backbone and its options.
         channels: colour channels of the images.
         image_size: height and width of the images in pixels.
+        normalise: how they are scaled, as :func:`normalise` takes it.
         plugins: users' packages in which the backbone is looked for; without them, those in which
             `model` looks already.
     """
@@ -39,7 +36,18 @@ class EncoderSpec(Section):
     model: ModelConfig
     channels: int
     image_size: int
+    normalise: Normalisation = "half"  # encoders of earlier versions have no other
     plugins: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """That of a run's encoders."""
+        return cls(
+            model=config.model,
+            channels=config.data.channels,
+            image_size=config.data.image_size,
+            normalise=config.data.normalise,
+        )
 
     @model_validator(mode="after")
     def _model_knows_the_packages(self) -> Self:
@@ -82,7 +90,7 @@ class Encoder(nn.Module):
             )
         if images.dtype == torch.uint8:
             images = images.float() / 255
-        features: Tensor = self.backbone(normalise(images))
+        features: Tensor = self.backbone(normalise(images, self.spec.normalise))
         return features
 
 

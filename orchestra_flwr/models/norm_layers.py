@@ -13,31 +13,38 @@ NormName = Literal["batch", "group"]
 GROUP_CHANNELS = 8  # of a group; `model.width` is a multiple of it
 
 
-def norm_layer(name: NormName) -> Norm:
+def norm_layer(name: NormName, groups: int | None = None) -> Norm:
     """Makes the normalisation layer of a number of channels.
 
     Args:
-        name: "batch", or "group": groups of 8 channels, without statistics of other images.
+        name: "batch", or "group": without statistics of other images.
+        groups: how many each GroupNorm has (`model.groups`); None: groups of 8 channels.
     """
     if name == "batch":
         return nn.BatchNorm2d
-    return lambda channels: nn.GroupNorm(channels // GROUP_CHANNELS, channels)
+    return lambda channels: nn.GroupNorm(groups or channels // GROUP_CHANNELS, channels)
 
 
 def head_norm(
-    name: NormName, features: int, *, affine: bool = True, statistics: bool = False
+    name: NormName,
+    features: int,
+    *,
+    groups: int | None = None,
+    affine: bool = True,
+    statistics: bool = False,
 ) -> nn.Module:
     """A head's normalisation layer: (B, features) to (B, features).
 
     Args:
-        name: "batch", or "group": groups of 8 features of one image; a single group where 8 does
-            not divide their number.
+        name: "batch", or "group": groups of features of one image.
         features: their number.
+        groups: as for :func:`norm_layer`; a single one where the features cannot be so divided.
         affine: whether it has a weight and a bias for each feature.
         statistics: whether BatchNorm keeps running statistics, for evaluation mode. Without them
             it takes a batch's own in either mode, and has nothing that travels.
     """
     if name == "batch":
         return nn.BatchNorm1d(features, affine=affine, track_running_stats=statistics)
-    groups = features // GROUP_CHANNELS if features % GROUP_CHANNELS == 0 else 1
-    return nn.GroupNorm(groups, features, affine=affine)
+    if groups is None:
+        groups = features // GROUP_CHANNELS if features % GROUP_CHANNELS == 0 else 1
+    return nn.GroupNorm(groups if features % groups == 0 else 1, features, affine=affine)

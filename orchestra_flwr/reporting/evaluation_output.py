@@ -23,6 +23,11 @@ NAMES = {
     "linear_published": "linear probe, published schedule",
 }
 
+FEW_LABELS = {
+    "linear_10": "linear probe with 10 % of the labels",
+    "linear_1": "linear probe with 1 % of the labels",
+}
+
 
 def write_evaluation(folder: Path, results: Mapping[str, Any]) -> Path:
     """Writes or replaces `<folder>/evaluation/<dataset>.json`, with the versions; returns its path.
@@ -56,9 +61,13 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, name in NAMES.items():
         if key in results:
             yield name, percent(results[key])
+    for key, name in FEW_LABELS.items():
+        if key in results:
+            yield name, _with_spread(results[key])
     for fraction, runs in results.get("finetune", {}).items():
-        spread = "" if runs["std"] is None else f" ± {100 * runs['std']:.1f}"
-        yield (
-            f"fine-tuned with {100 * float(fraction):g} % of the labels",
-            (percent(runs["mean"]).replace(" %", f"{spread} %")),
-        )
+        yield f"fine-tuned with {100 * float(fraction):g} % of the labels", _with_spread(runs)
+
+
+def _with_spread(runs: Mapping[str, Any]) -> str:
+    spread = "" if runs["std"] is None else f" ± {100 * runs['std']:.1f}"
+    return percent(runs["mean"]).replace(" %", f"{spread} %")

@@ -15,6 +15,11 @@ from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import duration, lookup, percent, size
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))
+ASKED_FOR = (  # shown where there are any
+    ("linear probe, 10 % of the labels", "linear_10"),
+    ("linear probe, 1 % of the labels", "linear_1"),
+    ("classifier itself", "accuracy"),
+)
 MUCH = 0.02  # a difference of accuracies that is worth a line
 
 
@@ -34,7 +39,8 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
         table.add_column(column, justify="right")
     saved = trained.get("backbone", "target")
     others = [n for n, value in trained.items() if n != "untrained" and _is_scores(value)]
-    for score, key in SCORES:
+    measured = [pair for pair in ASKED_FOR if trained.get(pair[1]) is not None]
+    for score, key in (*SCORES, *measured):
         for name, keys in ((saved, (key,)), *((other, (other, key)) for other in others)):
             before, after = lookup(untrained, *keys), lookup(trained, *keys)
             table.add_row(f"{score}, {name}", _cell(before), _cell(after), _gain(before, after))
@@ -56,7 +62,8 @@ def print_summary(
     if summary.get("not_private"):
         console.print(Text(f"NOT PRIVATE: {summary['not_private']}", style="bold red"))
     privacy = (_anonymity(summary), _releases(summary), _updates(summary))
-    for line in (_initial(summary), _cost(summary), *privacy, f"run folder: {folder}"):
+    clients = (_own_classes(summary), _drift(summary))
+    for line in (_initial(summary), *clients, _cost(summary), *privacy, f"run folder: {folder}"):
         if line:
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
@@ -71,6 +78,24 @@ def _initial(summary: Mapping[str, Any]) -> str:
         return ""
     found = ", ".join(f"{name} {percent(b)}" for name, _, b in known)
     return f"untrained, with BatchNorm's initial statistics: {found}"
+
+
+def _own_classes(summary: Mapping[str, Any]) -> str:
+    """Each client's own model on the client's own classes."""
+    titles = {key: title for title, key in (*SCORES, *ASKED_FOR)}
+    found = [
+        f"{titles.get(name, name)} {percent(each['mean'])}, "
+        f"worst tenth {percent(each['worst_tenth'])}"
+        for name, each in (summary.get("clients_own") or {}).items()
+    ]
+    return f"clients' own models on their own classes: {'; '.join(found)}" if found else ""
+
+
+def _drift(summary: Mapping[str, Any]) -> str:
+    drift = summary.get("drift")
+    if not drift:
+        return ""
+    return f"drift: {drift['mean']:.3g} from the mean, {drift['pairs']:.3g} between two clients"
 
 
 def _is_scores(value: Any) -> bool:

@@ -63,6 +63,7 @@ class Alignment(Term):
     def __init__(self, settings: AlignmentSettings, config: Config, method: Method) -> None:
         super().__init__(settings, config, method)
         self._local, self._frozen = settings.between.split("_")
+        self._normalisation = config.data.normalise
         self._batch_size = config.training.batch_size
         self._target: Tensor | None = None
         self._refuse_misfits(config, method)
@@ -94,7 +95,7 @@ class Alignment(Term):
         """Computes the received model's features of all of the client's images."""
         assert received.state is not None
         backbone = _as_received(method, "backbone", received)
-        features = clean_features(backbone, received.images, self._batch_size)
+        features = clean_features(backbone, received.images, self._normalisation, self._batch_size)
         if self._frozen == "projector":
             features = _projected(_as_received(method, "projector", received), features)
         self._target = features

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -25,11 +25,13 @@ class LocalResult:
         losses: mean of each part of the loss over the steps; empty if nothing was trained.
         steps: optimizer steps.
         contribution: what the method sends to the server beside its state.
+        optimizer_state: what the optimizer remembers of the steps, where clients keep it.
     """
 
     losses: dict[str, float]
     steps: int
     contribution: Contribution
+    optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def train_round(
@@ -41,6 +43,7 @@ def train_round(
     labels: Tensor | None = None,
     contribute: bool = True,
     received: Received | None = None,
+    optimizer_state: Mapping[str, Tensor] | None = None,
 ) -> LocalResult:
     """Trains on one client's images for the round's local epochs (Algorithm 1).
 
@@ -53,6 +56,7 @@ def train_round(
         contribute: false: arrays without rows are contributed.
         received: what the client knows when the round starts; None: the seed's client and round,
             without the received state.
+        optimizer_state: what the optimizer goes on from; None: it starts anew.
 
     Raises:
         TrainingError: the loss is not finite at the end of the round.
@@ -63,18 +67,23 @@ def train_round(
     received = _received(received, learner.needs_received, images, seed)
     learner.train()
     learner.start_round(received)
-    batch_of = BatchMaker(learner.method, images, labels, config.data.augmentation, seed)
+    batch_of = BatchMaker(learner.method, images, labels, config, seed)
     step = LocalStep(learner, batch_of, config)
     take: Callable[[Tensor], None] = step
-    training = config.training
+    if optimizer_state is not None:
+        step.optimizer.load_state(optimizer_state)
+    training, steps = config.training, 0
     if training.cuda_graphs and images.is_cuda:
         take = CapturedStep(step, batch_of.generators)
-    steps = 0
-    for rows in _epochs(images, training, seed, training.local_epochs):
-        take(rows)
-        steps += 1
+    for epoch, batches in enumerate(_epochs(images, training, seed, training.local_epochs)):
+        step.start_epoch(seed.round, epoch)
+        for rows in batches:
+            take(rows.to(images.device))
+        steps += len(batches)
     losses = step.losses(steps)
-    return LocalResult(losses, steps, _contribution(learner, images, config, seed, contribute))
+    contribution = _contribution(learner, images, config, seed, contribute)
+    kept = step.optimizer.state() if training.optimizer_state == "keep" else {}
+    return LocalResult(losses, steps, contribution, kept)
 
 
 def observe_round(
@@ -95,11 +104,12 @@ def observe_round(
     received = _received(received, method.needs_received, images, seed)
     learner.train()
     method.start_round(received)
-    batch_of = BatchMaker(method, images, None, config.data.augmentation, seed)
-    for rows in _epochs(images, config.training, seed, epochs=1):
-        batch = batch_of(rows)
-        with passes_in(config.training.precision, images.device.type):
-            method.observe(batch)
+    batch_of = BatchMaker(method, images, None, config, seed)
+    for batches in _epochs(images, config.training, seed, epochs=1):
+        for rows in batches:
+            batch = batch_of(rows.to(images.device))
+            with passes_in(config.training.precision, images.device.type):
+                method.observe(batch)
     return LocalResult({}, 0, _contribution(learner, images, config, seed, contribute))
 
 
@@ -128,11 +138,8 @@ def _contribution(
 
 def _epochs(
     images: Tensor, training: TrainingConfig, seed: ClientSeed, epochs: int
-) -> Iterator[Tensor]:
-    """The rows of each batch, on the images' device."""
+) -> Iterator[list[Tensor]]:
+    """The rows of each batch of each epoch."""
     shuffle = seed.generator("shuffle")
     for _ in range(epochs):
-        for chosen in epoch_batches(
-            len(images), training.batch_size, shuffle, drop_last=training.drop_last
-        ):
-            yield chosen.to(images.device)
+        yield epoch_batches(len(images), training.batch_size, shuffle, drop_last=training.drop_last)

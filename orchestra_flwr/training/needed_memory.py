@@ -9,7 +9,7 @@ import torch
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.training.learner import build_learner
 
-COPIES = 4  # the state, as it was received, its gradients and the optimizer's momentum
+COPIES = 3  # the state, as it was received, and its gradients; the optimizer has more
 
 
 def check_memory(config: Config, channels: int) -> None:
@@ -23,12 +23,16 @@ def check_memory(config: Config, channels: int) -> None:
         ConfigError: names the keys that decide the model's size, and both sizes.
     """
     numbers, size = _state_size(config, channels)
-    needed, memory = COPIES * size, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed = (COPIES + config.optimizer.plugin.moments) * size
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
+        hidden = config.model.projector_hidden
+        heads = "" if hidden is None else f" and model.projector_hidden={hidden}"
         raise ConfigError(
             f"model.width={config.model.width}: with "
-            f"model.projector_dim={config.model.projector_dim} the state has {numbers:,} numbers, "
-            f"to train it takes {needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:,.1f} GB"
+            f"model.projector_dim={config.model.projector_dim}{heads} the state has {numbers:,} "
+            f"numbers, to train it takes {needed / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.1f} GB"
         )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from orchestra_flwr.config import AugmentationConfig, Config
-from orchestra_flwr.data import augment
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import Recipe, augment
 from orchestra_flwr.methods import Batch, Method
 from orchestra_flwr.models import normalise
 from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training.learner import Learner
+from orchestra_flwr.training.optimizers import Optimizer
+from orchestra_flwr.training.schedules import LocalProgress, Schedule
 
 
 class TrainingError(RuntimeError):
@@ -21,7 +24,7 @@ class TrainingError(RuntimeError):
 
 
 class BatchMaker:
-    """Makes a method's views of some of a client's images.
+    """Makes the views of some of a client's images, as the method asks for or `method.views` says.
 
     Augmentations and the loss draw from streams of their own: a method whose loss draws gets the
     same views as one whose loss does not.
@@ -35,12 +38,13 @@ class BatchMaker:
         method: Method,
         images: Tensor,
         labels: Tensor | None,
-        augmentation: AugmentationConfig,
+        config: Config,
         seed: ClientSeed,
     ) -> None:
         self._images = images
+        self._normalisation = config.data.normalise
         self._labels = labels if method.learns_labels else None
-        self._recipes = [recipe.limited(augmentation) for recipe in method.recipes()]
+        self._recipes = _recipes(method, config)
         self._augment, self._loss = (
             seed.generator(purpose, images.device) for purpose in ("augment", "loss")
         )
@@ -49,9 +53,17 @@ class BatchMaker:
     def __call__(self, rows: Tensor) -> Batch:
         """The batch of the (B,) chosen images."""
         views = augment(self._images[rows], self._recipes, self._augment)
-        normalised = tuple(normalise(view) for view in views.images)
+        normalised = tuple(normalise(view, self._normalisation) for view in views.images)
         labels = None if self._labels is None else self._labels[rows]
         return Batch(rows, normalised, views.rotations, self._loss, labels)
+
+
+def _recipes(method: Method, config: Config) -> list[Recipe]:
+    """The augmentation of each view as the method or `method.views` says, fit for the images."""
+    recipes: Sequence[Recipe] = method.recipes()
+    if config.method.views == "plain":
+        recipes = [recipe.plain() for recipe in recipes]
+    return [recipe.limited(config.data.augmentation) for recipe in recipes]
 
 
 class LocalStep:
@@ -63,24 +75,39 @@ class LocalStep:
     Args:
         learner: changed in place.
         batch_of: makes its batches.
-        config: `optimizer`, whose state is new in every round, and `training` (`lr`, `precision`).
+        config: `optimizer`, `schedule` and `training` (`lr`, `precision`).
+
+    Attributes:
+        optimizer: new.
     """
 
     def __init__(self, learner: Learner, batch_of: BatchMaker, config: Config) -> None:
         self._learner = learner
         self._batch_of = batch_of
-        self._precision = config.training.precision
+        self._training = config.training
+        self._schedule: Schedule = config.schedule.build()
+        self._rounds = config.federation.rounds
         parameters = [p for p in learner.parameters() if p.requires_grad]
-        self._optimizer = config.optimizer.build(parameters, config.training.lr)
+        lr: float | Tensor = config.training.lr
+        if self._schedule.changes:  # a captured step reads it anew each time
+            lr = torch.tensor(lr, dtype=torch.float64, device=parameters[0].device)
+        self.optimizer: Optimizer = config.optimizer.build(parameters, lr)
         self._totals: dict[str, Tensor] = {}
+
+    def start_epoch(self, round_: int, epoch: int) -> None:
+        """Sets the learning rate of a local epoch, counted from 0, of a round."""
+        if isinstance(self.optimizer.lr, Tensor):
+            epochs = self._training.local_epochs
+            progress = LocalProgress(round_, self._rounds, epoch, epochs)
+            self.optimizer.lr.fill_(self._training.lr * self._schedule.factor(progress))
 
     def __call__(self, rows: Tensor) -> None:
         """Trains on the (B,) chosen images."""
         batch = self._batch_of(rows)
-        with passes_in(self._precision, rows.device.type):
+        with passes_in(self._training.precision, rows.device.type):
             losses = self._learner.loss(batch)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
+        self.optimizer.step()
         for name, loss in losses.items():
             if name in self._totals:
                 self._totals[name].add_(loss.detach())

@@ -1,5 +1,7 @@
 """What is drawn: its distribution against torchvision's `get_params`."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torchvision.transforms import ColorJitter, GaussianBlur, RandomResizedCrop
 
 from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.data import SIMCLR, Recipe, augment
+from orchestra_flwr.data.augment import PLAIN as PLAIN_VIEW
 from orchestra_flwr.data.augment import sample_parameters
 from orchestra_flwr.data.transforms import Parameters
 
@@ -190,3 +193,13 @@ def test_limits_of_the_images_bind_every_recipe():
     assert Recipe(crop_scale=(0.8, 0.9)).limited(config).crop_scale == (0.8, 0.9)
     assert PLAIN.limited(config) == PLAIN
     assert SIMCLR.limited(AugmentationConfig()) == SIMCLR
+
+
+def test_the_plain_recipe():
+    """As the mutual-information paper lists it (ICLR 2024): no blur, crops down to .08."""
+    plain = Recipe(solarize_p=0.2, flip=0.1, rotate=True).plain()
+    assert plain == replace(PLAIN_VIEW, rotate=True)
+    assert Recipe().plain() == PLAIN_VIEW
+    assert (PLAIN_VIEW.crop_scale, PLAIN_VIEW.flip) == ((0.08, 1.0), 0.5)
+    assert (PLAIN_VIEW.jitter, PLAIN_VIEW.jitter_p) == ((0.4, 0.4, 0.4, 0.1), 0.8)
+    assert (PLAIN_VIEW.gray_p, PLAIN_VIEW.blur_p, PLAIN_VIEW.solarize_p) == (0.2, 0, 0)

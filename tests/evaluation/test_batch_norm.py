@@ -32,7 +32,7 @@ def test_statistics_are_the_means_over_batches_by_hand():
     backbone = Pixels().eval()
     nn.init.constant_(backbone.norm.weight, 3)
     nn.init.constant_(backbone.norm.running_mean, 100)
-    result = recalibrated(backbone, images(10, size=2), 4)
+    result = recalibrated(backbone, images(10, size=2), 4, "half")
     assert result.batches == [4, 3, 3] and backbone.batches == []
     pixels = (images(10, size=2).flatten(1).double() / 255 * 2 - 1).tensor_split(3)
     mean = torch.stack([batch.mean(0) for batch in pixels]).mean(0)
@@ -51,7 +51,7 @@ def test_in_one_batch_evaluation_mode_then_sees_what_training_mode_saw(name):
     backbone = build_backbone(ModelConfig(name=name, width=8), 1)
     nn.init.normal_(backbone.get_parameter(next(n for n, _ in backbone.named_parameters())))
     pictures = images(400)
-    result = recalibrated(backbone, pictures, 400).eval()
+    result = recalibrated(backbone, pictures, 400, "half").eval()
     normalised = pictures.float() / 255 * 2 - 1
     with torch.no_grad():
         expected = copy.deepcopy(backbone).train()(normalised)
@@ -66,7 +66,9 @@ def test_earlier_statistics_leave_no_trace_and_weights_stay():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_()
             module.num_batches_tracked.fill_(7)
-    one, two = (recalibrated(each, images(30), 8).state_dict() for each in (backbone, other))
+    one, two = (
+        recalibrated(each, images(30), 8, "half").state_dict() for each in (backbone, other)
+    )
     assert all(torch.equal(one[name], two[name]) for name in one)
     weights = dict(backbone.named_parameters())
     assert all(torch.equal(one[name], weight) for name, weight in weights.items())
@@ -75,22 +77,22 @@ def test_earlier_statistics_leave_no_trace_and_weights_stay():
 def test_modes_and_momenta_are_as_before():
     backbone = Pixels().train()
     backbone.norm.eval()
-    result = recalibrated(backbone, images(5, size=2), 2)
+    result = recalibrated(backbone, images(5, size=2), 2, "half")
     assert result.training and not result.norm.training
     assert not any(p.grad is not None for p in result.parameters())
 
 
 def test_without_batch_norm_nothing_changes():
     backbone = build_backbone(ModelConfig(name="resnet18", norm="group", width=8), 1)
-    state = recalibrated(backbone, images(6), 3).state_dict()
+    state = recalibrated(backbone, images(6), 3, "half").state_dict()
     assert all(torch.equal(state[name], t) for name, t in backbone.state_dict().items())
 
 
 @pytest.mark.parametrize(("count", "size", "batches"), [(2, 1, [2]), (5, 1, [3, 2]), (3, 2, [3])])
 def test_no_batch_of_one_image(count, size, batches):
-    assert recalibrated(Pixels(), images(count, size=2), size).batches == batches
+    assert recalibrated(Pixels(), images(count, size=2), size, "half").batches == batches
 
 
 def test_one_image_has_no_variance():
     with pytest.raises(ValueError, match="1 images: .* at least 2"):
-        recalibrated(Pixels(), images(1, size=2), 4)
+        recalibrated(Pixels(), images(1, size=2), 4, "half")

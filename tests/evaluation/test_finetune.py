@@ -7,10 +7,10 @@ import torch
 from orchestra_flwr.config import AugmentationConfig, ModelConfig
 from orchestra_flwr.evaluation import finetune, labelled_subset
 from orchestra_flwr.evaluation.classifier import Schedule
+from orchestra_flwr.evaluation.few_labels import Accuracies
 from orchestra_flwr.evaluation.finetune import (
     BATCH_SIZE,
     LEAST_STEPS,
-    FineTuning,
     _finetuned,
     _schedule,
 )
@@ -37,7 +37,7 @@ def convnet():
 
 def run(encoder, train, test, seeds=1):
     return finetune(
-        encoder, train, test, fraction=0.1, seeds=seeds, augmentation=NO_FLIP, batch_size=64
+        encoder, train, test, fraction=0.1, seeds=range(seeds), augmentation=NO_FLIP, batch_size=64
     )
 
 
@@ -97,10 +97,10 @@ def test_labels_beyond_the_subset_are_not_used():
 
 
 def test_mean_and_deviation_over_seeds():
-    summary = FineTuning((0.5, 0.7, 0.9)).summary()
+    summary = Accuracies((0.5, 0.7, 0.9)).summary()
     assert summary == {
         "mean": pytest.approx(0.7),
         "std": pytest.approx(0.2),
         "runs": [0.5, 0.7, 0.9],
     }
-    assert FineTuning((0.5,)).summary()["std"] is None
+    assert Accuracies((0.5,)).summary()["std"] is None

@@ -66,14 +66,16 @@ class Pixels(nn.Module):
 def test_a_clients_images_are_paired_with_one_augmentation_each():
     images = torch.randint(0, 256, (11, 1, 8, 8), generator=torch.Generator().manual_seed(3))
     images, limits = images.to(torch.uint8), AugmentationConfig(flip=False)
-    told = similarities(Pixels().train(), images, limits, torch.Generator().manual_seed(1), 11)
+    told = similarities(
+        Pixels().train(), images, limits, torch.Generator().manual_seed(1), 11, by="half"
+    )
     view = augment(images, [SIMCLR.limited(limits)], torch.Generator().manual_seed(1)).images[0]
-    plain = normalise(images.float() / 255).flatten(1)
+    plain = normalise(images.float() / 255, "half").flatten(1)
     assert told.alignment == pytest.approx(
-        slow_alignment(plain, normalise(view).flatten(1)), abs=1e-5
+        slow_alignment(plain, normalise(view, "half").flatten(1)), abs=1e-5
     )
     assert told.uniformity == pytest.approx(slow_uniformity(plain, 0.2), abs=1e-5)
-    small = similarities(Pixels(), images, limits, torch.Generator().manual_seed(1), 4)
+    small = similarities(Pixels(), images, limits, torch.Generator().manual_seed(1), 4, by="half")
     assert small.uniformity == pytest.approx(told.uniformity, abs=1e-6)
-    again = similarities(Pixels(), images, limits, torch.Generator().manual_seed(1), 11)
+    again = similarities(Pixels(), images, limits, torch.Generator().manual_seed(1), 11, by="half")
     assert again == told

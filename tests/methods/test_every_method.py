@@ -1,10 +1,13 @@
 """What holds for all methods, and for each that will be added."""
 
 import copy
+import hashlib
+import math
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 
 from orchestra_flwr.config.sections import MethodConfig
 from orchestra_flwr.data import ImageSet, augment
@@ -16,6 +19,7 @@ from orchestra_flwr.training import build_learner, observe_round, train_round
 METHODS = sorted(MethodConfig.room.found())
 SEED = ClientSeed(0, 1, "0")
 GRAY = ("training.lr=0.03",)
+NEEDS = {"mae": ("model=vit_tiny", "model.width=24", "model.depth=2")}
 COLOUR = ("training.lr=0.03", "data=image_folder", "data.root=x", "data.image_size=16")
 
 
@@ -41,6 +45,7 @@ def task(request, tiny):
     """The configuration of a method, and its images."""
 
     def configured(name, *overrides):
+        overrides = (*NEEDS.get(name, ()), *overrides)
         if request.param == "digits":
             return tiny(*GRAY, f"method={name}", *overrides), digits()
         named = ["method.classes=[a,b,c,d]"] if name == "supervised" else []
@@ -71,7 +76,7 @@ def a_batch(method, images, count=16):
     draw = torch.Generator().manual_seed(0)
     views = augment(images.images[:count], method.recipes(), draw)
     labels = images.labels[:count] if method.learns_labels else None
-    normalised = tuple(normalise(view) for view in views.images)
+    normalised = tuple(normalise(view, "half") for view in views.images)
     generator = torch.Generator().manual_seed(1)
     return Batch(torch.arange(count), normalised, views.rotations, generator, labels)
 
@@ -111,6 +116,42 @@ def test_every_parameter_that_is_trained_gets_a_gradient_in_each_step(task, name
     monkeypatch.setattr("orchestra_flwr.training.optimizers.Optimizer.step", look)
     train(learner, config, images)
     assert steps and all(size > 0 for step in steps for size in step.values())
+
+
+# Those of commit ce3db6f, before heads could be chosen: names in order, and weights.
+FIRST = {
+    "byol": ("a5704e28c4fb", 24478.060215420963),
+    "orchestra": ("38de03333cf2", 19799.74291068334),
+    "rotpred": ("e2449984b377", 5980.440264179841),
+    "simclr": ("878d94436aa5", 5961.450339987412),
+    "simsiam": ("7fd50ab7874a", 6844.016970837143),
+    "specloss": ("60bbd200f8ae", 5801.049624815121),
+    "supervised": ("6aebb6ad5e81", 5556.276849488848),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_names_and_first_weights_stay_as_they_are(tiny, name):
+    """So that runs with the defaults end in the same bits, and old ones can be resumed."""
+    state = build_method(tiny(f"method={name}"), 1).state_dict()
+    sums = [value.double().sum().item() for value in state.values()]
+    names = hashlib.sha256(",".join(state).encode()).hexdigest()[:12]
+    weights = sum(i * total for i, total in enumerate(sums, 1))
+    assert (names, weights) == (FIRST[name][0], pytest.approx(FIRST[name][1], rel=1e-9))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "mae"])  # as images are
+def test_plain_heads_and_views_with_group_norm(task, name):
+    plain = ("model.projector=plain", "model.projector_hidden=24", "method.views=plain",
+             "model.norm=group", "model.groups=2")  # fmt: skip
+    config, images = task(name, *plain)
+    learner = build(config)
+    before = {n: t.clone() for n, t in learner.trained().items()}
+    result = train(learner, config, images)
+    assert all(map(math.isfinite, result.losses.values()))
+    assert all(not torch.equal(t, before[n]) for n, t in learner.trained().items())
+    for head in (m for n, m in learner.method.named_children() if n in ("projector", "predictor")):
+        assert [m.out_features for m in head if isinstance(m, nn.Linear)] == [24, 16]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -209,7 +250,9 @@ def test_losses_are_float32_in_bfloat16(task, name):
     learner = build(config).train()
     batch = a_batch(learner.method, images)
     seen = []
-    learner.method.backbone.register_forward_hook(lambda *call: seen.append(call[-1].dtype))
+    for module in learner.method.backbone.modules():
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
+            module.register_forward_hook(lambda *call: seen.append(call[-1].dtype))
     with torch.autocast("cpu", torch.bfloat16):
         step = learner.method.loss(batch)
     assert set(seen) == {torch.bfloat16}

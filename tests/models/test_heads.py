@@ -2,7 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from orchestra_flwr.models import mlp
+from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.models import build_head, mlp
+from orchestra_flwr.models.heads import plain_head
 
 
 def kinds(head):
@@ -63,3 +65,43 @@ def test_only_a_head_that_is_read_in_evaluation_mode_keeps_statistics():
     torch.testing.assert_close(without.eval()(images), without.train()(images))
     names = {name for name, _ in with_them.named_buffers()}
     assert {"1.running_mean", "1.running_var"} <= names
+
+
+def test_groups_are_as_many_as_asked_for_where_they_divide_the_features():
+    head = mlp(6, 24, 10, norm="group", groups=4)
+    assert [m.num_groups for m in head if isinstance(m, nn.GroupNorm)] == [4, 1]
+
+
+def test_the_plain_head_is_the_papers():
+    """512 -> 2048 -> 128 with biases: 1,312,896 parameters."""
+    head = plain_head(512, 2048, 128)
+    assert kinds(head) == ["Linear", "ReLU", "Linear"]
+    assert sum(p.numel() for p in head.parameters()) == 1_312_896
+    assert kinds(plain_head(6, 16, 4, norm="group")) == ["Linear", "GroupNorm", "ReLU", "Linear"]
+
+
+@pytest.mark.parametrize("projector", ["orchestra", "plain"])
+@pytest.mark.parametrize(("hidden", "widths"), [(None, [24, 24]), (40, [40, 40])])
+def test_the_configuration_chooses_the_head_and_its_width(projector, hidden, widths):
+    model = ModelConfig(
+        name="convnet", projector=projector, projector_hidden=hidden, projector_dim=8
+    )
+    linear = [m for m in build_head(model, 12, 24, 24) if isinstance(m, nn.Linear)]
+    expected = [*widths, 8] if projector == "orchestra" else [widths[0], 8]
+    assert [m.out_features for m in linear] == expected
+    assert [m.bias is not None for m in linear] == [projector == "plain"] * len(linear)
+
+
+@pytest.mark.parametrize(("plain_norm", "count"), [(False, 0), (True, 1)])
+def test_a_plain_head_has_a_norm_only_where_the_method_needs_one(plain_norm, count):
+    model = ModelConfig(name="convnet", projector="plain", norm="group", groups=2)
+    head = build_head(model, 12, 24, plain_norm=plain_norm)
+    assert [m.num_groups for m in head if isinstance(m, nn.GroupNorm)] == [2] * count
+
+
+def test_dec_ssls_head_has_a_norm_between_two_plain_layers():
+    """512-512-512 with both biases: 526,336 parameters (Dec-SSL's projector of SimCLR)."""
+    head = build_head(ModelConfig(name="resnet18", projector="plain_norm"), 512, 512)
+    assert kinds(head) == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert sum(p.numel() for p in head.parameters()) == 2 * (512 * 512 + 512) + 2 * 512
+    assert list(head.buffers()) == []  # nothing reads statistics

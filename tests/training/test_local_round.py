@@ -5,10 +5,15 @@ import torch
 from sklearn.datasets import load_digits
 
 from orchestra_flwr.clustering import FeatureMemory
-from orchestra_flwr.methods import Received, Role
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data import augment
+from orchestra_flwr.data.augment import PLAIN, SIMCLR
+from orchestra_flwr.methods import Received, Role, build_method
+from orchestra_flwr.models import normalise
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import TrainingError, build_learner, observe_round, train_round
 from orchestra_flwr.training.optimizers.sgd import SGD
+from orchestra_flwr.training.step import BatchMaker
 
 
 def images(n, seed=0):
@@ -50,6 +55,22 @@ def test_the_loss_falls_on_a_client_that_trains_long(tiny):
     config, longer = (tiny("training.lr=0.03", f"training.local_epochs={n}") for n in (1, 15))
     first, last = (train(c, digits)[1].losses for c in (config, longer))
     assert last["rotation"] < first["rotation"] - 0.2
+
+
+@pytest.mark.parametrize(("views", "recipe"), [("default", SIMCLR), ("plain", PLAIN)])
+def test_views_are_the_methods_or_plain_within_the_images_limits(tiny, views, recipe):
+    config = tiny("method=simclr", f"method.views={views}", "data.augmentation.crop_min=0.3")
+    batch = BatchMaker(build_method(config, 1), images(6), None, config, SEED)(torch.arange(6))
+    limited = recipe.limited(config.data.augmentation)
+    assert limited.flip == 0 and limited.crop_scale == (max(0.3, recipe.crop_scale[0]), 1)
+    expected = augment(images(6), [limited] * 2, SEED.generator("augment")).images
+    for view, plain in zip(batch.views, expected, strict=True):
+        assert torch.equal(view, normalise(plain))
+
+
+def test_views_that_do_not_exist_are_refused(tiny):
+    with pytest.raises(ConfigError, match=r"^method\.views=strong: .*'default' or 'plain'"):
+        tiny("method.views=strong")
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 16, 17, 33])

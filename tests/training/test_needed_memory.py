@@ -24,13 +24,15 @@ def test_what_no_memory_holds_is_refused_before_any_is_asked_for(tiny):
     assert time.monotonic() - started < 5
 
 
-def test_four_copies_must_fit(tiny, monkeypatch):
-    config = tiny()
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 4), ("adam", 5), ("adamw", 5)])
+def test_so_many_copies_must_fit(tiny, monkeypatch, optimizer, copies):
+    """The state, as it was received, its gradients, and what the optimizer remembers."""
+    config = tiny(f"optimizer={optimizer}")
     _, size = needed_memory._state_size(config, 3)
-    pages = {"SC_PAGE_SIZE": size, "SC_PHYS_PAGES": 4}
+    pages = {"SC_PAGE_SIZE": size, "SC_PHYS_PAGES": copies}
     monkeypatch.setattr(os, "sysconf", pages.get)
     check_memory(config, 3)
-    pages["SC_PHYS_PAGES"] = 3
+    pages["SC_PHYS_PAGES"] = copies - 1
     with pytest.raises(ConfigError, match=r"model.width=8: with model.projector_dim=16"):
         check_memory(config, 3)
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.config.sections import OptimizerConfig
+from orchestra_flwr.training.optimizers.adam import Adam, AdamSettings
 from orchestra_flwr.training.optimizers.adamw import AdamW, AdamWSettings
 from orchestra_flwr.training.optimizers.sgd import SGD, SGDSettings
 
@@ -69,6 +70,76 @@ def test_adamw_is_torchs(options, decay):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("decay", [0.0, 1e-6, 0.1])
+@pytest.mark.parametrize(("ours", "settings", "theirs"), [
+    (Adam, AdamSettings, torch.optim.Adam), (AdamW, AdamWSettings, torch.optim.AdamW),
+])  # fmt: skip
+def test_fifty_steps_of_adam_are_torchs(ours, settings, theirs, decay):
+    """Coupled and decoupled decay, to float32's rounding."""
+    for a, b in trained_beside(
+        lambda parameters: ours(settings(weight_decay=decay), parameters, 1e-3),
+        lambda parameters: theirs(parameters, 1e-3, weight_decay=decay),
+        50,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_adams_decay_is_part_of_the_gradient():
+    """Of a weight without a gradient Adam takes lr, whatever the decay; AdamW lr * wd of it."""
+    for ours, settings, after in ((Adam, AdamSettings, 4 - 0.1), (AdamW, AdamWSettings, 4 - 0.2)):
+        weight = nn.Parameter(torch.tensor([4.0]))
+        weight.grad = torch.zeros(1)
+        ours(settings(weight_decay=0.5), [weight], 0.1).step()
+        assert weight.item() == pytest.approx(after, abs=1e-6)
+
+
+OPTIMIZERS = [
+    lambda p, lr=0.1: SGD(SGDSettings(), p, lr),
+    lambda p, lr=0.1: Adam(AdamSettings(weight_decay=0.1), p, lr),
+    lambda p, lr=0.1: AdamW(AdamWSettings(weight_decay=0.1), p, lr),
+]
+
+
+def steps_of(optimizer, model, seeds):
+    for seed in seeds:
+        images = torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))
+        model(images).square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_an_optimizer_goes_on_from_its_state(make):
+    """Another object with the state ends in the same bits; without it in others."""
+    whole = network()
+    steps_of(make(whole.parameters()), whole, range(6))
+    parts = network()
+    first = make(parts.parameters())
+    steps_of(first, parts, range(3))
+    fresh = copy.deepcopy(parts)
+    second = make(parts.parameters())
+    second.load_state({name: tensor.clone() for name, tensor in first.state().items()})
+    steps_of(second, parts, range(3, 6))
+    steps_of(make(fresh.parameters()), fresh, range(3, 6))
+    for a, b, c in zip(whole.parameters(), parts.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_a_rate_in_a_tensor_is_that_rate(make):
+    """Within rounding; and when the tensor is filled anew, the next step has the new rate."""
+    number, tensor = network(), network()
+    with_number = make(number.parameters(), 0.1)
+    with_tensor = make(tensor.parameters(), torch.tensor(0.1, dtype=torch.float64))
+    steps_of(with_number, number, range(3))
+    steps_of(with_tensor, tensor, range(3))
+    with_number.lr = 0.01
+    with_tensor.lr.fill_(0.01)
+    steps_of(with_number, number, range(3, 5))
+    steps_of(with_tensor, tensor, range(3, 5))
+    for a, b in zip(number.parameters(), tensor.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_adamws_first_steps_by_hand():
     """Step 1: mean g / (1 - b1) = g, root |g|: the weight moves by lr, after the decay lr * wd * w.
 
@@ -87,8 +158,7 @@ def test_adamws_first_steps_by_hand():
     assert weight.item() == pytest.approx(after_one * 0.95 - 0.1 * 0.26671, abs=1e-5)
 
 
-@pytest.mark.parametrize("make", [lambda p: SGD(SGDSettings(), p, 0.1),
-                                  lambda p: AdamW(AdamWSettings(), p, 0.1)])  # fmt: skip
+@pytest.mark.parametrize("make", OPTIMIZERS)
 def test_a_parameter_without_gradient_is_an_error(make):
     layer = nn.Linear(2, 2)
     layer.weight.grad = torch.ones(2, 2)
@@ -96,8 +166,7 @@ def test_a_parameter_without_gradient_is_an_error(make):
         make(layer.parameters()).step()
 
 
-@pytest.mark.parametrize("make", [lambda p: SGD(SGDSettings(), p, 0.1),
-                                  lambda p: AdamW(AdamWSettings(), p, 0.1)])  # fmt: skip
+@pytest.mark.parametrize("make", OPTIMIZERS)
 def test_the_state_is_changed_in_place(make):
     """As a captured CUDA graph demands: from the second step on, every tensor stays where it is."""
     weight = nn.Parameter(torch.ones(3))
@@ -126,7 +195,7 @@ def test_options_are_checked_by_the_optimizer_that_is_chosen(tiny):
     ):
         with pytest.raises(ConfigError, match=says):
             tiny(*overrides)
-    with pytest.raises(ConfigError, match="optimizer=lion: must be one of adamw, sgd"):
+    with pytest.raises(ConfigError, match="optimizer=lion: must be one of adam, adamw, sgd"):
         _ = OptimizerConfig(name="lion").plugin
 
 
@@ -149,8 +218,7 @@ def test_clients_do_not_pay_for_what_they_do_not_use():
             train_round(learner, images, config, ClientSeed(0, 1, "0"), contribute=False)
             refuse(*"scipy torch._dynamo torchvision sklearn matplotlib pandas ray".split())
     """
-    overrides = ["model.width=8", "training.local_epochs=1"]
-    configs = [
-        load_config([*overrides, f"optimizer={name}"]).to_json() for name in ("sgd", "adamw")
-    ]
+    overrides = ["model.width=8", "training.local_epochs=1", "schedule=steps"]
+    names = ("sgd", "adam", "adamw")
+    configs = [load_config([*overrides, f"optimizer={name}"]).to_json() for name in names]
     subprocess.run([sys.executable, "-c", script, *configs], check=True)

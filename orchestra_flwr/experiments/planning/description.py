@@ -17,7 +17,24 @@ Overrides = tuple[str, ...]
 AxisValues = dict[str, Overrides]  # for every value of an axis its Hydra overrides
 Cells = dict[str, tuple[str, ...]]  # some values of some axes
 Measure = Literal[
-    "knn", "linear", "finetune_1", "finetune_10", "unsupervised", "classes", "classes_1"
+    "knn",
+    "linear",
+    "linear_10",
+    "linear_1",
+    "linear_recalibrated",
+    "accuracy",
+    "accuracy_recalibrated",
+    "finetune_1",
+    "finetune_10",
+    "unsupervised",
+    "own_linear",
+    "own_linear_worst",
+    "own_accuracy",
+    "own_accuracy_worst",
+    "drift",
+    "drift_pairs",
+    "classes",
+    "classes_1",
 ]
 SCALES = ("paper", "small")
 S = TypeVar("S", bound=Section)

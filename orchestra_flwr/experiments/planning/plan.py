@@ -25,7 +25,18 @@ from orchestra_flwr.fingerprints import fingerprint_of
 
 Axes = Mapping[str, AxisValues]
 # Overrides that a measure needs.
-NEEDED: Mapping[str, Overrides] = {"unsupervised": ("evaluation.unsupervised=true",)}
+NEEDED: Mapping[str, Overrides] = {
+    "unsupervised": ("evaluation.unsupervised=true",),
+    **dict.fromkeys(("linear_10", "linear_1"), ("evaluation.few_labels=true",)),
+    **dict.fromkeys(
+        ("linear_recalibrated", "accuracy_recalibrated"), ("evaluation.recalibrated=true",)
+    ),
+    **dict.fromkeys(("drift", "drift_pairs"), ("evaluation.drift=true",)),
+    **dict.fromkeys(
+        ("own_linear", "own_linear_worst", "own_accuracy", "own_accuracy_worst"),
+        ("evaluation.clients=true",),
+    ),
+}
 PLANS = "plans"  # the folder, beside the runs, that says which runs belong to which experiment
 
 

@@ -16,6 +16,21 @@ from orchestra_flwr.reporting.text import lookup
 EVALUATIONS = "evaluation"  # folder of a run folder: a file for every data set it was evaluated on
 LOGS = "logs"  # folder beside the runs of an experiment: what they printed
 
+# Where measures stand in `summary.json`, but for those under their own name.
+IN_SUMMARY: dict[str, tuple[str, ...]] = {
+    "linear_recalibrated": ("recalibrated", "linear"),
+    "accuracy_recalibrated": ("recalibrated", "accuracy"),
+    "unsupervised": ("unsupervised", "score"),
+    "own_linear": ("clients_own", "linear", "mean"),
+    "own_linear_worst": ("clients_own", "linear", "worst_tenth"),
+    "own_accuracy": ("clients_own", "accuracy", "mean"),
+    "own_accuracy_worst": ("clients_own", "accuracy", "worst_tenth"),
+    "drift": ("drift", "mean"),
+    "drift_pairs": ("drift", "pairs"),
+    "classes": ("classes", "any"),
+    "classes_1": ("classes", "one_percent"),
+}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -69,19 +84,13 @@ class Run:
     def measure(self, name: str) -> float | None:
         """A measure by the name that experiments use; None where the run does not have it.
 
-        `knn` and `linear` are fractions of `summary.json`, `finetune_1` and `finetune_10`
-        fractions of the evaluation, `unsupervised` the score without labels, `classes` and
-        `classes_1` numbers of classes.
+        Accuracies are fractions, `unsupervised` is the score without labels, `drift` a distance,
+        `classes` and `classes_1` are numbers of classes.
         """
-        return {
-            "knn": lambda: lookup(self.summary, "knn"),
-            "linear": lambda: lookup(self.summary, "linear"),
-            "finetune_1": lambda: lookup(self.evaluation, "finetune", "0.01", "mean"),
-            "finetune_10": lambda: lookup(self.evaluation, "finetune", "0.1", "mean"),
-            "unsupervised": lambda: lookup(self.summary, "unsupervised", "score"),
-            "classes": lambda: lookup(self.summary, "classes", "any"),
-            "classes_1": lambda: lookup(self.summary, "classes", "one_percent"),
-        }[name]()
+        if name.startswith("finetune"):
+            fraction = {"finetune_1": "0.01", "finetune_10": "0.1"}[name]
+            return lookup(self.evaluation, "finetune", fraction, "mean")
+        return lookup(self.summary, *IN_SUMMARY.get(name, (name,)))
 
 
 def read_run(folder: Path) -> Run | None:

@@ -19,7 +19,7 @@ from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.messages.arrays import CLIENTS, CONFIG, RUN
 from orchestra_flwr.federation.messages.object_store import beside_the_pickle
-from orchestra_flwr.federation.population import Population, load_population
+from orchestra_flwr.federation.population import Population, load_population, own_classes
 from orchestra_flwr.methods import labels_for
 from orchestra_flwr.training import resolve_device
 
@@ -56,7 +56,8 @@ def _addressed(content: RecordDict) -> OrchestraClient:
     folder = None
     if RUN in task:
         folder = ClientStateFolder(Path(str(task[CLIENTS])) / name, str(task[RUN]))
-    return OrchestraClient(config, name, shifted, own_labels, state_folder=folder)
+    own = own_classes(config, population, name) if config.evaluation.clients else None
+    return OrchestraClient(config, name, shifted, own_labels, state_folder=folder, own_classes=own)
 
 
 @lru_cache(maxsize=1)

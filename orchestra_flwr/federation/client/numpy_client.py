@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from flwr.client import NumPyClient
-from torch import Tensor
+from torch import Tensor, nn
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import different_images
-from orchestra_flwr.evaluation import recalibrated, similarities
+from orchestra_flwr.evaluation import OwnClasses, Similarities, recalibrated, similarities
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
-from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
+from orchestra_flwr.federation.messages.arrays import OWN, SMALLEST_GROUP
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
-from orchestra_flwr.merging import ClientState, Merging, keeps_state
-from orchestra_flwr.methods import Received, Release, Role, kept_first
+from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
+from orchestra_flwr.methods import Received, Release, Role, classification_head_of, kept_first
+from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import (
@@ -32,7 +34,8 @@ from orchestra_flwr.training import (
     train_round,
 )
 
-EXCHANGE = "exchange."  # what the names of an exchange's own tensors in a client's state begin with
+# What the names of tensors in a client's state begin with that no learner has.
+EXCHANGE, OPTIMIZER = "exchange.", "optimizer."
 
 
 @dataclass
@@ -65,6 +68,7 @@ class OrchestraClient(NumPyClient):
         images: (n, C, H, W) uint8 on the device to train on.
         labels: (n,) int64 beside them, for methods that learn from labels.
         state_folder: where its state is kept from round to round, for runs in which clients do.
+        own_classes: what its own model is judged by; simulations alone have it.
         secret_noise: whether the noise of private releases is drawn afresh from the system, as it
             must be wherever somebody else knows the run's seed; otherwise it follows from the seed.
 
@@ -80,6 +84,7 @@ class OrchestraClient(NumPyClient):
         labels: Tensor | None = None,
         *,
         state_folder: ClientStateFolder | None = None,
+        own_classes: OwnClasses | None = None,
         secret_noise: bool = False,
     ) -> None:
         least = config.federation.min_images
@@ -92,6 +97,7 @@ class OrchestraClient(NumPyClient):
         self.images = images
         self.labels = labels
         self.state_folder = state_folder
+        self.own_classes = own_classes
         self.secret_noise = secret_noise
         self.learner = build_learner(config, images.shape[1]).to(images.device)
         self.exchange: Exchange = config.exchange.build()
@@ -191,7 +197,7 @@ class OrchestraClient(NumPyClient):
         if len(work.arrays) > 1:
             self._choose(work, kept)
         received = self._received(work, self.learner.needs_received, work.model)
-        if keeps_state(self.config, self.learner):  # not if only the exchange keeps something
+        if has_local_state(self.config, self.learner):  # not if only exchange or optimizer keep it
             if kept is None:
                 self.learner.method.start_local_state()
             merging.merge(self.learner, kept)
@@ -203,9 +209,12 @@ class OrchestraClient(NumPyClient):
             labels=self.labels,
             contribute=work.contribute,
             received=received,
+            optimizer_state=_with_prefix(kept.tensors, OPTIMIZER) or None if kept else None,
         )
         if folder is not None:
-            folder.save(work.seed.round, self._state_to_keep(merging), work.seed.stage)
+            state = self._state_to_keep(merging, result.optimizer_state)
+            folder.save(work.seed.round, state, work.seed.stage)
+            result = replace(result, optimizer_state={})  # as large as the model: it is on disk now
         work.metrics |= {f"merge/{name}": value for name, value in merging.metrics().items()}
         return result
 
@@ -237,12 +246,13 @@ class OrchestraClient(NumPyClient):
             for name, tensor in self.learner.state(Role.LOCAL).items():
                 tensor.copy_(kept.tensors[name])
 
-    def _state_to_keep(self, merging: Merging) -> ClientState:
+    def _state_to_keep(self, merging: Merging, optimizer: Mapping[str, Tensor]) -> ClientState:
         merged, local = merging.keep(self.learner), self.learner.state(Role.LOCAL)
         # Copies: merging may keep the same tensors, and a file must not hold one twice.
         kept = self.exchange.keep(self.learner)
         exchange = {EXCHANGE + name: tensor.clone() for name, tensor in kept.items()}
-        return ClientState({**local, **merged.tensors, **exchange}, merged.values)
+        steps = {OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
+        return ClientState({**local, **merged.tensors, **exchange, **steps}, merged.values)
 
     def _folder(self) -> ClientStateFolder:
         if self.state_folder is None:
@@ -254,24 +264,29 @@ class OrchestraClient(NumPyClient):
 
     @property
     def _what_remembers(self) -> str:
-        if keeps_state(self.config, self.learner):
+        if has_local_state(self.config, self.learner):
             return f"merging={self.config.merging.name}"
+        if keeps_state(self.config, self.learner):
+            return "training.optimizer_state=keep"
         return f"exchange={self.config.exchange.name}"
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Scores the kept backbone on the client's own images, without labels (section 5).
+        """Scores the kept backbone, with what of its state is the client's own.
 
         Args:
             parameters: the flat arrays named by `receives`.
             config: `round` (int), from which the augmentations follow.
 
         Returns:
-            The negated score, the number of images, and `alignment` and `uniformity`.
+            A loss, the number of images, and the scores. With `evaluation.clients` these are
+            accuracies on its own classes, whose names begin with "own/"; without it, or with
+            `evaluation.unsupervised`, alignment and uniformity on its own images (section 5), whose
+            negated score is the loss.
 
         Raises:
-            ValueError: arrays that do not fit the model.
+            ValueError: arrays that do not fit the model, or the own classes are not known.
         """
         evaluation = self.config.evaluation
         seed = ClientSeed(self.config.seed, int(config["round"]), self.name)
@@ -281,17 +296,30 @@ class OrchestraClient(NumPyClient):
             if keeps_state(self.config, self.learner):
                 self._recall_local(self._folder().before(seed.round + 1))
             backbone, *_ = kept_first(self.learner.method, evaluation.backbone).values()
-            if self.config.privacy.clip is not None and self.config.model.norm == "batch":
+            head = classification_head_of(self.learner.method, backbone)
+            if self.config.privacy.clip is not None and self.config.model.has_batch_norm:
                 # Its statistics are none of images.
-                backbone = recalibrated(backbone, self.images, evaluation.batch_size)
-            scores = similarities(
-                backbone,
-                self.images,
-                self.config.data.augmentation,
-                seed.generator("similarity", self.images.device),
-                evaluation.batch_size,
-            )
-        return -scores.score, len(self.images), asdict(scores)
+                backbone = recalibrated(
+                    backbone, self.images, evaluation.batch_size, self.config.data.normalise
+                )
+            own = self._own_scores(backbone, head) if evaluation.clients else {}
+            if own and not evaluation.unsupervised:
+                return 1 - own[f"{OWN}linear"], len(self.images), own
+            told = self._similarities(backbone, seed)
+        return -told.score, len(self.images), {**asdict(told), **own}
+
+    def _similarities(self, backbone: Backbone, seed: ClientSeed) -> Similarities:
+        data = self.config.data
+        draw = seed.generator("similarity", self.images.device)
+        size = self.config.evaluation.batch_size
+        return similarities(backbone, self.images, data.augmentation, draw, size, by=data.normalise)
+
+    def _own_scores(self, backbone: Backbone, head: nn.Module | None) -> dict[str, float]:
+        if self.own_classes is None:
+            raise ValueError("evaluation.clients=True: only simulated clients know their classes")
+        encoder = Encoder(EncoderSpec.of(self.config), copy.deepcopy(backbone))
+        scores = self.own_classes.scores(encoder, head, self.config.evaluation.batch_size)
+        return {OWN + name: value for name, value in scores.items()}
 
     @property
     def _needs_received(self) -> bool:

@@ -227,7 +227,8 @@ def _backbone_features(offer: Offer) -> Tensor:
 
 def _features(offer: Offer) -> Tensor:
     backbone = offer.learner.method.get_submodule("backbone")
-    return clean_features(backbone, offer.images, offer.config.training.batch_size)
+    by, batch_size = offer.config.data.normalise, offer.config.training.batch_size
+    return clean_features(backbone, offer.images, by, batch_size)
 
 
 def _distance(offer: Offer, name: str, own: Tensor) -> float:
@@ -243,9 +244,8 @@ def _mean_loss(offer: Offer, name: str) -> float:
     received = offer.load(name)
     offer.learner.train()
     method.start_round(received)
-    batch_of = BatchMaker(
-        method, offer.images, offer.labels, config.data.augmentation, offer.seed
-    )  # the same views for each model
+    # The same views for each model.
+    batch_of = BatchMaker(method, offer.images, offer.labels, config, offer.seed)
     total = 0.0
     for rows in epoch_batches(
         len(offer.images), config.training.batch_size, offer.seed.generator("choose")

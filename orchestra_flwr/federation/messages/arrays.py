@@ -15,6 +15,7 @@ ARRAYS = "arrays"  # the ArrayRecord of a message, both ways
 CONFIG = "config"  # the ConfigRecord of a message, both ways
 METRICS = "metrics"  # the MetricRecord of a reply
 SMALLEST_GROUP = "smallest_group"  # a reply's metric: images behind its smallest row, 0 without
+OWN = "own/"  # what the names of scores of a client's own model in a reply begin with
 MODEL = "model"  # in a reply's config: the model that was trained, where several were sent
 MODELS = "models"  # in a task: the names of the models that are sent
 RUN = "run"  # in a task: which run this is, where clients keep state

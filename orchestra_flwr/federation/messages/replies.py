@@ -8,18 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from orchestra_flwr.evaluation.similarity import TEMPERATURE, Similarities
+from orchestra_flwr.config import Config
+from orchestra_flwr.evaluation.similarity import TEMPERATURE
 from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
     CONFIG,
     METRICS,
     MODEL,
+    OWN,
     SMALLEST_GROUP,
 )
 from orchestra_flwr.federation.messages.codec import Form
 from orchestra_flwr.federation.messages.failures import describe_error
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.methods import Release
+from orchestra_flwr.methods import Method, Release, classification_head_of, kept_first
 
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
 ROUNDING = 1e-4  # by which float32 may exceed a limit
@@ -115,23 +117,46 @@ def _contributions(record: ArrayRecord, release: Release) -> dict[str, np.ndarra
     return contributions
 
 
-def check_similarities(message: Message, schemas: Schemas) -> tuple[int, Similarities]:
+def score_limits(config: Config, method: Method) -> dict[str, float]:
+    """The names of the scores that a run asks its clients for, and how large each can be.
+
+    Args:
+        config: of the run.
+        method: the run's.
+    """
+    limits: dict[str, float] = {}
+    if config.evaluation.unsupervised:
+        limits |= {"alignment": 1.0, "uniformity": 1 / TEMPERATURE}
+    if config.evaluation.clients:
+        kept, *_ = kept_first(method, config.evaluation.backbone).values()
+        classifies = classification_head_of(method, kept) is not None
+        limits |= {OWN + name: 1.0 for name in ("linear", *["accuracy"] * classifies)}
+    return limits
+
+
+def check_scores(
+    message: Message, schemas: Schemas, limits: Mapping[str, float]
+) -> tuple[int, dict[str, float]]:
     """Turns a client's answer to an evaluation into its number of images and its scores.
+
+    Args:
+        message: as received.
+        schemas: of the run.
+        limits: as :func:`score_limits` gives them.
 
     Raises:
         BadReplyError: an error reply, another schema, no images, any array or other metric than
-            alignment and uniformity, or one that is out of its range or not finite.
+            what was asked for, or one that is out of its range or not finite.
     """
     content, metrics = _content(message, schemas)
     if content.array_records:
         raise BadReplyError(f"arrays {sorted(content.array_records)} in answer to an evaluation")
-    limits = {"alignment": 1.0, "uniformity": 1 / TEMPERATURE}
     if metrics.keys() != {"examples", *limits}:
         raise BadReplyError(f"metrics {sorted(metrics)} instead of {sorted({'examples', *limits})}")
     for name, limit in limits.items():
         if abs(metrics[name]) > limit * (1 + ROUNDING):
             raise BadReplyError(f"{name} is {metrics[name]:g}, at most {limit:g} in size expected")
-    return int(metrics["examples"]), Similarities(metrics["alignment"], metrics["uniformity"])
+    return int(metrics.pop("examples")), metrics
 
 
 def _content(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, float]]:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict
+import logging
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from orchestra_flwr.config import Config
+from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.evaluation import evaluate, recalibrated
+from orchestra_flwr.evaluation import evaluate, extract_features, recalibrated
+from orchestra_flwr.evaluation.features import device_of
 from orchestra_flwr.federation.server.round_report import FederationError
-from orchestra_flwr.methods import Method, kept_first
+from orchestra_flwr.methods import Method, classification_head_of, kept_first, labels_for
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.training import resolve_device, torch_threads
 
+log = logging.getLogger(__name__)
+
 Scores = dict[str, dict[str, Any]]  # backbone -> score -> value
 
+RECALIBRATED = "recalibrated"  # a backbone's scores with statistics of the server's images
 AS_INITIALISED = "initial_statistics"  # an untrained backbone's scores with BatchNorm as it begins
 
 
@@ -33,9 +39,7 @@ class Evaluator:
     def __init__(self, config: Config, dataset: Dataset | None) -> None:
         self.config = config
         self.dataset = dataset
-        self.spec = EncoderSpec(
-            model=config.model, channels=config.data.channels, image_size=config.data.image_size
-        )
+        self.spec = EncoderSpec.of(config)
 
     @property
     def why_not(self) -> str | None:
@@ -51,7 +55,10 @@ class Evaluator:
     def scores(self, method: Method, *, untrained: bool = False) -> Scores | None:
         """kNN, linear probe and feature spread of every backbone; None without labels.
 
-        Backbones of equal weights, as before training, are evaluated once.
+        Of a method that classifies, the first backbone also has the `accuracy` of its classifier.
+        With `evaluation.recalibrated` the same scores with BatchNorm's statistics taken anew stand
+        beside them, as "recalibrated". Backbones of equal weights, as before training, are
+        evaluated once.
 
         Args:
             method: whose backbones are evaluated.
@@ -70,17 +77,18 @@ class Evaluator:
         with torch_threads():
             for name, backbone in backbones.items():
                 equal = next((n for n in found if _equal(backbones[n], backbone)), None)
-                found[name] = found[equal] if equal else self._scores(backbone, untrained)
+                head = classification_head_of(method, backbone)
+                found[name] = found[equal] if equal else self._scores(backbone, head, untrained)
         return found
 
     @property
     def batch_norm(self) -> str:
         """Which BatchNorm the scores and the saved encoder have, for the summary."""
-        if self.config.model.norm != "batch":
+        if not self.config.model.has_batch_norm:
             return "none"
         if self._averages:
             return "averaged"
-        return "recalibrated" if self.dataset is not None else "initial"
+        return RECALIBRATED if self.dataset is not None else "initial"
 
     @property
     def _averages(self) -> bool:
@@ -89,7 +97,7 @@ class Evaluator:
 
     def encoder(self, backbone: Backbone) -> Encoder:
         """A frozen copy of a backbone, with statistics of the server's images where it has none."""
-        if self.batch_norm == "recalibrated":
+        if self.batch_norm == RECALIBRATED:
             return self._recalibrated(backbone)
         return Encoder(self.spec, copy.deepcopy(backbone))
 
@@ -97,15 +105,26 @@ class Evaluator:
         assert self.dataset is not None
         images, size = self.dataset.train.images, self.config.evaluation.batch_size
         with torch_threads(self.config.training.threads):  # the same bits on every machine
-            return Encoder(self.spec, recalibrated(backbone, images, size))
+            return Encoder(
+                self.spec, recalibrated(backbone, images, size, self.config.data.normalise)
+            )
 
-    def _scores(self, backbone: Backbone, untrained: bool) -> dict[str, Any]:
-        if not untrained or self.config.model.norm != "batch":
-            return self._score(self.encoder(backbone))
-        initial = self._score(Encoder(self.spec, copy.deepcopy(backbone)))
-        return {**self._score(self._recalibrated(backbone)), AS_INITIALISED: initial}
+    def _scores(
+        self, backbone: Backbone, head: nn.Module | None, untrained: bool
+    ) -> dict[str, Any]:
+        has_norm = self.config.model.has_batch_norm
+        replaced = has_norm and (untrained or self.batch_norm == RECALIBRATED)
+        as_it_is = Encoder(self.spec, copy.deepcopy(backbone))
+        main = self._score(self._recalibrated(backbone) if replaced else as_it_is, head)
+        scores: dict[str, Any] = dict(main)
+        if self.config.evaluation.recalibrated:
+            same = replaced or not has_norm
+            scores[RECALIBRATED] = main if same else self._score(self._recalibrated(backbone), head)
+        if untrained and has_norm:
+            scores[AS_INITIALISED] = self._score(as_it_is, head)
+        return scores
 
-    def _score(self, encoder: Encoder) -> dict[str, float]:
+    def _score(self, encoder: Encoder, head: nn.Module | None) -> dict[str, float]:
         assert self.dataset is not None
         train, test = self.dataset.train, self.dataset.test
         assert test is not None and train.labels is not None and test.labels is not None
@@ -114,17 +133,39 @@ class Evaluator:
         device = "auto" if engine.plugin.is_remote(engine.settings) else self.config.device
         encoder = encoder.to(resolve_device(device))
         try:
-            return asdict(
-                evaluate(
-                    encoder,
-                    (train.images, train.labels),
-                    (test.images, test.labels),
-                    config=self.config.evaluation,
-                    augmentation=self.config.data.augmentation,
-                )
+            scores = evaluate(
+                encoder,
+                (train.images, train.labels),
+                (test.images, test.labels),
+                config=self.config.evaluation,
+                augmentation=self.config.data.augmentation,
+                seed=self.config.seed,
             )
         except ValueError as error:
             raise FederationError(f"the encoder cannot be evaluated: {error}") from error
+        targets = None if head is None else self._targets
+        if head is None or targets is None:
+            return scores
+        return {**scores, "accuracy": self._accuracy(encoder, head, targets)}
+
+    @cached_property
+    def _targets(self) -> Tensor | None:
+        """(M,) classes of the test images as the method numbers them; None where it lacks one."""
+        assert self.dataset is not None and self.dataset.test is not None
+        try:
+            return labels_for(self.config, self.dataset.test)
+        except ConfigError as error:  # a real server's images may have other classes
+            log.warning("the classifier itself is not evaluated on the test images: %s", error)
+            return None
+
+    @torch.inference_mode()
+    def _accuracy(self, encoder: Encoder, head: nn.Module, targets: Tensor) -> float:
+        """Of the classifier itself, on the test images."""
+        assert self.dataset is not None and self.dataset.test is not None
+        test = self.dataset.test
+        features = extract_features(encoder, test.images, self.config.evaluation.batch_size)
+        logits = head(features.to(device_of(head)))
+        return float((logits.argmax(1) == targets.to(logits.device)).double().mean())
 
 
 def _equal(first: Backbone, second: Backbone) -> bool:

@@ -33,6 +33,7 @@ from orchestra_flwr.federation.server.round import (
     numbered,
 )
 from orchestra_flwr.federation.server.round_record import (
+    OF_CLIENTS,
     final_metrics,
     overhead,
     round_record,
@@ -166,7 +167,9 @@ class _Run:
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
         exchanged = number > 0 or (self.release is not None and self.release.before_training)
-        scored = self.config.evaluation.unsupervised and self._is_evaluated(number)
+        evaluation = self.config.evaluation
+        evaluated = self._is_evaluated(number)
+        scored = evaluated and (evaluation.unsupervised or evaluation.clients)
         round_ = Round(number, {})
         if exchanged or scored:
             round_, position = self._draw(number, position)
@@ -177,7 +180,6 @@ class _Run:
         seconds = time.perf_counter() - started
         if scored:
             self._ask_for_scores(round_, report)
-        evaluated = self._is_evaluated(number)
         scores: Scores | None = None
         by_model: dict[str, Any] = {}
         if evaluated:
@@ -225,6 +227,7 @@ class _Run:
             self.privacy.exhausted(nodes, number),
             self._place(),
             position.known,
+            self._is_evaluated(number),
         )
         return round_, replace(position, clients=clients)
 
@@ -325,15 +328,12 @@ class _Run:
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
-        unsupervised = [record["unsupervised"] for record in metrics if record.get("unsupervised")]
-        if unsupervised:
-            summary["unsupervised"] = unsupervised[-1]
         exchange = self.federation.exchange
         chosen = save_encoders(self.folder, self.evaluator, self.models, exchange, position.round)
         if len(exchange.evaluated()) > 1:
             summary["model"] = chosen
-        for key in ("models", "nodes", "consensus", "exchange"):
-            if found := [record[key] for record in metrics if key in record]:
+        for key in (*OF_CLIENTS, "models", "nodes", "consensus", "exchange"):
+            if found := [record[key] for record in metrics if record.get(key)]:
                 summary[key] = found[-1]
         plot_curves(metrics, self.folder.path / "curves.png")
         self.folder.write_summary(summary)

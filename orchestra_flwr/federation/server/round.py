@@ -28,6 +28,7 @@ class Round:
         exhausted: clients of the cohort that may not contribute, only train.
         place: for tasks: which run this is, and where clients on this machine keep their state.
         known: for each real client's task: what it was used for before, which it must remember.
+        evaluated: whether the round's models are evaluated.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Round:
     exhausted: frozenset[str] = frozenset()
     place: Mapping[str, str] = field(default_factory=dict)
     known: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    evaluated: bool = False
 
     @property
     def trains(self) -> bool:

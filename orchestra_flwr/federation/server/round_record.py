@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.evaluation import Drift, spread_over_clients
 from orchestra_flwr.federation.server.checkpoint import Position
 from orchestra_flwr.federation.server.evaluator import AS_INITIALISED, Scores
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.privacy.updates import composed_epsilon
 
+# What a round's record may hold of its clients; the last ones stand in the summary.
+OF_CLIENTS = ("unsupervised", "drift", "clients_own")
+
 
 def round_record(
     round_: Round, report: RoundReport, seconds: float, scores: Scores | None
 ) -> dict[str, Any]:
     """A line of `metrics.jsonl`."""
-    loss = _with_prefix(report.metrics, "loss/")
+    loss = with_prefix(report.metrics, "loss/")
     record: dict[str, Any] = {
         "round": round_.number,
         "seconds": seconds,
@@ -33,7 +38,7 @@ def round_record(
         "bytes_down": report.bytes_down,
         "server_seconds": report.server_seconds,
     }
-    if merged := _with_prefix(report.metrics, "merge/"):
+    if merged := with_prefix(report.metrics, "merge/"):
         record["merge"] = merged
     if report.smallest_groups:
         record["release"] = {
@@ -46,12 +51,29 @@ def round_record(
             **asdict(report.similarities),
             "score": report.similarities.score,
         }
+    if report.drifts:
+        record["drift"] = _mean_drift(report.drifts)
+    if report.own_classes:
+        record["clients_own"] = {
+            name: spread_over_clients([each[name] for each in report.own_classes])
+            for name in report.own_classes[0]
+        }
     if scores is not None:
         record["scores"] = scores
     return record
 
 
-def _with_prefix(metrics: dict[str, float], prefix: str) -> dict[str, float]:
+def _mean_drift(drifts: Sequence[Drift]) -> dict[str, float]:
+    """Of several models, each counts as much as it has clients."""
+    clients = sum(drift.clients for drift in drifts)
+    return {
+        "mean": sum(drift.clients * drift.mean for drift in drifts) / clients,
+        "pairs": sum(drift.clients * drift.pairs for drift in drifts) / clients,
+    }
+
+
+def with_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """The metrics whose names begin with a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestra_flwr.evaluation import Similarities
+from orchestra_flwr.evaluation import Drift, Similarities
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 
 
@@ -40,6 +40,8 @@ class RoundReport:
         server_state_kept: no client contributed anything, so the server's state is the old one.
         similarities: means of the clients' alignment and uniformity on the average, weighted by
             images; None where they were not asked or none answered.
+        own_classes: what each client's own model scores on the classes that the client holds.
+        drifts: of the models that several clients' results entered, stage by stage.
         unscored: clients whose answer to that was not used.
         bytes_down: of arrays sent to clients.
         bytes_up: of arrays received.
@@ -59,6 +61,8 @@ class RoundReport:
     contributed: bool = False
     server_state_kept: bool = False
     similarities: Similarities | None = None
+    own_classes: list[dict[str, float]] = field(default_factory=list)
+    drifts: list[Drift] = field(default_factory=list)
     unscored: list[Dropped] = field(default_factory=list)
     bytes_down: int = 0
     bytes_up: int = 0

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from orchestra_flwr.evaluation import StreamingDrift
 from orchestra_flwr.federation.exchanges import Result, Stage, Task
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
@@ -59,6 +60,8 @@ class StageUpdate:
         self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
         self._results: dict[str, int] = {}  # good ones that entered each model
         self._apart = self._models_apart()
+        self._drifts: dict[str, StreamingDrift] = {}
+        self._measures_drift = self._config.evaluation.drift and round_.evaluated
 
     def apply(self) -> None:
         """Sets the shared state of the models, and lets the method make their server state."""
@@ -70,6 +73,8 @@ class StageUpdate:
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
             self._models.update(name, states.pop(name))
+        drifts = [drift.result() for drift in self._drifts.values()]
+        self._report.drifts += [drift for drift in drifts if drift is not None]
         if self._stage.mixing:
             self._models.mix(self._stage.mixing)
         self._update_server_states()
@@ -86,6 +91,8 @@ class StageUpdate:
                 if name not in self._means:
                     self._means[name] = self._aggregation(name)
                 self._means[name].add(reply.shared, weight * share)
+                if self._measures_drift:
+                    self._add_drift(name, reply.shared, weight * share)
                 origins = self._origins.setdefault(name, {})
                 origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
                 if name in self._apart:
@@ -132,6 +139,12 @@ class StageUpdate:
 
         result = Result(task.client, model, state, before, self._models.trained_spans)
         self._federation.exchange.result(result)
+
+    def _add_drift(self, model: str, state: np.ndarray, weight: float) -> None:
+        if model not in self._drifts:
+            before = self._models.shared(model)
+            self._drifts[model] = StreamingDrift(before, self._models.trained_spans)
+        self._drifts[model].add(state, weight)
 
     def _weight(self, examples: int) -> float:
         weighting = self._config.federation.weighting

@@ -21,6 +21,7 @@ from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
     CONFIG,
     MODELS,
+    OWN,
     payload_bytes,
     to_record,
 )
@@ -29,10 +30,12 @@ from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
     Reply,
     check_reply,
-    check_similarities,
+    check_scores,
+    score_limits,
 )
 from orchestra_flwr.federation.messages.schema import for_models
 from orchestra_flwr.federation.server.round import Federation, Round
+from orchestra_flwr.federation.server.round_record import with_prefix
 from orchestra_flwr.federation.server.round_report import Dropped, FederationError, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 
@@ -126,11 +129,11 @@ class OrchestraStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """With `evaluation.unsupervised` one message for each client with a task.
+        """With `evaluation.unsupervised` or `.clients` one message for each client with a task.
 
         Arguments as in :meth:`configure_train`; each is sent the one model of its task.
         """
-        if not self._config.evaluation.unsupervised:
+        if not (self._config.evaluation.unsupervised or self._config.evaluation.clients):
             return []
         names = dict.fromkeys(name for task in self.stage.tasks for name in task.models)
         records = {name: to_record(self._models.arrays(name)) for name in names}
@@ -143,20 +146,26 @@ class OrchestraStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The clients' scores, averaged by images; None if nobody answered well.
+        """The clients' scores without labels, averaged by images; None if there are none.
 
         A round does not fail for want of scores: who did not answer well is only dropped.
         """
         scores: list[tuple[int, Similarities]] = []
+        limits = score_limits(self._config, self._models.learner.method)
         for task, message in zip(self.stage.tasks, replies, strict=True):
             self._count_up(message)
             try:
-                scores.append(check_similarities(message, self._schemas))
+                images, told = check_scores(message, self._schemas, limits)
             except BadReplyError as reason:
                 self.report.unscored.append(_dropped(task.client, message, reason))
                 self.federation.on_client(task.client, False)
             else:
                 self.federation.on_client(task.client, True)
+                if self._config.evaluation.unsupervised:
+                    both = Similarities(told["alignment"], told["uniformity"])
+                    scores.append((images, both))
+                if self._config.evaluation.clients:
+                    self.report.own_classes.append(with_prefix(told, OWN))
         if not scores:
             return None
         total = sum(images for images, _ in scores)

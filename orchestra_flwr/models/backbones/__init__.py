@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from orchestra_flwr.config import ModelConfig, Plugin
 class Backbone(Plugin, nn.Module):
     """Images (B, channels, H, W), normalised, to features (B, dim).
 
+    Class attributes:
+        obeys_norm: whether its norms are those of `model.norm`; others have no BatchNorm.
+
     Attributes:
         dim: width of the features; set in `__init__`.
 
@@ -22,6 +25,7 @@ class Backbone(Plugin, nn.Module):
         channels: colour channels of the images.
     """
 
+    obeys_norm: ClassVar[bool] = True
     dim: int
 
     def __init__(self, settings: Any, model: ModelConfig, channels: int) -> None:

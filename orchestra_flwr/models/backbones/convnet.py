@@ -22,7 +22,7 @@ class ConvNet(Backbone):
 
     def __init__(self, settings: Any, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
-        width, norm = model.width, norm_layer(model.norm)
+        width, norm = model.width, norm_layer(model.norm, model.groups)
         self.dim = 16 * width
         layers: list[nn.Module] = []
         inputs = channels

@@ -21,7 +21,7 @@ class ResNet18(Backbone):
 
     def __init__(self, settings: Any, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
-        width, norm = model.width, norm_layer(model.norm)
+        width, norm = model.width, norm_layer(model.norm, model.groups)
         self.dim = 8 * width
         self.stem = nn.Sequential(
             Convolution(channels, width, 3, padding=1), norm(width), nn.ReLU(inplace=True)

@@ -7,7 +7,8 @@ compiler, 4 seconds that every worker, and in a deployment every client in every
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,16 +19,20 @@ from orchestra_flwr.config import Plugin
 class Optimizer(Plugin, ABC):
     """Updates parameters from their gradients, all tensors at once.
 
-    A client's optimizer is new in every round: what it remembers of gradients is not averaged and
-    does not outlive the round.
+    A client's optimizer is new in every round. What it remembers of gradients is not averaged; the
+    client itself may keep it for its next round (`training.optimizer_state=keep`).
 
     A step may be captured as a CUDA graph, so :meth:`update` decides nothing by values, changes
-    its state in place, and counts steps, if it must, in a tensor.
+    its state in place, and counts steps, if it must, in a tensor. Where the learning rate changes
+    (`schedule`), it is a tensor, too.
+
+    Class attributes:
+        moments: numbers that it remembers of each one that is trained.
 
     Args:
         settings: the optimizer's own options.
         parameters: what is trained; each must get a gradient in every step.
-        lr: learning rate.
+        lr: learning rate, a number or a () float64 tensor on the parameters' device.
 
     Attributes:
         settings: as given.
@@ -35,7 +40,9 @@ class Optimizer(Plugin, ABC):
         lr: the learning rate of the next step.
     """
 
-    def __init__(self, settings: object, parameters: Iterable[Tensor], lr: float) -> None:
+    moments: ClassVar[int] = 1
+
+    def __init__(self, settings: object, parameters: Iterable[Tensor], lr: float | Tensor) -> None:
         self.settings = settings
         self.parameters = list(parameters)
         self.lr = lr
@@ -61,3 +68,23 @@ class Optimizer(Plugin, ABC):
         Args:
             gradients: one for each parameter, which this may change and keep.
         """
+
+    def state(self) -> dict[str, Tensor]:
+        """What it remembers of the steps so far, by any names; none: nothing."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from what :meth:`state` returned, on any device; called before the first step."""
+
+
+def named_list(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Tensors, one for each parameter, by names for :meth:`Optimizer.state`."""
+    return {f"{name}.{index}": tensor for index, tensor in enumerate(tensors)}
+
+
+def take_list(name: str, state: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of what :func:`named_list` named, beside the parameters and in their layout."""
+    return [
+        torch.empty_like(p, requires_grad=False).copy_(state[f"{name}.{index}"])
+        for index, p in enumerate(parameters)
+    ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.training.optimizers import Optimizer
+from orchestra_flwr.training.optimizers import Optimizer, named_list, take_list
 
 
 class SGDSettings(Section):
@@ -26,7 +26,9 @@ class SGD(Optimizer):
 
     settings: SGDSettings
 
-    def __init__(self, settings: SGDSettings, parameters: Iterable[Tensor], lr: float) -> None:
+    def __init__(
+        self, settings: SGDSettings, parameters: Iterable[Tensor], lr: float | Tensor
+    ) -> None:
         super().__init__(settings, parameters, lr)
         self._running: list[Tensor] = []
 
@@ -38,4 +40,16 @@ class SGD(Optimizer):
         else:
             torch._foreach_mul_(self._running, self.settings.momentum)
             torch._foreach_add_(self._running, gradients)
-        torch._foreach_add_(self.parameters, self._running, alpha=-self.lr)
+        if isinstance(self.lr, Tensor):
+            changes = torch._foreach_mul(self._running, -self.lr.float())
+            torch._foreach_add_(self.parameters, changes)
+        else:
+            torch._foreach_add_(self.parameters, self._running, alpha=-self.lr)
+
+    def state(self) -> dict[str, Tensor]:
+        """The running gradient."""
+        return named_list("running", self._running)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """As :meth:`Optimizer.load_state`."""
+        self._running = take_list("running", state, self.parameters)

@@ -174,7 +174,9 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
     wanted = {}
     for name, backbone in learner.method.backbones().items():
         draw = ClientSeed(config.seed, 4, "3").generator("similarity")
-        wanted[name] = similarities(backbone, images(), config.data.augmentation, draw, 256)
+        wanted[name] = similarities(
+            backbone, images(), config.data.augmentation, draw, 256, by="half"
+        )
     assert wanted["online"] != wanted["target"]
     assert told == {"alignment": wanted["online"].alignment,
                     "uniformity": wanted["online"].uniformity}  # fmt: skip

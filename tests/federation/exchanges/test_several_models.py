@@ -94,7 +94,7 @@ CHOSEN_BY_LOSS = """
             for name in offer.names:
                 offer.load(name)
                 batches = BatchMaker(offer.learner.method, offer.images, None,
-                                     offer.config.data.augmentation, offer.seed)
+                                     offer.config, offer.seed)
                 parts = offer.learner.loss(batches(range(4)))
                 losses[name] = float(sum(parts.values()))
             return min(losses, key=losses.get)

@@ -11,10 +11,12 @@ from orchestra_flwr.federation.messages.object_store import beside_the_pickle
 from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
     check_reply,
-    check_similarities,
+    check_scores,
+    score_limits,
 )
 from orchestra_flwr.federation.messages.schema import Schema, Schemas
 from orchestra_flwr.methods import Release
+from orchestra_flwr.training import build_learner
 
 identify_process()
 SCHEMAS = Schemas(Schema((("w", (2, 2)), ("b", (1,)))), Schema((("c", (3,)),)))
@@ -171,6 +173,9 @@ def test_garbage_bytes_are_a_bad_reply():
         check(message)
 
 
+LIMITS = {"alignment": 1.0, "uniformity": 5.0}
+
+
 def scores(schema=SCHEMAS.fingerprint, **metrics):
     told = {"alignment": 0.5, "uniformity": -2.0, "examples": 10, **metrics}
     told = {name: value for name, value in told.items() if value is not None}
@@ -179,8 +184,22 @@ def scores(schema=SCHEMAS.fingerprint, **metrics):
 
 
 def test_good_scores_are_taken():
-    examples, told = check_similarities(scores(), SCHEMAS)
-    assert (examples, told.alignment, told.uniformity) == (10, 0.5, -2.0)
+    examples, told = check_scores(scores(), SCHEMAS, LIMITS)
+    assert (examples, told) == (10, {"alignment": 0.5, "uniformity": -2.0})
+
+
+def test_scores_of_own_classes_are_taken_where_they_were_asked_for(tiny):
+    config = tiny("method=supervised", "evaluation.clients=true")
+    asked = score_limits(config, build_learner(config, 1).method)
+    assert asked == {"own/linear": 1, "own/accuracy": 1}
+    own = {"own/linear": 0.5, "own/accuracy": 1.0}
+    message = scores(alignment=None, uniformity=None, **own)
+    assert check_scores(message, SCHEMAS, asked) == (10, own)
+    with pytest.raises(BadReplyError, match="metrics .* instead of"):
+        check_scores(message, SCHEMAS, LIMITS)
+    with pytest.raises(BadReplyError, match="own/accuracy is 1.5, at most 1"):
+        check_scores(scores(alignment=None, uniformity=None, **{**own, "own/accuracy": 1.5}),
+                     SCHEMAS, asked)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -199,7 +218,7 @@ def test_good_scores_are_taken():
 )
 def test_other_scores_are_refused_and_above_all_arrays(message, says):
     with pytest.raises(BadReplyError, match=says):
-        check_similarities(message, SCHEMAS)
+        check_scores(message, SCHEMAS, LIMITS)
 
 
 def test_nothing_of_a_reply_keeps_its_bytes_once_it_was_added():

@@ -51,9 +51,23 @@ def test_an_untrained_encoder_is_judged_with_statistics_of_images(tiny):
     untrained = evaluator.scores(method, untrained=True)["online"]
     assert untrained.pop(AS_INITIALISED) == initial
     with torch_threads(config.training.threads):
-        backbone = recalibrated(method.backbone, dataset.train.images, config.evaluation.batch_size)
+        backbone = recalibrated(
+            method.backbone, dataset.train.images, config.evaluation.batch_size, "half"
+        )
     method.backbone.load_state_dict(backbone.state_dict())
     assert untrained == evaluator.scores(method)["online"] != initial
+
+
+def test_test_images_of_other_classes_are_evaluated_but_by_the_classifier(tiny):
+    """A real server's labelled images may have a class that no client learns."""
+    config = tiny("method=supervised", "method.classes=[a,b]")
+    method = build_learner(config, 1).method
+    scores = Evaluator(config, load_dataset(config.data)).scores(method)["online"]
+    assert scores.keys() == {"knn", "linear", "feature_std"}
+    named = tiny("method=supervised")
+    method = build_learner(named, 1).method
+    scores = Evaluator(named, load_dataset(named.data)).scores(method)["online"]
+    assert scores.keys() == {"knn", "linear", "feature_std", "accuracy"}
 
 
 def test_backbones_of_equal_weights_are_evaluated_once(tiny, monkeypatch):
@@ -63,7 +77,7 @@ def test_backbones_of_equal_weights_are_evaluated_once(tiny, monkeypatch):
     calls = []
     score = Evaluator._score
     monkeypatch.setattr(
-        Evaluator, "_score", lambda self, encoder: calls.append(encoder) or score(self, encoder)
+        Evaluator, "_score", lambda self, *given: calls.append(given) or score(self, *given)
     )
     evaluator.scores(method)
     assert len(calls) == 1

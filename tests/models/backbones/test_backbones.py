@@ -20,6 +20,33 @@ def test_resnet18_is_the_papers():
     assert (stem.kernel_size, stem.stride) == ((3, 3), (1, 1))
 
 
+def test_vit_tiny_is_the_published_one():
+    """As Dec-SSL counts it; nothing is stored but parameters."""
+    backbone = build_backbone(ModelConfig(name="vit_tiny", width=192), 3)
+    assert sum(p.numel() for p in backbone.parameters()) == 5_383_680
+    assert sum(t.numel() for t in backbone.state_dict().values()) == 5_383_680
+    assert backbone.eval()(torch.randn(2, 3, 32, 32)).shape == (2, backbone.dim) == (2, 192)
+
+
+def test_a_transformers_feature_does_not_depend_on_images_beside_it():
+    backbone = build_backbone(ModelConfig(name="vit_tiny", width=24, depth=2, image_size=8), 1)
+    images = torch.randn(4, 1, 8, 8)
+    torch.testing.assert_close(backbone(images)[:1], backbone(images[:1]), atol=1e-5, rtol=1e-4)
+    swapped = images.clone()
+    swapped[:, :, :2, :2], swapped[:, :, -2:, -2:] = images[:, :, -2:, -2:], images[:, :, :2, :2]
+    assert (backbone(swapped) - backbone(images)).abs().max() > 1e-4  # places count
+
+
+@pytest.mark.parametrize(("overrides", "says"), [
+    (["model.patch=3"], "model.patch=3: must divide the images' size, 8"),
+    (["model.image_size=16"], "model.image_size=16: must be 8, as data.image_size is"),
+    (["model.width=16"], "model.width=16: must be a multiple of model.heads=3"),
+])  # fmt: skip
+def test_a_transformer_that_does_not_fit_is_refused(tiny, overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        tiny("model=vit_tiny", "model.width=24", *overrides)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "convnet"])
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 32), (3, 33)])
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -36,6 +63,22 @@ def test_group_norm_keeps_no_statistics_and_treats_images_alone():
     assert not list(backbone.buffers())
     images = torch.randn(4, 3, 16, 16)
     torch.testing.assert_close(backbone(images)[:1], backbone(images[:1]), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnet"])
+@pytest.mark.parametrize("groups", [1, 4, None])
+def test_groups_of_group_norm(name, groups):
+    backbone = build_backbone(ModelConfig(name=name, norm="group", width=16, groups=groups), 3)
+    norms = [m for m in backbone.modules() if isinstance(m, nn.GroupNorm)]
+    assert norms
+    assert all(m.num_groups == (groups or m.num_channels // 8) for m in norms)
+
+
+def test_groups_must_fit():
+    with pytest.raises(ValueError, match=r"model\.groups=3: must divide model\.width=16"):
+        ModelConfig(name="convnet", norm="group", width=16, groups=3)
+    with pytest.raises(ValueError, match=r"model\.groups=4: needs model\.norm=group"):
+        ModelConfig(name="convnet", width=16, groups=4)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "convnet"])
@@ -105,7 +148,7 @@ MINE = """
             super().__init__(settings, model, channels)
             self.dim = model.width
             self.embed = nn.Conv2d(channels, self.dim, settings.patch, settings.patch)
-            self.norm = norm_layer(model.norm)(self.dim)
+            self.norm = norm_layer(model.norm, model.groups)(self.dim)
 
         def forward(self, x):
             return self.norm(self.embed(x)).mean((2, 3))
@@ -131,22 +174,25 @@ def test_its_options_are_checked(user_package):
     with pytest.raises(ConfigError, match=r"^model\.patch=0: input should be greater than"):
         build_backbone(_mine(patch=0), 3)
     with pytest.raises(ConfigError) as error:
-        build_backbone(_mine(depth=3), 3)
+        build_backbone(_mine(layers=3), 3)
     assert str(error.value) == (
-        "model.depth: unknown option of model=patches, which has norm, width, projector_dim, patch"
+        "model.layers: unknown option of model=patches, which has norm, groups, width, projector, "
+        "projector_hidden, projector_dim, patch"
     )
     with pytest.raises(ConfigError) as error:
         build_backbone(ModelConfig(name="convnet", path=3), 3)
     assert str(error.value) == (
-        "model.path: unknown option of model=convnet, which has norm, width, projector_dim"
+        "model.path: unknown option of model=convnet, which has norm, groups, width, projector, "
+        "projector_hidden, projector_dim"
     )
 
 
 def test_names_that_do_not_exist_are_refused(user_package):
     user_package({"backbones/patches.py": MINE})
-    with pytest.raises(ConfigError, match="^model=vit: must be one of convnet, resnet18$"):
+    known = "convnet, resnet18, vit_tiny"
+    with pytest.raises(ConfigError, match=f"^model=vit: must be one of {known}$"):
         build_backbone(ModelConfig(name="vit"), 3)
     model = ModelConfig(name="vit")
     model.look_in(("my_package",))
-    with pytest.raises(ConfigError, match="must be one of convnet, resnet18, patches$"):
+    with pytest.raises(ConfigError, match="must be one of convnet, resnet18, vit_tiny, patches$"):
         build_backbone(model, 3)

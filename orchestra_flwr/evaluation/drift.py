@@ -1,0 +1,73 @@
+"""How far the models that clients send are apart: Dec-SSL's drift of weights (arXiv 2210.10947).
+
+d_w(a, b) is the sum over layers of ||a_l - b_l||. Here a layer is a trained tensor, and where many
+clients are compared, its distance is their root mean square: that takes two running sums, however
+many clients there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Distances of a cohort's models.
+
+    Attributes:
+        mean: from their mean (the paper's d_w(g, k)).
+        pairs: of two of them (d_w(j, k)).
+        clients: how many there are.
+    """
+
+    mean: float
+    pairs: float
+    clients: int
+
+
+def distance(one: np.ndarray, other: np.ndarray, layers: Sequence[slice]) -> float:
+    """d_w of two flat models: the sum over layers of the L2 norm of their difference."""
+    change = one.astype(np.float64) - other
+    return float(sum(np.linalg.norm(change[layer]) for layer in layers))
+
+
+class StreamingDrift:
+    """Takes one model after the other, and holds sums alone.
+
+    Args:
+        before: (size,) any state near the models, such as the one that they began with: what is
+            added up are differences to it, so that rounding stays small.
+        layers: of the trained tensors.
+    """
+
+    def __init__(self, before: np.ndarray, layers: Sequence[slice]) -> None:
+        self._before = before
+        self._layers = list(layers)
+        self._sum = np.zeros(before.shape)
+        self._squares = np.zeros(len(self._layers))
+        self._weights: list[float] = []
+
+    def add(self, state: np.ndarray, weight: float) -> None:
+        """Adds a client's (size,) float32 state with its positive weight."""
+        for index, layer in enumerate(self._layers):
+            change = state[layer].astype(np.float64) - self._before[layer]
+            self._squares[index] += weight * (change @ change)
+            self._sum[layer] += weight * change
+        self._weights.append(weight)
+
+    def result(self) -> Drift | None:
+        """The distances; None of fewer than two models."""
+        count, total = len(self._weights), sum(self._weights)
+        if count < 2:
+            return None
+        means = [self._sum[layer] / total for layer in self._layers]
+        variances = self._squares / total - np.array([mean @ mean for mean in means])
+        variances = variances.clip(0)  # rounding may leave a little less than nothing
+        # Of two models, drawn by their weights, that are not the same one.
+        others = 1 - sum((weight / total) ** 2 for weight in self._weights)
+        return Drift(
+            float(np.sqrt(variances).sum()), float(np.sqrt(2 * variances / others).sum()), count
+        )

@@ -1,0 +1,93 @@
+"""A client's own model, judged on the classes that the client holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestra_flwr.evaluation.features import extract_features
+from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
+
+
+@dataclass(frozen=True)
+class OwnClasses:
+    """What one client's own model is judged by: everybody's labelled images, and its own labels.
+
+    Attributes:
+        train: images (N, C, H, W) uint8 and their classes (N,), of all clients; a probe is fitted
+            to them, so that models of clients with few images or classes can be compared.
+        test: test images and their classes.
+        targets: (M,) classes of the test images as the method numbers them; None where it learns
+            none.
+        held: (n,) classes of the client's own training images.
+    """
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    targets: Tensor | None
+    held: Tensor
+
+    def scores(
+        self, encoder: nn.Module, head: nn.Module | None, batch_size: int
+    ) -> dict[str, float]:
+        """`linear` of a linear probe and, with a classification head, `accuracy` of that.
+
+        Both are fractions of the test images, each class counting as much as among the client's
+        own images.
+
+        Args:
+            encoder: the client's, maps images to features (B, dim).
+            head: makes logits (B, K) of features; None: the method has no classes.
+            batch_size: images at once.
+        """
+        bank = extract_features(encoder, self.train[0], batch_size)
+        queries = extract_features(encoder, self.test[0], batch_size)
+        labels = self.test[1].to(queries.device)
+        probe = fit_linear_probe(bank, self.train[1])
+        scores = {"linear": self._weighted(probe.predict(queries) == labels)}
+        if head is not None:
+            assert self.targets is not None
+            with torch.inference_mode():
+                predicted = head(queries).argmax(1)
+            scores["accuracy"] = self._weighted(predicted == self.targets.to(predicted.device))
+        return scores
+
+    def _weighted(self, right: Tensor) -> float:
+        return weighted_accuracy(right.cpu(), self.test[1].cpu(), self.held.cpu())
+
+
+def weighted_accuracy(right: Tensor, labels: Tensor, held: Tensor) -> float:
+    """Accuracy with the class shares of a client.
+
+    Args:
+        right: (M,) bool, of the test images.
+        labels: (M,) their classes.
+        held: (n,) classes of the client's images; those without a test image do not count.
+
+    Raises:
+        ValueError: no test image is of a class that the client holds.
+    """
+    total, weight = 0.0, 0
+    for label, count in zip(*torch.unique(held, return_counts=True), strict=True):
+        chosen = right[labels == label]
+        if len(chosen):
+            total += int(count) * float(chosen.double().mean())
+            weight += int(count)
+    if not weight:
+        raise ValueError("there is no test image of any class that the client holds")
+    return total / weight
+
+
+def spread_over_clients(scores: Sequence[float]) -> dict[str, Any]:
+    """`mean`, `worst_tenth` (of the lowest tenth, at least one) and `clients` (how many)."""
+    ordered = sorted(scores)
+    lowest = ordered[: max(1, len(ordered) // 10)]
+    return {
+        "mean": sum(ordered) / len(ordered),
+        "worst_tenth": sum(lowest) / len(lowest),
+        "clients": len(ordered),
+    }

@@ -1,0 +1,40 @@
+"""How images are scaled before a network sees them (`data.normalise`)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from orchestra_flwr.config import Normalisation
+
+# Mean and standard deviation of each colour channel, of images in [0, 1]. CIFAR's deviations are
+# those that self-supervised code shares (means over the images of each image's own deviation).
+STATISTICS: dict[Normalisation, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "half": ((0.5,), (0.5,)),
+    "cifar": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+
+def normalise(images: Tensor, by: Normalisation) -> Tensor:
+    """Images (..., C, H, W) in [0, 1] as networks take them: (x - mean) / deviation by channel.
+
+    Args:
+        images: float; three channels, but for "half".
+        by: "half" takes any images to [-1, 1]; "cifar" and "imagenet" are of those data sets.
+    """
+    if by == "half":
+        return (images * 2).sub_(1)
+    mean, deviation = _on(images.device, by)
+    return (images - mean).div_(deviation)
+
+
+@lru_cache
+def _on(device: torch.device, by: Normalisation) -> tuple[Tensor, Tensor]:
+    """Mean and deviation, (C, 1, 1). A step that is captured as a CUDA graph must not copy them."""
+    mean, deviation = (
+        torch.tensor(values, device=device).view(-1, 1, 1) for values in STATISTICS[by]
+    )
+    return mean, deviation

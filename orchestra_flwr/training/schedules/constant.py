@@ -1,0 +1,17 @@
+"""The same learning rate in every step of a run."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from orchestra_flwr.training.schedules import LocalProgress, Schedule
+
+
+class Constant(Schedule):
+    """`training.lr` throughout."""
+
+    changes: ClassVar[bool] = False
+
+    def factor(self, progress: LocalProgress) -> float:
+        """As :meth:`Schedule.factor`."""
+        return 1.0

@@ -1,0 +1,71 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from orchestra_flwr.evaluation.drift import StreamingDrift, distance
+
+LAYERS = [slice(0, 6), slice(6, 8)]
+
+
+def models(count, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)
+
+
+def streamed(states, weights=None, before=None):
+    drift = StreamingDrift(np.zeros(8, np.float32) if before is None else before, LAYERS)
+    for state, weight in zip(states, weights or [1.0] * len(states), strict=True):
+        drift.add(state, weight)
+    return drift.result()
+
+
+def test_equal_models_are_not_apart():
+    (one,) = models(1)
+    assert distance(one, one, LAYERS) == 0
+    assert streamed([one, one, one], before=one) == streamed([one, one, one], [1, 2, 3], before=one)
+    found = streamed([one, one, one])
+    assert (found.mean, found.pairs) == pytest.approx((0, 0), abs=1e-6) and found.clients == 3
+
+
+def test_it_is_a_distance():
+    a, b, c = models(3)
+    assert distance(a, b, LAYERS) == distance(b, a, LAYERS) > 0
+    assert distance(a, c, LAYERS) <= distance(a, b, LAYERS) + distance(b, c, LAYERS)
+    by_hand = math.sqrt(sum((a[:6] - b[:6]) ** 2)) + math.sqrt(sum((a[6:] - b[6:]) ** 2))
+    assert distance(a, b, LAYERS) == pytest.approx(by_hand)
+
+
+def test_of_two_clients_the_published_distances():
+    """Both are as far from their mean, and there is one pair: nothing has to be averaged."""
+    a, b = models(2)
+    found = streamed([a, b])
+    assert found.pairs == pytest.approx(distance(a, b, LAYERS), rel=1e-6)
+    mean = (a.astype(np.float64) + b) / 2
+    assert found.mean == pytest.approx(distance(a, mean, LAYERS), rel=1e-6)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 5.0, 2.0, 0.5]])
+def test_of_many_the_root_mean_square_in_each_layer(weights):
+    """Against a slow version that holds all models; any state to begin from."""
+    states = models(4)
+    shares = np.array(weights or [1.0] * 4) / sum(weights or [1.0] * 4)
+    mean = shares @ states.astype(np.float64)
+    from_mean = pairs = 0.0
+    for layer in LAYERS:
+        from_mean += math.sqrt(sum(
+            p * np.sum((state[layer] - mean[layer]) ** 2)
+            for p, state in zip(shares, states, strict=True)
+        ))  # fmt: skip
+        total = weight = 0.0
+        for (p, a), (q, b) in itertools.combinations(zip(shares, states, strict=True), 2):
+            total += p * q * np.sum((a[layer].astype(np.float64) - b[layer]) ** 2)
+            weight += p * q
+        pairs += math.sqrt(total / weight)
+    for before in (None, states[2], models(1, seed=1)[0]):
+        found = streamed(states, weights, before)
+        assert (found.mean, found.pairs) == pytest.approx((from_mean, pairs), rel=1e-5)
+
+
+def test_one_client_alone_has_no_drift():
+    assert streamed(models(1)) is None

@@ -1,0 +1,159 @@
+"""What a run measures beside kNN and the linear probe, in whole federations in this process."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from orchestra_flwr.config import ConfigError, load
+from orchestra_flwr.data import load_dataset
+from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.evaluation import extract_features, labelled_subset, linear_accuracy
+from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.federation.messages.arrays import ARRAYS, METRICS, from_record
+from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.federation.server.evaluator import Evaluator
+from orchestra_flwr.models import load_encoder, normalise
+from orchestra_flwr.training import build_learner, torch_threads
+
+
+@pytest.fixture
+def config(tiny, tmp_path):
+    return lambda *o: tiny(f"run_dir={tmp_path / 'run'}", "federation.rounds=1", *o)
+
+
+def test_the_classifier_itself_is_judged(config, federate):
+    """Dec-SL and Dec-SLRep are one run with two measures."""
+    run = federate(config("method=supervised", "training.lr=0.03", "training.local_epochs=6"))
+    encoder, test = load_encoder(run.folder.path), load_dataset(config().data).test
+    features = extract_features(encoder, test.images, 256)
+    weight, bias = run.state["classifier.weight"], run.state["classifier.bias"]
+    expected = ((features @ weight.T + bias).argmax(1) == test.labels).double().mean()
+    assert run.summary["accuracy"] == pytest.approx(float(expected))
+    assert 0.15 < run.summary["accuracy"] != run.summary["linear"]
+    assert read_run(run.folder.path).measure("accuracy") == run.summary["accuracy"]
+    assert 0 <= run.summary["untrained"]["accuracy"] < 0.3
+
+
+def test_a_method_without_classes_has_no_accuracy(config):
+    method = build_learner(config("method=simclr"), 1).method
+    assert method.classification_head() is None
+    scores = Evaluator(config("method=simclr"), load_dataset(config().data)).scores(method)
+    assert scores["online"].keys() == {"knn", "linear", "feature_std"}
+
+
+def test_probes_with_few_labels_and_both_norms(config, federate):
+    chosen = config("method=simclr", "evaluation.few_labels=true", "evaluation.recalibrated=true",
+                    "seed=3")  # fmt: skip
+    run = federate(chosen)
+    encoder, data = load_encoder(run.folder.path), load_dataset(chosen.data)
+    with torch_threads():  # as the server has them: a few labels leave a probe much freedom
+        parts = (data.train, data.test)
+        bank, queries = (extract_features(encoder, part.images, 256) for part in parts)
+        for name, fraction in (("linear_10", 0.1), ("linear_1", 0.01)):
+            few = labelled_subset(data.train.labels, fraction, 3)
+            expected = linear_accuracy(bank[few], data.train.labels[few], queries, data.test.labels)
+            assert run.summary[name] == pytest.approx(expected)
+    assert run.summary["batch_norm"] == "averaged"
+    beside = run.summary["recalibrated"]
+    assert beside.keys() == {"knn", "linear", "linear_10", "linear_1", "feature_std"}
+    assert beside != {name: run.summary[name] for name in beside}
+    measured = read_run(run.folder.path)
+    assert measured.measure("linear_recalibrated") == beside["linear"]
+    assert measured.measure("linear_1") == run.summary["linear_1"]
+
+
+@pytest.mark.parametrize("chosen", [("merging=fedbn",), ("model.norm=group",)])
+def test_where_there_is_one_kind_of_norms_both_columns_are_it(config, federate, chosen):
+    run = federate(config("method=simclr", "evaluation.recalibrated=true", *chosen))
+    beside = run.summary["recalibrated"]
+    assert beside == {name: run.summary[name] for name in beside}
+
+
+def test_drift_is_that_of_what_clients_sent(config, federate, watched):
+    """Of the trained tensors alone: running statistics are no layers."""
+    sent = {}
+
+    def look(client, round_, message, reply):
+        metrics = reply.content.metric_records[METRICS]
+        sent[client] = from_record(reply.content[ARRAYS])["shared"].copy(), metrics["examples"]
+
+    chosen = config("method=simclr", "evaluation.drift=true", "partition=iid")
+    run = federate(chosen, app=watched(look))
+    learner = build_learner(chosen, 1)
+    from orchestra_flwr.federation.messages.schema import Schemas
+
+    schema = Schemas.of(learner, chosen).shared
+    trained = learner.trained()
+    weights = np.array([n for _, n in sent.values()]) / sum(n for _, n in sent.values())
+    expected = 0.0
+    for (name, _), span in zip(schema.entries, schema.spans, strict=True):
+        if name in trained:
+            states = np.stack([state[span].astype(np.float64) for state, _ in sent.values()])
+            spread = weights @ ((states - weights @ states) ** 2)
+            expected += math.sqrt(spread.sum())
+    found = run.summary["drift"]
+    assert found["mean"] == pytest.approx(expected, rel=1e-4)
+    assert found["pairs"] == pytest.approx(expected * math.sqrt(2 * 4 / 3), rel=1e-3)
+    assert [("drift" in record) for record in run.records] == [False, True]
+
+
+def test_drift_changes_nothing_else(config, federate, tmp_path):
+    plain = federate(config("method=simclr", f"run_dir={tmp_path / 'plain'}"))
+    measured = federate(config("method=simclr", "evaluation.drift=true"))
+    assert all(torch.equal(t, measured.state[name]) for name, t in plain.state.items())
+
+
+def by_hand(config, run, client):
+    """Accuracy of the average with a client's own norms, image by image of the client's classes."""
+    population, learner = load_population(config), build_learner(config, 1)
+    (file,) = (run.folder.clients / client).rglob("1.safetensors")
+    learner.method.load_state_dict({**run.state, **load_file(file)}, strict=False)
+    method, test = learner.method.eval(), population.dataset.test
+    logits = method.classifier(method.backbone(normalise(test.images / 255, "half")))
+    right = logits.argmax(1) == test.labels
+    held = population.dataset.train.labels[torch.from_numpy(population.parts[client])]
+    scores = [float(right[test.labels == label].double().mean()) for label in held.tolist()]
+    return sum(scores) / len(scores)
+
+
+def test_each_clients_own_model_on_its_own_classes(config, federate):
+    """With local norms models differ; a client's scores are those of its classes alone."""
+    chosen = config("method=supervised", "merging=fedbn", "partition=dirichlet",
+                    "evaluation.clients=true", "training.lr=0.03")  # fmt: skip
+    run = federate(chosen)
+    own = run.summary["clients_own"]
+    assert own.keys() == {"linear", "accuracy"}
+    for scores in own.values():
+        assert scores["clients"] == 4 and 0 <= scores["worst_tenth"] <= scores["mean"] <= 1
+    expected = [by_hand(chosen, run, client) for client in load_population(chosen).parts]
+    assert own["accuracy"]["mean"] == pytest.approx(sum(expected) / 4, abs=0.02)
+    assert own["accuracy"]["worst_tenth"] == pytest.approx(min(expected), abs=0.02)
+    assert read_run(run.folder.path).measure("own_accuracy") == own["accuracy"]["mean"]
+
+
+def test_without_own_state_and_with_all_classes_it_is_the_servers_score(config, federate):
+    chosen = config("method=simclr", "federation.clients=1", "partition=iid",
+                    "evaluation.clients=true", "evaluation.unsupervised=true")  # fmt: skip
+    run = federate(chosen)
+    labels = load_dataset(chosen.data)
+    share = torch.bincount(labels.train.labels).double() / len(labels.train.labels)
+    tested = torch.bincount(labels.test.labels).double() / len(labels.test.labels)
+    slack = float((share - tested).abs().sum())
+    own = run.summary["clients_own"]["linear"]["mean"]
+    assert own == pytest.approx(run.summary["linear"], abs=slack)
+    assert run.summary["unsupervised"].keys() == {"alignment", "uniformity", "score"}
+
+
+@pytest.mark.parametrize("key", ["drift", "clients"])
+def test_what_is_not_noisy_is_refused_beside_noise(tiny, key):
+    with pytest.raises(ConfigError, match=f"evaluation.{key}=True: .* not differentially private"):
+        tiny("method=simclr", f"evaluation.{key}=true", "privacy.clip=1",
+             "privacy.noise_multiplier=1", "federation.weighting=uniform")  # fmt: skip
+
+
+def test_real_clients_classes_are_not_asked_for():
+    with pytest.raises(ConfigError, match="evaluation.clients=True: must be false, real clients'"):
+        load(ServerConfig, ["evaluation.clients=true"])
