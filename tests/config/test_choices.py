@@ -65,7 +65,7 @@ def test_help_shows_every_option_of_every_plugin(key, name):
     ("choice", "option", "says"),
     [
         ("data=digits", "data.root=x", "data=cifar10, data=cifar100, data=image_folder have it"),
-        ("partition=iid", "partition.alpha=3", "which has no options (partition=dirichlet has it)"),
+        ("partition=iid", "partition.alpha=3", "which has share (partition=dirichlet, partition="),
         ("engine=inline", "engine.workers=2", "which has no options (engine=ray has it)"),
         ("optimizer=adamw", "optimizer.momentum=1", "(optimizer=sgd has it)"),
         ("merging=fedu", "merging.first_mu=.5", "which has threshold (merging=fedema has it)"),
@@ -80,7 +80,7 @@ def test_an_option_of_another_choice_names_who_has_it(sign, choice, option, says
 
 def test_a_misspelt_option_is_suggested():
     assert refused("partition.alhpa=1") == (
-        "partition.alhpa: unknown option of partition=dirichlet, which has alpha "
+        "partition.alhpa: unknown option of partition=dirichlet, which has share, alpha "
         "(did you mean partition.alpha?)"
     )
     assert "(did you mean model.width?)" in refused("model.widht=8")
