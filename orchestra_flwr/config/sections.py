@@ -70,6 +70,7 @@ class ShiftConfig(Choice):
 
     room: ClassVar = Room("orchestra_flwr.data.shifts", "Shift")
     key: ClassVar = "shift"
+    paths: ClassVar = ("folder",)
 
     name: str = "none"
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.data import Dataset, different_images, load_dataset, partition_by_name
+from orchestra_flwr.data import (
+    Dataset,
+    Shift,
+    different_images,
+    load_dataset,
+    partition_by_name,
+)
 from orchestra_flwr.methods import Release, labels_for
 
 
@@ -37,13 +43,16 @@ def load_population(config: Config) -> Population:
 
 
 def check_population(config: Config, population: Population) -> None:
-    """Tells, before anything is written, what the method lacks for these images.
+    """Tells, before anything is written, what method and shift lack for these images.
 
     Raises:
-        ConfigError: labels that the images do not have, or other classes; all clients have fewer
+        ConfigError: labels that the images do not have, or other classes; what
+            :meth:`Shift.check_images` refuses; all clients have fewer
             than `privacy.k_min` different images, or one has too many for `privacy.delta`.
     """
     labels_for(config, population.dataset.train)
+    shift: Shift = config.shift.build()
+    shift.check_images(population.dataset.train)
     release: Release | None = config.method.plugin.release(config)
     if release is None:
         return
