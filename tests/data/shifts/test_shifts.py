@@ -110,9 +110,9 @@ INDICES = torch.arange(500)
 
 
 def test_nine_of_ten_clients_have_one_or_two_variants():
-    held = [len(drawn_variants(10, 0.1, INDICES, str(client), 3).unique()) for client in range(400)]
-    share = sum(count <= 2 for count in held) / 400
-    assert abs(share - 0.91) < 3 * (0.91 * 0.09 / 400) ** 0.5
+    held = [len(drawn_variants(10, 0.1, INDICES, str(client), 3).unique()) for client in range(200)]
+    share = sum(count <= 2 for count in held) / 200
+    assert abs(share - 0.91) < 3 * (0.91 * 0.09 / 200) ** 0.5
 
 
 @pytest.mark.parametrize(("alpha", "least", "most"), [(1e-300, 1, 1), (1e300, 10, 10)])
@@ -131,7 +131,7 @@ def test_all_variants_are_equally_likely_over_all_clients():
 def test_a_draw_is_the_images_own():
     all_, some = (uniform(i, 7, "variant") for i in (INDICES, INDICES[[17, 3]]))
     assert torch.equal(some, all_[[17, 3]])
-    assert 0 <= all_.min() and all_.max() < 1 and abs(all_.mean() - 0.5) < 0.05
+    assert all_.min() >= 0 and all_.max() < 1 and abs(all_.mean() - 0.5) < 0.05
     for seed, purpose in ((8, "variant"), (7, "place")):
         assert not torch.equal(all_, uniform(INDICES, seed, purpose))
     # A client of number 17 and the image of number 17 are two.
