@@ -58,7 +58,7 @@ def _line(root):
 
 def test_what_is_wrong_is_named(root):
     with pytest.raises(ConfigError) as error:
-        _load(root, root=None)
+        load_dataset(DataConfig(name="stl10", image_size=96))
     assert str(error.value) == (
         "data.root must name the folder of the unpacked stl10_binary.tar.gz for data=stl10"
     )
