@@ -83,6 +83,7 @@ def test_a_run_then_its_table_and_folder(sim, tmp_path, tiny_overrides):
         "encoder.json",
         "encoder.safetensors",
         "metrics.jsonl",
+        "partition.json",
         "partition.png",
         "summary.json",
     }

@@ -14,7 +14,8 @@ LAYERS = [
     ["plugins", "seeding", "files", "folder_lock", "output_streams"],
     ["tensor_files"],
     ["config"],
-    ["data", "models", "privacy"],
+    ["models", "privacy"],
+    ["data"],
     ["clustering"],
     ["methods"],
     ["terms"],
@@ -36,6 +37,7 @@ LARGEST_ROOM = 13  # files; a room of plug-ins may have more
 SAME_SENSE = {
     "__init__": "what a package offers",
     "__main__": "an entry of python -m",
+    "features": "what an encoder makes of images",
     "base": "the class whose subclasses are a room's plug-ins",
     "adam": "the optimizer of that name, of clients and of the server",
 }

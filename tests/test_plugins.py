@@ -5,6 +5,7 @@ import pytest
 from orchestra_flwr.plugins import PluginError, Room, conf_folders, fingerprint
 
 SHIFTS = Room("orchestra_flwr.data.shifts", "Shift")
+OURS = ["none", "rotation", "style"]
 PLUGIN = """
     from orchestra_flwr.data import Shift
 
@@ -38,21 +39,21 @@ def test_a_package_may_lie_in_another(user_package):
 
 def test_a_package_needs_no_room_of_each_kind(user_package):
     user_package({"methods/mine.py": ""})
-    assert list(SHIFTS.found(("my_package",))) == ["none"]
+    assert list(SHIFTS.found(("my_package",))) == OURS
 
 
 def test_plugins_are_listed_in_the_order_of_the_packages(user_package):
     user_package({"shifts/beta.py": plugin("B"), "shifts/alpha.py": plugin("A")})
     user_package({"shifts/aaa.py": plugin("First")}, package="another")
     packages = ("my_package", "another")
-    assert list(SHIFTS.found(packages)) == ["none", "alpha", "beta", "aaa"]
-    assert list(SHIFTS.found(packages[::-1])) == ["none", "aaa", "alpha", "beta"]
-    assert refused("gamma", *packages) == "must be one of none, alpha, beta, aaa"
+    assert list(SHIFTS.found(packages)) == [*OURS, "alpha", "beta", "aaa"]
+    assert list(SHIFTS.found(packages[::-1])) == [*OURS, "aaa", "alpha", "beta"]
+    assert refused("gamma", *packages) == f"must be one of {', '.join(OURS)}, alpha, beta, aaa"
 
 
 @pytest.mark.parametrize("name", ["", "__init__", "os.path", "../none", "None"])
 def test_what_is_no_name_of_a_file_is_not_found(name):
-    assert refused(name) == "must be one of none"
+    assert refused(name) == f"must be one of {', '.join(OURS)}"
 
 
 def test_a_module_is_imported_only_when_it_is_chosen(user_package):
@@ -72,8 +73,8 @@ def test_helpers_are_no_plugins(user_package):
     files = {"shifts/mine.py": mine, "shifts/other.py": plugin("Other")}
     user_package({**files, "shifts/angles.py": "FULL = 360"})
     assert SHIFTS.find("mine", ("my_package",)).__name__ == "Mine"
-    assert list(SHIFTS.found(("my_package",))) == ["none", "mine", "other"]
-    assert refused("angles", "my_package") == "must be one of none, mine, other"
+    assert list(SHIFTS.found(("my_package",))) == [*OURS, "mine", "other"]
+    assert refused("angles", "my_package") == f"must be one of {', '.join(OURS)}, mine, other"
 
 
 def test_two_classes_in_a_file_are_refused(user_package):

@@ -63,6 +63,9 @@ class PartitionConfig(Choice):
 
     room: ClassVar = Room("orchestra_flwr.data.partitions", "Partition")
     key: ClassVar = "partition"
+    paths: ClassVar = ("csv", "encoder")
+
+    share: float = Field(1.0, gt=0, le=1)  # of each client's images that it has, the rest is unused
 
 
 class ShiftConfig(Choice):
@@ -70,6 +73,7 @@ class ShiftConfig(Choice):
 
     room: ClassVar = Room("orchestra_flwr.data.shifts", "Shift")
     key: ClassVar = "shift"
+    paths: ClassVar = ("folder",)
 
     name: str = "none"
 

@@ -8,6 +8,7 @@ from orchestra_flwr.data.partitions import (
     Indices,
     Partition,
     class_counts,
+    earth_movers_distance,
     partition,
     partition_by_name,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "balanced_subset",
     "class_counts",
     "different_images",
+    "earth_movers_distance",
     "epoch_batches",
     "first_copies",
     "limited",

@@ -21,6 +21,8 @@ class ImageSet:
         images: uint8, (N, C, S, S).
         labels: int64, (N,), indices into `classes`; None where nobody labelled the images.
         classes: the names of the classes, sorted; empty without labels.
+        files: for each image its path below `data.root`, with slashes; empty where the images are
+            no files of their own, and for test images.
 
     Raises:
         ValueError: shapes, types or labels do not fit together.
@@ -29,11 +31,14 @@ class ImageSet:
     images: Tensor
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         shape = tuple(self.images.shape)
         if self.images.dtype != torch.uint8 or len(shape) != 4 or shape[2] != shape[3]:
             raise ValueError(f"images must be uint8 (N, C, S, S), not {self.images.dtype} {shape}")
+        if len(self.files) not in (0, shape[0]):
+            raise ValueError(f"there are {len(self.files)} names of files for {shape[0]} images")
         if self.labels is None:
             return
         if self.labels.dtype != torch.int64 or self.labels.shape != shape[:1]:
@@ -48,12 +53,13 @@ class ImageSet:
     def select(self, indices: Tensor) -> ImageSet:
         """The images at `indices` (int64, (n,), on this set's device), in that order."""
         labels = None if self.labels is None else self.labels[indices]
-        return ImageSet(self.images[indices], labels, self.classes)
+        files = tuple(self.files[index] for index in indices.tolist()) if self.files else ()
+        return ImageSet(self.images[indices], labels, self.classes, files)
 
     def to(self, device: torch.device | str) -> ImageSet:
         """The same images on `device`; nothing is copied where they are there already."""
         labels = None if self.labels is None else self.labels.to(device)
-        return ImageSet(self.images.to(device), labels, self.classes)
+        return ImageSet(self.images.to(device), labels, self.classes, self.files)
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,9 @@ class ServerConfig(Config):
         """The configuration that is sent to clients: without the server's paths and addresses.
 
         Options of the source of images, the server's own, stay here, whatever a user's source
-        calls them; so do those of the engine, which only simulations have.
+        calls them; so do those of engine and partition, which only simulations have.
         """
         values = self.model_dump(include=set(Config.model_fields))
-        values |= {"run_dir": None, "resume": None, "engine": "inline"}
+        values |= {"run_dir": None, "resume": None, "engine": "inline", "partition": "iid"}
         values["data"] = {name: values["data"][name] for name in DataConfig.model_fields}
         return Config.model_validate(values)

@@ -8,7 +8,13 @@ import numpy as np
 import torch
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.data import Dataset, different_images, load_dataset, partition_by_name
+from orchestra_flwr.data import (
+    Dataset,
+    Shift,
+    different_images,
+    load_dataset,
+    partition_by_name,
+)
 from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.methods import Release, labels_for
 
@@ -60,16 +66,19 @@ def own_classes(config: Config, population: Population, client: str) -> OwnClass
 
 
 def check_population(config: Config, population: Population) -> None:
-    """Tells, before anything is written, what the method lacks for these images.
+    """Tells, before anything is written, what method and shift lack for these images.
 
     Raises:
-        ConfigError: labels that the images do not have, or other classes; all clients have fewer
+        ConfigError: labels that the images do not have, or other classes; what
+            :meth:`Shift.check_images` refuses; all clients have fewer
             than `privacy.k_min` different images, or one has too many for `privacy.delta`.
     """
     labels_for(config, population.dataset.train)
     if config.evaluation.clients:
         for client in population.parts:
             own_classes(config, population, client)
+    shift: Shift = config.shift.build()
+    shift.check_images(population.dataset.train)
     release: Release | None = config.method.plugin.release(config)
     if release is None:
         return

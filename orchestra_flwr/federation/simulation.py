@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.data import class_counts
 from orchestra_flwr.federation.engines import Engine
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
-from orchestra_flwr.reporting import Progress, RunFolder, plot_partition, summary_writer
+from orchestra_flwr.federation.split_record import record_split
+from orchestra_flwr.reporting import Progress, RunFolder, summary_writer
 
 
 def simulate(
@@ -28,7 +27,7 @@ def simulate(
         ConfigError: resources that this machine does not have.
         FederationError: the run could not be completed.
     """
-    _plot_split(population, folder)
+    record_split(config, population, folder)
 
     def serve(grid: Grid, workers: int) -> dict[str, Any]:
         members = SimulatedMembers(grid, list(population.parts))
@@ -56,13 +55,3 @@ def check_resources(config: Config) -> None:
         summary_writer()
     engine: Engine = config.engine.build(config)
     engine.check_resources()
-
-
-def _plot_split(population: Population, folder: RunFolder) -> None:
-    train = population.dataset.train
-    if train.labels is None:
-        counts, names = np.array([[len(part)] for part in population.parts.values()]), ["images"]
-    else:
-        counts = class_counts(list(population.parts.values()), train.labels, len(train.classes))
-        names = list(train.classes)
-    plot_partition(counts, names, folder.path / "partition.png")

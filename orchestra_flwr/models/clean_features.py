@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.models.normalisation import Normalisation, normalise
+from orchestra_flwr.config import Normalisation
+from orchestra_flwr.models.normalisation import normalise
 
 
 @torch.no_grad()

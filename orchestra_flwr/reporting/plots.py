@@ -27,6 +27,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 KNN, LINEAR = COLOURS[:2]
 # Starts away from white, which is left for clients without the class.
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#d6e6f4", "#5aa2cf", "#0b559f", "#08244d"])
+EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"
 
 
 def plot_curves(metrics: Metrics, path: str | Path) -> None:
@@ -50,7 +51,11 @@ def plot_curves(metrics: Metrics, path: str | Path) -> None:
 
 
 def plot_partition(
-    counts: NDArray[np.integer[Any]], class_names: Sequence[str], path: str | Path
+    counts: NDArray[np.integer[Any]],
+    class_names: Sequence[str],
+    path: str | Path,
+    *,
+    emd: float | None = None,
 ) -> None:
     """Draws the number of images by client and class as a PNG.
 
@@ -58,6 +63,7 @@ def plot_partition(
         counts: (clients, classes) numbers of images.
         class_names: the names of the classes.
         path: the file to write.
+        emd: how far the clients' class shares are from those of all, stands below the picture.
 
     Raises:
         ValueError: counts and names do not fit each other.
@@ -83,7 +89,7 @@ def plot_partition(
         cmap=COUNTS,
         norm=PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max(initial=0)))),
     )
-    heat.set_xlabel("client")
+    heat.set_xlabel("client" if emd is None else f"client\n{EMD.format(emd)}")
     heat.xaxis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1))
     _name_classes(heat, class_names)
     if clients <= 20 and classes <= 20:

@@ -19,7 +19,7 @@ PARTITION = """
     from orchestra_flwr.data import Partition
 
     class _Settings(Section):
-        share: float = 0.5
+        fraction: float = 0.5
 
     class Mine(Partition):
         Settings = _Settings
@@ -72,10 +72,14 @@ def test_a_plugin_without_a_file_of_values(user_package):
     user_package({"partitions/mine.py": PARTITION})
     config = load_config([PACKAGE, "partition=mine"])
     assert config.partition.plugin.__module__ == "my_package.partitions.mine"
-    assert config.partition.settings.share == 0.5
-    for override in ("partition.share=.25", "+partition.share=.25", "++partition.share=.25"):
+    assert config.partition.settings.fraction == 0.5
+    for override in (
+        "partition.fraction=.25",
+        "+partition.fraction=.25",
+        "++partition.fraction=.25",
+    ):
         for order in ([override, "partition=mine"], ["partition=mine", override]):
-            assert load_config([PACKAGE, *order]).partition.settings.share == 0.25
+            assert load_config([PACKAGE, *order]).partition.settings.fraction == 0.25
     assert Config.from_json(config.to_json()) == config
 
 
@@ -90,14 +94,14 @@ def test_ways_to_name_a_package(user_package, plugins):
 def test_a_plugin_with_a_file_of_values(user_package):
     user_package({
         "partitions/mine.py": PARTITION,
-        "conf/partition/mine.yaml": "name: mine\nshare: 0.125",
-        "conf/partition/half.yaml": "name: mine\nshare: 0.5",
+        "conf/partition/mine.yaml": "name: mine\nfraction: 0.125",
+        "conf/partition/half.yaml": "name: mine\nfraction: 0.5",
     })  # fmt: skip
-    assert load_config([PACKAGE, "partition=mine"]).partition.settings.share == 0.125
-    assert load_config([PACKAGE, "partition=half"]).partition.settings.share == 0.5
-    named = load_config([PACKAGE, "partition=mine", "partition.share=.75"])
-    assert named.partition.settings.share == 0.75
-    assert "share: 0.125" in every_key(Config, [PACKAGE, "partition=mine"])
+    assert load_config([PACKAGE, "partition=mine"]).partition.settings.fraction == 0.125
+    assert load_config([PACKAGE, "partition=half"]).partition.settings.fraction == 0.5
+    named = load_config([PACKAGE, "partition=mine", "partition.fraction=.75"])
+    assert named.partition.settings.fraction == 0.75
+    assert "fraction: 0.125" in every_key(Config, [PACKAGE, "partition=mine"])
 
 
 def test_a_file_of_values_may_refer_to_others(user_package):
@@ -131,15 +135,15 @@ def test_the_path_of_a_package_may_hold_anything(tmp_path, monkeypatch):
 
 def test_names_and_options_of_the_package_are_listed(user_package):
     user_package({"partitions/mine.py": PARTITION})
-    names = "must be one of by_class, dirichlet, iid"
+    names = "must be one of by_class, dirichlet, features, groups, iid, prior_dirichlet, skew"
     assert refused("partition=mine") == f"partition=mine: {names}"
     assert refused(PACKAGE, "partition=nope") == f"partition=nope: {names}, mine"
-    assert refused(PACKAGE, "partition=mine", "partition.shar=1") == (
-        "partition.shar: unknown option of partition=mine, which has share "
-        "(did you mean partition.share?)"
+    assert refused(PACKAGE, "partition=mine", "partition.fractio=1") == (
+        "partition.fractio: unknown option of partition=mine, which has share, fraction "
+        "(did you mean partition.fraction?)"
     )
-    assert refused(PACKAGE, "partition=iid", "partition.share=1") == (
-        "partition.share: unknown option of partition=iid, which has no options "
+    assert refused(PACKAGE, "partition=iid", "partition.fraction=1") == (
+        "partition.fraction: unknown option of partition=iid, which has share "
         "(partition=mine has it)"
     )
 
@@ -197,11 +201,11 @@ def test_a_term_of_the_package_is_given_by_its_weight(user_package):
 
 def test_a_resumed_run_has_its_packages(user_package, tmp_path):
     user_package({
-        "partitions/mine.py": PARTITION, "conf/partition/mine.yaml": "name: mine\nshare: 0.125",
+        "partitions/mine.py": PARTITION, "conf/partition/mine.yaml": "name: mine\nfraction: 0.125",
     })  # fmt: skip
     config = load_config([PACKAGE, "partition=mine"])
     (tmp_path / "config.yaml").write_text(config_to_yaml(config))
-    for overrides in ([], ["partition=mine"], [PACKAGE], ["partition.share=0.125"]):
+    for overrides in ([], ["partition=mine"], [PACKAGE], ["partition.fraction=0.125"]):
         again = load_config([f"resume={tmp_path}", *overrides])
         assert (again.plugins, again.partition) == (config.plugins, config.partition)
     error = refused(f"resume={tmp_path}", "partition=iid")
@@ -217,7 +221,7 @@ def test_a_source_of_the_package_is_evaluated(user_package, tmp_path):
     chosen = images(PACKAGE, "data=mine", "data.myoption=3", "data.image_size=16")
     assert (chosen.name, chosen.settings.myoption, chosen.image_size) == ("mine", 3, 16)
     assert refused(f"run={tmp_path}", "data=mine", section=EvaluateConfig) == (
-        "data=mine: must be one of cifar10, cifar100, digits, image_folder"
+        "data=mine: must be one of cifar10, cifar100, digits, image_folder, stl10, tiny_imagenet"
     )
     with pytest.raises(ConfigError, match="^data.myoptoin: unknown option of data=mine, which"):
         images(PACKAGE, "data=mine", "data.myoptoin=3")

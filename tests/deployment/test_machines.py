@@ -58,12 +58,13 @@ def test_clients_are_told_nothing_of_the_servers_machine(tmp_path):
 
 
 def test_nothing_of_a_users_source_leaves_the_server(user_package):
-    """Nor of the simulation's engine: what a server reads from is its own affair."""
+    """Nor of the simulation's engine and partition: what a server reads from is its own affair."""
     user_package({"sources/shelf.py": SOURCE})
     config = load(
         ServerConfig,
         ["plugins=[my_package]", "data=shelf", "data.shelf=/srv/secret", "data.image_size=24",
-         "data.train_limit=7", "engine=ray", "engine.address=secret:6379"],
+         "data.train_limit=7", "engine=ray", "engine.address=secret:6379",
+         "partition=groups", "partition.csv=/srv/secret.csv"],
     )  # fmt: skip
     sent = config.for_clients()
     assert "secret" not in sent.to_json()

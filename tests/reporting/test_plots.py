@@ -123,6 +123,16 @@ def test_an_empty_partition_and_long_names(tmp_path, recwarn):
     assert not recwarn.list
 
 
+def test_the_emd_stands_below_the_picture(tmp_path, figures):
+    for emd in (None, 1.2345):
+        plot_partition(np.eye(3, dtype=int), ["a", "b", "c"], tmp_path / "split.png", emd=emd)
+    plain, with_emd = (figure.axes[1].get_xlabel() for figure in figures)
+    assert plain == "client"
+    assert with_emd.startswith("client\nEMD 1.23 (")
+    text = figures[1].axes[1].xaxis.label.get_window_extent()
+    assert text.x0 > 0 and text.x1 < figures[1].bbox.width
+
+
 def test_counts_must_fit_the_names(tmp_path):
     with pytest.raises(ValueError, match="do not fit 2 class names"):
         plot_partition(np.ones((3, 4), dtype=int), ["a", "b"], tmp_path / "split.png")

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
-from orchestra_flwr.data.subset import balanced_subset
+from orchestra_flwr.data.image_files.file_lists import Contents, FileList
 from orchestra_flwr.printable import printable
 
 logger = logging.getLogger("orchestra_flwr.data")
 
 LAYOUT = "train/<class>/* and maybe test/<class>/*, <class>/*, or images without folders"
-
-
-@dataclass(frozen=True)
-class FileList:
-    """Image files and their classes.
-
-    Attributes:
-        files: n files.
-        labels: int64, (n,), indices into the sorted names of the classes; None without classes.
-    """
-
-    files: list[ImageFile]
-    labels: Tensor | None
-
-    def limited(self, limit: int | None) -> FileList:
-        """A class-balanced choice of at most `limit` files."""
-        labels = None if self.labels is None else self.labels.numpy()
-        chosen = balanced_subset(labels, len(self.files), limit)
-        chosen_labels = None if self.labels is None else self.labels[torch.from_numpy(chosen)]
-        return FileList([self.files[index] for index in chosen], chosen_labels)
 
 
 def survey(root: str) -> tuple[int, bool]:
@@ -46,11 +24,11 @@ def survey(root: str) -> tuple[int, bool]:
     """
     path = Path(root).expanduser()
     with Archive(path) as archive:
-        train, _, _ = arrange(path, archive.files())
+        train = arrange(path, archive.files()).train
     return len(train.files), train.labels is not None
 
 
-def arrange(root: Path, files: list[ImageFile]) -> tuple[FileList, FileList, tuple[str, ...]]:
+def arrange(root: Path, files: list[ImageFile]) -> Contents:
     """Tells training from test images, and the classes of both.
 
     Args:
@@ -58,8 +36,8 @@ def arrange(root: Path, files: list[ImageFile]) -> tuple[FileList, FileList, tup
         files: all image files below it.
 
     Returns:
-        Training files, test files (none where there are none) and the names of the classes, in the
-        order of their folders, as text that can be shown anywhere (none without labels).
+        Training files, test files and the names of the classes, in the order of their folders
+        (none without labels).
 
     Raises:
         ConfigError: there are no images, or they are laid out in another way than `LAYOUT`.
@@ -76,7 +54,7 @@ def arrange(root: Path, files: list[ImageFile]) -> tuple[FileList, FileList, tup
     if unknown:
         raise wrong_root(root, f"test/{printable(unknown[0])} is no class of the training images")
     shown = tuple(map(printable, classes))
-    return _file_list(train, names, classes), _file_list(test, test_names, classes), shown
+    return Contents(_file_list(train, names, classes), _file_list(test, test_names, classes), shown)
 
 
 # Files with their paths, in parts, below the folder that is looked at.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from orchestra_flwr.data.images import Dataset, ImageSet
@@ -18,6 +19,7 @@ from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_ten
 logger = logging.getLogger("orchestra_flwr.data")
 
 FORMAT = 2  # to be raised when decoding, choosing or storing images changes
+NAME_END = "\0"  # the one character that no path has
 
 
 def cache_dir(configured: str | None) -> Path:
@@ -69,6 +71,9 @@ def _store(file: Path, dataset: Dataset) -> None:
         tensors["train.labels"] = dataset.train.labels
     if dataset.test is not None and dataset.test.labels is not None:
         tensors |= {"test.images": dataset.test.images, "test.labels": dataset.test.labels}
+    if dataset.train.files:  # as a tensor: the header, which holds the facts, has its limits
+        text = NAME_END.join(dataset.train.files).encode(errors="surrogateescape")
+        tensors["train.files"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     facts = {
         "name": dataset.name,
         "classes": dataset.train.classes,
@@ -94,7 +99,11 @@ def _load(file: Path) -> Dataset | None:
 
 def _dataset(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Dataset:
     classes = tuple(facts["classes"])
-    train = ImageSet(tensors["train.images"], tensors.get("train.labels"), classes)
+    files: tuple[str, ...] = ()
+    if "train.files" in tensors:
+        text = tensors["train.files"].numpy().tobytes().decode(errors="surrogateescape")
+        files = tuple(text.split(NAME_END))
+    train = ImageSet(tensors["train.images"], tensors.get("train.labels"), classes, files)
     test = None
     if "test.images" in tensors:
         test = ImageSet(tensors["test.images"], tensors["test.labels"], classes)

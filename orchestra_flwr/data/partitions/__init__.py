@@ -13,6 +13,7 @@ from torch import Tensor
 from orchestra_flwr.config import ConfigError, Plugin
 from orchestra_flwr.config.sections import PartitionConfig
 from orchestra_flwr.data.images import ImageSet
+from orchestra_flwr.seeding import numpy_generator
 
 Indices = NDArray[np.int64]
 
@@ -32,12 +33,27 @@ class Partition(Plugin, ABC):
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
+    def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
+        """What is spread over the clients: the classes, unless a partition sees other groups.
+
+        Args:
+            images: all training images.
+
+        Returns:
+            `labels` of `split` and `classes` of `names`, as an :class:`ImageSet` has them.
+
+        Raises:
+            ConfigError: the images have no such groups.
+        """
+        return images.labels, images.classes
+
     @abstractmethod
     def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
         """Gives every client at least one image and no image to two clients.
 
         Args:
-            labels: int64, (count,); None where the images have none.
+            labels: the images' classes, or what `groups` gives: int64, (count,); None where there
+                are none.
             count: number of images, at least as many as clients.
             clients: number of clients.
             seed: the run's seed, the only source of randomness (:mod:`orchestra_flwr.seeding`).
@@ -67,13 +83,14 @@ def partition(
 
     Args:
         config: which partition, and its options.
-        labels: int64, (count,), or None.
+        labels: the images' classes or other groups: int64, (count,), or None.
         count: number of images.
         clients: number of clients.
         seed: the run's seed; 0 gives the published split of the Dirichlet partition.
 
     Returns:
-        For each client its images' indices, int64, ascending.
+        For each client its images' indices, int64, ascending; of these only a random share where
+        `partition.share` is below 1.
 
     Raises:
         ConfigError: more clients than images, images without labels for a partition by labels,
@@ -92,7 +109,7 @@ def partition(
     problem = _broken_contract(parts, count, clients)
     if problem:
         raise ConfigError(f"partition={config.name}: {type(chosen).__name__}.split {problem}")
-    return parts
+    return [_kept(part, config.share, seed, client) for client, part in enumerate(parts)]
 
 
 def partition_by_name(
@@ -101,11 +118,12 @@ def partition_by_name(
     """:func:`partition` of a set of images, by the clients' names.
 
     Raises:
-        ConfigError: as there, or two clients have one name.
+        ConfigError: as there and in :meth:`Partition.groups`, or two clients have one name.
     """
-    parts = partition(config, images.labels, len(images), clients, seed)
     chosen: Partition = config.build()
-    names = chosen.names(images.classes, images.labels, clients)
+    labels, classes = chosen.groups(images)
+    parts = partition(config, labels, len(images), clients, seed)
+    names = chosen.names(classes, labels, clients)
     if len(set(names)) != clients:
         raise ConfigError(
             f"partition={config.name}: {type(chosen).__name__}.names must give {clients} "
@@ -118,6 +136,27 @@ def class_counts(parts: Sequence[Indices], labels: Tensor, classes: int) -> Indi
     """How many images of each class each client holds: int64, (clients, classes)."""
     all_labels = labels.cpu().numpy()
     return np.stack([np.bincount(all_labels[part], minlength=classes) for part in parts])
+
+
+def earth_movers_distance(counts: Indices) -> float:
+    """How far clients' class shares are from those of all images (EMD): 0 where all are alike.
+
+    The mean over the clients of sum_c |p_k(c) - p(c)|, not halved, so at most 2. From Zhao et al.,
+    "Federated Learning with Non-IID Data" (https://arxiv.org/abs/1806.00582).
+
+    Args:
+        counts: images by client and class, (clients, classes), at least one image a client.
+    """
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return float(np.abs(shares - counts.sum(axis=0) / counts.sum()).sum(axis=1).mean())
+
+
+def _kept(part: Indices, share: float, seed: int, client: int) -> Indices:
+    """A random share of a client's images, at least one; a larger share holds a smaller one."""
+    if share == 1:
+        return part
+    count = max(1, round(share * len(part)))
+    return np.sort(numpy_generator(seed, "share", client).permutation(part)[:count])
 
 
 def _broken_contract(parts: Sequence[Indices], count: int, clients: int) -> str:

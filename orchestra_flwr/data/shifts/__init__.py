@@ -5,17 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, Plugin
 from orchestra_flwr.config.sections import ShiftConfig
+from orchestra_flwr.data.images import ImageSet
+from orchestra_flwr.seeding import derive, numpy_generator
+
+EVEN_ALPHA = 1e9  # shares are even from here on
+FLOAT_BITS = 53  # that a float64 holds, of
+UNUSED_BITS = 63 - FLOAT_BITS  # the bits of a derived seed
 
 
 class Shift(Plugin, ABC):
     """How a client's training images differ in looks, beside their classes.
 
-    A simulation applies it once, where a client's images are selected; test images and the images
-    of real clients stay as they are.
+    A simulation applies it where a client's images are selected, in every round alike; test images
+    and the images of real clients stay as they are.
 
     Args:
         settings: the shift's own options, an object of its `Settings`.
@@ -28,9 +36,10 @@ class Shift(Plugin, ABC):
     def apply(self, images: Tensor, indices: Tensor, client: str, seed: int) -> Tensor:
         """Changes a client's images; the arguments alone decide every bit.
 
-        What becomes of an image must not depend on the images beside it: draw from
-        `torch_generator(seed, "shift", client, index)` of :mod:`orchestra_flwr.seeding`, or without
-        the index what all of a client's images share.
+        What becomes of an image must not depend on the images beside it, nor on the round: use
+        :func:`drawn_variants` and :func:`uniform`, or draw from `torch_generator(seed, "shift",
+        client, index)` of :mod:`orchestra_flwr.seeding`, without the index what all of a client's
+        images share.
 
         Args:
             images: uint8, (n, C, S, S); must not be changed in place.
@@ -41,6 +50,44 @@ class Shift(Plugin, ABC):
         Returns:
             uint8, (n, C, S, S), on the images' device.
         """
+
+    def check_images(self, images: ImageSet) -> None:
+        """Refuses training images that it cannot change, before a run starts.
+
+        Raises:
+            ConfigError: one line says what is missing.
+        """
+
+
+def drawn_variants(count: int, alpha: float, indices: Tensor, client: str, seed: int) -> Tensor:
+    """Which of `count` variants each image gets: most images of a client get one of a few.
+
+    A client draws its shares of the variants from Dirichlet(alpha / count), each image one variant
+    by them. An image's draw is its own, whoever has it.
+
+    Args:
+        count: the number of variants.
+        alpha: the smaller, the fewer variants a client has.
+        indices: the images' positions among the training images, int64, (n,).
+        client: whose they are, by name.
+        seed: the run's seed.
+
+    Returns:
+        int64, (n,), on the CPU.
+    """
+    concentration = np.full(count, min(alpha, EVEN_ALPHA) / count)
+    shares = numpy_generator(seed, "shift", "variants", client).dirichlet(concentration)
+    ends = shares.cumsum()
+    ends /= ends[-1]
+    # At an end an image belongs to the next variant: one without a share gets none.
+    draws = uniform(indices, seed, "variant").numpy()
+    return torch.as_tensor(np.searchsorted(ends[:-1], draws, side="right"), dtype=torch.int64)
+
+
+def uniform(indices: Tensor, seed: int, purpose: str) -> Tensor:
+    """A number in [0, 1) for each image, always the same one: float64, (n,), on the CPU."""
+    draws = [derive(seed, "shift", index, purpose) >> UNUSED_BITS for index in indices.tolist()]
+    return torch.tensor(draws, dtype=torch.float64).div_(2**FLOAT_BITS)
 
 
 def shift_images(

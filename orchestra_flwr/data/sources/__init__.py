@@ -19,6 +19,7 @@ class Source(Plugin, ABC):
     Class attributes:
         channels: colour channels of an image, 1 or 3.
         classes: number of classes; None where it depends on the images.
+        largest_turn: degrees by which an image can be turned without meaning something else.
 
     Args:
         settings: the source's own options, an object of its `Settings`.
@@ -27,6 +28,7 @@ class Source(Plugin, ABC):
 
     channels: ClassVar[int] = 3
     classes: ClassVar[int | None] = None
+    largest_turn: ClassVar[float] = 360.0
 
     def __init__(self, settings: Any, data: DataConfig) -> None:
         self.settings = settings

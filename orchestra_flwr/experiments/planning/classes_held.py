@@ -1,13 +1,20 @@
-"""How many classes a client holds (the paper's Table 4)."""
+"""How many classes a client holds (the paper's Table 4), and how uneven a split is."""
 
 from __future__ import annotations
 
 import torch
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.data import class_counts, load_dataset, partition
+from orchestra_flwr.data import (
+    Partition,
+    class_counts,
+    earth_movers_distance,
+    load_dataset,
+    partition,
+    partition_by_name,
+)
 
-# Training images, as many of each class. A split depends on nothing else: no images are needed.
+# Training images, as many of each class. A split by classes depends on nothing else.
 PUBLISHED_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
 LEAST_SHARE = 0.01  # of a client's images, for a class to count in `one_percent`
 
@@ -17,25 +24,29 @@ def classes_held_by_clients(config: Config) -> dict[str, float]:
 
     Returns:
         `any`: classes of which a client has an image; `one_percent`: classes that make up at
-        least 1 % of its images.
+        least 1 % of its images; `emd`: :func:`earth_movers_distance` of the class shares.
 
     Raises:
         ConfigError: the images cannot be loaded, have no labels, or cannot be split like this.
     """
     images, classes = PUBLISHED_IMAGES.get(config.data.name), config.data.classes
-    if images and classes and config.data.train_limit is None:
+    clients, plugin = config.federation.clients, config.partition.plugin
+    by_classes = plugin.groups is Partition.groups
+    if by_classes and images and classes and config.data.train_limit is None:
         labels = torch.arange(classes).repeat_interleave(images // classes)
+        parts = partition(config.partition, labels, len(labels), clients, config.seed)
     else:
         train = load_dataset(config.data).train
         classes = len(train.classes)
-        # Without labels `partition` raises, unless it needs none.
+        # Without labels the partition raises, unless it needs none.
         missing = torch.zeros(len(train), dtype=torch.long)
         labels = missing if train.labels is None else train.labels
-    clients = config.federation.clients
-    parts = partition(config.partition, labels, len(labels), clients, config.seed)
+        by_name = partition_by_name(config.partition, train, clients, config.seed)
+        parts = list(by_name.values())
     counts = class_counts(parts, labels, max(1, classes))
     share = counts / counts.sum(axis=1, keepdims=True)
     return {
         "any": float((counts > 0).sum(axis=1).mean()),
         "one_percent": float((share >= LEAST_SHARE).sum(axis=1).mean()),
+        "emd": earth_movers_distance(counts),
     }

@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.data import shift_images
 from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
@@ -51,7 +52,7 @@ def _addressed(content: RecordDict) -> OrchestraClient:
     config, population, images, labels = _loaded(config_json)
     indices = torch.from_numpy(population.parts[name])
     chosen = indices.to(images.device)
-    shifted = config.shift.build().apply(images[chosen], indices, name, config.seed)
+    shifted = shift_images(config.shift, images[chosen], indices, name, config.seed)
     own_labels = None if labels is None else labels[chosen]
     folder = None
     if RUN in task:

@@ -14,6 +14,7 @@ from orchestra_flwr.federation.messages.object_store import Broadcast
 from orchestra_flwr.federation.population import check_population, load_population
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.federation.split_record import record_split
 from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import RunFolder, make_progress
 
@@ -33,6 +34,7 @@ def main(grid: Grid, context: Context) -> None:
         make_progress(config.logging.progress, config.federation.rounds) as progress,
     ):
         progress.message(f"run folder: {folder.path.resolve()}")
+        record_split(named, population, folder)
         streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), alone=ran_out_of_memory)
         members = SimulatedMembers(streaming, list(population.parts))
         run_federation(

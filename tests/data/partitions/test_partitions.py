@@ -7,16 +7,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import PartitionConfig
-from orchestra_flwr.data import ImageSet, class_counts, partition, partition_by_name
+from orchestra_flwr.data import (
+    ImageSet,
+    class_counts,
+    earth_movers_distance,
+    partition,
+    partition_by_name,
+)
 
 IID = PartitionConfig(name="iid")
 DIRICHLET = PartitionConfig(name="dirichlet", alpha=0.1)
 
 
-@pytest.mark.parametrize("config", [IID, DIRICHLET], ids=["iid", "dirichlet"])
+PRIOR = PartitionConfig(name="prior_dirichlet", alpha=0.1)
+SKEW = PartitionConfig(name="skew", beta=0.1)
+
+
+@pytest.mark.parametrize("config", [IID, DIRICHLET, PRIOR, SKEW], ids=lambda c: c.name)
 def test_the_seed_decides_the_split(config: PartitionConfig):
     labels = torch.arange(2000) % 10
     first, again, other = (partition(config, labels, 2000, 20, seed) for seed in (4, 4, 5))
@@ -31,11 +42,11 @@ def test_the_seed_decides_the_split(config: PartitionConfig):
     share=st.floats(0, 1),
     alpha=st.one_of(st.sampled_from([1e-300, 1e-6, 1e6, 1e300]), st.floats(1e-4, 100)),
     seed=st.integers(0, 2**40),
-    name=st.sampled_from(["iid", "dirichlet"]),
+    name=st.sampled_from(["iid", "dirichlet", "prior_dirichlet", "skew"]),
 )
 def test_every_image_has_one_client_and_every_client_an_image(labels, share, alpha, seed, name):
     clients = 1 + int(share * (len(labels) - 1))
-    options = {"alpha": alpha} if name == "dirichlet" else {}
+    options = {"iid": {}, "skew": {"beta": min(alpha, 1)}}.get(name, {"alpha": alpha})
     config = PartitionConfig(name=name, **options)
     parts = partition(config, torch.tensor(labels), len(labels), clients, seed)
 
@@ -50,6 +61,35 @@ def test_class_counts_by_hand():
 
     counts = class_counts(parts, torch.tensor([2, 0, 0, 2, 1]), 4)
     assert counts.tolist() == [[0, 0, 2, 0], [2, 1, 0, 0]]
+
+
+def test_emd_by_hand():
+    """Shares 3/4, 1/4 and 0, 1 against 3/8, 5/8: twice 3/8 each, for both clients."""
+    assert earth_movers_distance(np.array([[3, 1], [0, 4]])) == pytest.approx(0.75)
+    uneven = np.array([[2, 0], [2, 4]])  # 1, 0 and 1/3, 2/3 against 1/2, 1/2
+    assert earth_movers_distance(uneven) == pytest.approx((1 + 1 / 3) / 2)
+    assert earth_movers_distance(np.array([[3, 6], [1, 2]])) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet", "by_class"])
+def test_a_share_of_every_clients_images(name):
+    labels = torch.arange(1000) % 4
+    whole, most, least = (
+        partition(PartitionConfig(name=name, share=share), labels, 1000, 4, 3)
+        for share in (1, 0.3, 0.001)
+    )
+    assert [len(part) for part in most] == [round(0.3 * len(part)) for part in whole]
+    assert [len(part) for part in least] == [1] * 4
+    for all_, some, one in zip(whole, most, least, strict=True):
+        assert set(one) < set(some) < set(all_)
+        assert np.all(np.diff(some) > 0)
+    assert most[0].max() > whole[0][len(most[0])]  # not the first ones
+
+
+@pytest.mark.parametrize("share", [0, 1.1])
+def test_a_share_is_above_0_and_at_most_1(share):
+    with pytest.raises(ValidationError, match="share"):
+        PartitionConfig(name="iid", share=share)
 
 
 def test_more_clients_than_images_is_refused():
@@ -136,8 +176,8 @@ def test_its_options_are_checked(user_package):
     with pytest.raises(ConfigError) as error:
         partition(_mine(alpha=3), None, 6, 2, 0)
     assert str(error.value) == (
-        "partition.alpha: unknown option of partition=halves, which has first "
-        "(partition=dirichlet has it)"
+        "partition.alpha: unknown option of partition=halves, which has share, first "
+        "(partition=dirichlet, partition=features, partition=prior_dirichlet have it)"
     )
 
 
@@ -146,12 +186,13 @@ def test_names_and_options_that_do_not_exist_are_refused(user_package):
 
     with pytest.raises(ConfigError) as error:
         partition(PartitionConfig(name="halfs"), None, 6, 2, 0)
-    assert str(error.value) == "partition=halfs: must be one of by_class, dirichlet, iid"
-    with pytest.raises(ConfigError, match="must be one of by_class, dirichlet, iid, halves$"):
+    known = "by_class, dirichlet, features, groups, iid, prior_dirichlet, skew"
+    assert str(error.value) == f"partition=halfs: must be one of {known}"
+    with pytest.raises(ConfigError, match=f"must be one of {known}, halves$"):
         config = PartitionConfig(name="halfs")
         config.look_in(("my_package",))
         partition(config, None, 6, 2, 0)
-    with pytest.raises(ConfigError, match=r"alpha: unknown option of partition=iid, which has no "):
+    with pytest.raises(ConfigError, match=r"alpha: unknown option of partition=iid, which has s"):
         partition(PartitionConfig(name="iid", alpha=1), None, 6, 2, 0)
 
 

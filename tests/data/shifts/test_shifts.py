@@ -6,6 +6,7 @@ import torch
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import ShiftConfig
 from orchestra_flwr.data import shift_images
+from orchestra_flwr.data.shifts import drawn_variants, uniform
 
 MINE = """
     import torch
@@ -75,15 +76,17 @@ def test_its_options_are_checked(brighter, images):
         shift_images(brighter(least=-1), images, torch.arange(6), "3", 0)
     with pytest.raises(ConfigError) as error:
         shift_images(brighter(bins=3), images, torch.arange(6), "3", 0)
-    assert str(error.value) == ("shift.bins: unknown option of shift=brighter, which has least")
+    assert str(error.value) == (
+        "shift.bins: unknown option of shift=brighter, which has least (shift=rotation has it)"
+    )
 
 
 def test_names_that_do_not_exist_are_refused(brighter):
-    with pytest.raises(ConfigError, match="^shift=rotated: must be one of none$"):
+    with pytest.raises(ConfigError, match="^shift=rotated: must be one of none, rotation, style$"):
         _ = ShiftConfig(name="rotated").plugin
     config = ShiftConfig(name="rotated")
     config.look_in(("my_package",))
-    with pytest.raises(ConfigError, match="^shift=rotated: must be one of none, brighter$"):
+    with pytest.raises(ConfigError, match="must be one of none, rotation, style, brighter$"):
         _ = config.plugin
 
 
@@ -101,3 +104,35 @@ def test_other_shapes_and_types_are_refused(user_package, images, change, actual
     assert str(error.value) == (
         f"shift=brighter: Brighter.apply must return uint8 (6, 1, 4, 4) on cpu, not {actual}"
     )
+
+
+INDICES = torch.arange(500)
+
+
+def test_nine_of_ten_clients_have_one_or_two_variants():
+    held = [len(drawn_variants(10, 0.1, INDICES, str(client), 3).unique()) for client in range(200)]
+    share = sum(count <= 2 for count in held) / 200
+    assert abs(share - 0.91) < 3 * (0.91 * 0.09 / 200) ** 0.5
+
+
+@pytest.mark.parametrize(("alpha", "least", "most"), [(1e-300, 1, 1), (1e300, 10, 10)])
+def test_one_variant_or_all_of_them(alpha, least, most):
+    held = [len(drawn_variants(10, alpha, INDICES, str(c), 3).unique()) for c in range(20)]
+    assert least <= min(held) and max(held) <= most
+
+
+def test_all_variants_are_equally_likely_over_all_clients():
+    ones = INDICES[:1]
+    drawn = torch.cat([drawn_variants(5, 0.1, ones, str(client), 1) for client in range(1000)])
+    expected, deviation = 200, (1000 * 0.2 * 0.8) ** 0.5
+    assert (drawn.bincount(minlength=5) - expected).abs().max() < 4 * deviation
+
+
+def test_a_draw_is_the_images_own():
+    all_, some = (uniform(i, 7, "variant") for i in (INDICES, INDICES[[17, 3]]))
+    assert torch.equal(some, all_[[17, 3]])
+    assert all_.min() >= 0 and all_.max() < 1 and abs(all_.mean() - 0.5) < 0.05
+    for seed, purpose in ((8, "variant"), (7, "place")):
+        assert not torch.equal(all_, uniform(INDICES, seed, purpose))
+    # A client of number 17 and the image of number 17 are two.
+    assert drawn_variants(9, 1e300, INDICES, "17", 7).tolist() == (all_ * 9).long().tolist()

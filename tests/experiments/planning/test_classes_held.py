@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from orchestra_flwr.config import load_config
+from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.data import load_dataset, partition
 from orchestra_flwr.experiments import classes_held_by_clients
 
@@ -31,5 +31,18 @@ def test_counted_one_by_one_on_real_labels():
         any_.append(len(names))
         one_percent.append(sum(count >= len(part) / 100 for count in counts))
     held = classes_held_by_clients(config)
+    emd = held.pop("emd")
     assert held == {"any": np.mean(any_), "one_percent": np.mean(one_percent)}
+    overall = np.bincount(labels) / len(labels)
+    own = [np.bincount(labels[part], minlength=10) / len(part) for part in parts]
+    assert emd == pytest.approx(np.mean([np.abs(shares - overall).sum() for shares in own]))
     assert held["any"] > held["one_percent"]
+
+
+def test_groups_that_are_no_classes_need_the_images(tmp_path):
+    """The published shortcut would spread the classes instead."""
+    groups = [
+        "data=cifar10", "partition=groups", f"data.root={tmp_path}", f"data.cache={tmp_path}",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^data=cifar10: cannot be downloaded"):
+        classes_held_by_clients(load_config(groups))

@@ -1,6 +1,7 @@
 """The simulation's app: a node is whichever client it is asked to be."""
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from orchestra_flwr.federation.client.client_app import app
@@ -43,3 +44,35 @@ def test_the_message_says_which_client_a_node_is(tiny):
 def test_a_client_that_nobody_is_fails_by_name(tiny):
     reply = ask(tiny("partition=iid"), 1, "9")
     assert reply.has_error() and "KeyError: '9'" in reply.error.reason
+
+
+def test_a_client_trains_on_its_shifted_images_in_every_round(tiny):
+    """With an uneven partition that is a joint shift; labels and test images stay as they are."""
+    from orchestra_flwr.data import shift_images
+    from orchestra_flwr.federation.client.client_app import _addressed
+    from orchestra_flwr.federation.population import load_population
+
+    shifted = tiny("partition=by_class", "federation.clients=10", "method=supervised",
+                   "shift=rotation", "shift.range=90")  # fmt: skip
+    population = load_population(shifted)
+    plain = load_population(tiny("partition=by_class", "federation.clients=10"))
+    assert torch.equal(population.dataset.test.images, plain.dataset.test.images)
+    for name, part in population.parts.items():
+        clients = [
+            _addressed(
+                RecordDict(
+                    {
+                        CONFIG: ConfigRecord(
+                            {"config": shifted.to_json(), "client": name, "round": r}
+                        )
+                    }
+                )
+            )
+            for r in (1, 2)
+        ]
+        indices = torch.from_numpy(part)
+        upright = population.dataset.train.images[indices]
+        expected = shift_images(shifted.shift, upright, indices, name, shifted.seed)
+        assert not torch.equal(expected, upright)
+        assert all(torch.equal(client.images, expected) for client in clients)
+        assert (clients[0].labels == int(name)).all()

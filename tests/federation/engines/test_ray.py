@@ -397,6 +397,7 @@ def test_flwr_run_trains_the_same_app(tmp_path, tiny_overrides):
         os.killpg(superlink.pid, signal.SIGKILL)
         superlink.wait()
     assert [r["clients"]["ok"] for r in metrics(tmp_path / "run")] == [4, 4, 4]
+    assert (tmp_path / "run" / "partition.json").exists()
 
 
 def is_open(port):

@@ -1,0 +1,105 @@
+"""Lists of image files with their classes, and the data set that they are decoded to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from orchestra_flwr.config import DataConfig
+from orchestra_flwr.data.image_files import FileOptions
+from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
+from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
+from orchestra_flwr.data.image_files.decoding import Decoded, decode_files
+from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.data.subset import balanced_subset
+
+
+@dataclass(frozen=True)
+class FileList:
+    """Image files and their classes.
+
+    Attributes:
+        files: n files.
+        labels: int64, (n,), indices into the sorted names of the classes; None without classes.
+    """
+
+    files: list[ImageFile]
+    labels: Tensor | None
+
+    def limited(self, limit: int | None) -> FileList:
+        """A class-balanced choice of at most `limit` files."""
+        labels = None if self.labels is None else self.labels.numpy()
+        chosen = balanced_subset(labels, len(self.files), limit)
+        chosen_labels = None if self.labels is None else self.labels[torch.from_numpy(chosen)]
+        return FileList([self.files[index] for index in chosen], chosen_labels)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an archive holds.
+
+    Attributes:
+        train: the training images.
+        test: the test images; none where there are none.
+        classes: the names of the classes of both, sorted, as text that can be shown anywhere.
+    """
+
+    train: FileList
+    test: FileList
+    classes: tuple[str, ...]
+
+
+def load_files(
+    archive: Archive, root: Path, contents: Contents, data: DataConfig, options: FileOptions
+) -> Dataset:
+    """Decodes the images of an archive, or reads them from the cache.
+
+    The limits choose among the files, before anything is decoded.
+
+    Args:
+        archive: the folder or zip.
+        root: where it is, for messages.
+        contents: its files.
+        data: name, size and limits.
+        options: where the cache is.
+
+    Raises:
+        ConfigError: no training image can be read.
+    """
+    train, test = contents.train.limited(data.train_limit), contents.test.limited(data.test_limit)
+    chosen = Contents(train, test, contents.classes)
+    key = cache_key(
+        data.image_size,
+        chosen.classes,
+        [[file.name, *file.stamp] for file in train.files],
+        [[file.name, *file.stamp] for file in test.files],
+    )
+
+    def decode() -> Dataset:
+        names = [file.name for file in train.files + test.files]
+        decoded = decode_files(names, archive.read, data.image_size)
+        if not decoded.good or decoded.good[0] >= len(train.files):
+            first = ": ".join(decoded.broken[0])
+            raise wrong_root(root, f"no training image can be read ({first})")
+        return _dataset(data.name, chosen, decoded)
+
+    return cached(cache_dir(options.cache), data.name, key, decode)
+
+
+def _dataset(name: str, contents: Contents, decoded: Decoded) -> Dataset:
+    """The decoded images with their labels; `decoded` has the training files' images first."""
+    train, test, classes = contents.train, contents.test, contents.classes
+    images, broken = decoded.images, decoded.broken
+    good = torch.tensor(decoded.good)
+    count = int((good < len(train.files)).sum())
+    files = tuple(train.files[index].name for index in decoded.good[:count])
+    if train.labels is None:
+        return Dataset(name, ImageSet(images, files=files), None, broken)
+    train_set = ImageSet(images[:count], train.labels[good[:count]], classes, files)
+    if test.labels is None or count == len(good):
+        return Dataset(name, train_set, None, broken)
+    test_labels = test.labels[good[count:] - len(train.files)]
+    return Dataset(name, train_set, ImageSet(images[count:], test_labels, classes), broken)

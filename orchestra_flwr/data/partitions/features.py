@@ -1,0 +1,137 @@
+"""Images that look alike to an encoder, spread unevenly: the feature skew of the Dec-SSL paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from orchestra_flwr.config import ConfigError, Section
+from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.data.image_files.decoded_cache import cache_dir
+from orchestra_flwr.data.images import ImageSet
+from orchestra_flwr.data.partitions import Indices, Partition
+from orchestra_flwr.fingerprints import fingerprint_of
+from orchestra_flwr.models import Encoder, load_encoder
+from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
+
+COMPONENTS = 30
+LEAST_VARIANCE = 1e-6  # of the first component's; less is rounding, which whitening would blow up
+KMEANS_STARTS = 10
+SEED = 20221021  # of PCA and k-means: groups belong to the images, whatever the run's seed
+BATCH = 256
+
+
+class _Settings(Section):
+    encoder: str | None = None  # a run folder or an encoder.safetensors; must be given
+    groups: int = Field(5, ge=2)
+    whiten: bool = True  # components of equal variance, as in the released code
+    deal: Literal["dirichlet", "prior_dirichlet", "skew"] = "dirichlet"  # spreads the groups
+    alpha: float = Field(0.1, gt=0)  # of the first two
+    beta: float = Field(0.1, ge=0, le=1)  # of the last one
+
+
+class Features(Partition):
+    """Groups from k-means on an encoder's features, then spread as classes are.
+
+    The features are reduced to 30 principal components. With an encoder that was trained on labels,
+    labels have made the groups. From Dec-SSL (https://arxiv.org/abs/2210.10947), appendix C.2.
+    """
+
+    Settings = _Settings
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """An encoder must be named."""
+        if config.partition.settings.encoder is None:
+            raise ValueError(
+                "partition.encoder: must be given, a run folder or an encoder.safetensors"
+            )
+
+    def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
+        """The cluster of each image, computed once and stored in the user's cache folder.
+
+        Other processes read what was stored: their features might differ in a last bit.
+
+        Raises:
+            ConfigError: the encoder cannot be read or expects other images, there are fewer images
+                than groups, or the groups cannot be stored.
+        """
+        count, whiten = self.settings.groups, self.settings.whiten
+        encoder = self._encoder(images)
+        if len(images) < count:
+            raise ConfigError(f"partition.groups={count}: at most one for each of {len(images)}")
+        key = _key(encoder, images.images, f"{count} {whiten}")
+        file = cache_dir(None) / f"feature-groups-{key}.safetensors"
+        names = tuple(f"group {group}" for group in range(count))
+        try:
+            return load_tensors(file)[0]["groups"], names
+        except (OSError, DamagedFileError):
+            pass
+        groups = torch.from_numpy(_clusters(_features(encoder, images.images), count, whiten))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_tensors(file, {"groups": groups}, {}, mode=0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"partition=features: the groups cannot be stored ({error}); "
+                "set XDG_CACHE_HOME to a folder that can be written"
+            ) from None
+        return groups, names
+
+    def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
+        """Spreads the groups by the partition that `deal` names."""
+        option = "beta" if self.settings.deal == "skew" else "alpha"
+        options = {option: getattr(self.settings, option)}
+        dealer: Partition = PartitionConfig(name=self.settings.deal, **options).build()
+        return dealer.split(labels, count, clients, seed)
+
+    def _encoder(self, images: ImageSet) -> Encoder:
+        named = self.settings.encoder
+        try:
+            encoder = load_encoder(Path(named).expanduser())
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"partition.encoder={named}: {reason}") from None
+        expected = encoder.spec.channels, encoder.spec.image_size, encoder.spec.image_size
+        if tuple(images.images.shape[1:]) != expected:
+            raise ConfigError(
+                f"partition.encoder={named}: expects images {expected}, "
+                f"these are {tuple(images.images.shape[1:])} (channels, height, width)"
+            )
+        return encoder
+
+
+def _key(encoder: Encoder, images: Tensor, options: str) -> str:
+    """A name of what the groups depend on."""
+    weights = encoder.backbone.state_dict().values()
+    digests = [fingerprint_of(t.cpu().contiguous().numpy().tobytes()) for t in (*weights, images)]
+    return fingerprint_of(" ".join([encoder.spec.model_dump_json(), options, *digests]), 32)
+
+
+def _features(encoder: Encoder, images: Tensor) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        batches = [encoder(batch) for batch in torch.split(images, BATCH)]
+    features: NDArray[np.float32] = torch.cat(batches).float().numpy()
+    return features
+
+
+def _clusters(features: NDArray[np.float32], count: int, whiten: bool) -> Indices:
+    """k-means on principal components: the cluster of each row, int64."""
+    from sklearn.cluster import KMeans
+    from sklearn.decomposition import PCA
+
+    pca = PCA(min(COMPONENTS, *features.shape), random_state=SEED)
+    reduced = pca.fit_transform(features)
+    variance = pca.explained_variance_
+    if whiten:
+        real = variance > LEAST_VARIANCE * variance[0]
+        reduced = reduced[:, real] / np.sqrt(variance[real])
+    found = KMeans(count, n_init=KMEANS_STARTS, random_state=SEED).fit_predict(reduced)
+    groups: Indices = found.astype(np.int64)
+    return groups

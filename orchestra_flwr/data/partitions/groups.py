@@ -1,0 +1,124 @@
+"""One client for each group of files: the images of a folder, or those that a table puts together.
+
+A group is what was recorded together, such as a session, a camera or a person.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from orchestra_flwr.config import ConfigError, Section
+from orchestra_flwr.data.images import ImageSet
+from orchestra_flwr.data.partitions import Indices, Partition
+from orchestra_flwr.printable import printable
+
+COLUMNS = ["file", "group"]
+
+
+class _Settings(Section):
+    level: int = Field(1, ge=1)  # which folder names the group: 1 that of the image, 2 the next up
+    csv: str | None = None  # a table with the columns file (below data.root) and group, instead
+
+
+class Groups(Partition):
+    """A client holds all images of a group and has its name.
+
+    With folders of classes that hold folders of sessions, `train/<class>/<session>/*.jpg`, folders
+    of one name are one session, whatever their class.
+    """
+
+    Settings = _Settings
+
+    def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
+        """The group of each image, from the path of its file.
+
+        Raises:
+            ConfigError: the images are no files, a file has no group, the table cannot be read, or
+                the name of a group is not one that a client can have.
+        """
+        if not images.files:
+            raise ConfigError("partition=groups: needs images in files; use data=image_folder")
+        table = None if self.settings.csv is None else _table(self.settings.csv)
+        if table is None:
+            groups = [_folder(file, self.settings.level) for file in images.files]
+        else:
+            groups = _looked_up(images.files, table, self.settings.csv)
+        names = sorted(set(groups))
+        for name in names:
+            if name in ("", ".", "..") or "/" in name or printable(name) != name:
+                raise ConfigError(
+                    f"partition=groups: {printable(name)!r} cannot be a client's name, "
+                    "which must be that of a folder"
+                )
+        index = {name: position for position, name in enumerate(names)}
+        return torch.tensor([index[group] for group in groups]), tuple(names)
+
+    def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
+        """The images of each group, in the order of the groups' names.
+
+        Raises:
+            ConfigError: there are not as many clients as groups.
+        """
+        assert labels is not None  # needs_labels
+        groups = int(labels.max()) + 1
+        if groups != clients:
+            raise ConfigError(
+                f"federation.clients={clients}: partition=groups has one client for each of the "
+                f"{groups} groups"
+            )
+        return [(labels == group).nonzero().squeeze(1).cpu().numpy() for group in range(groups)]
+
+    def names(self, classes: tuple[str, ...], labels: Tensor | None, clients: int) -> list[str]:
+        """The names of the groups."""
+        return list(classes)
+
+
+def _folder(file: str, level: int) -> str:
+    folders = PurePosixPath(file).parts[:-1]
+    if len(folders) < level:
+        raise ConfigError(
+            f"partition.level={level}: {printable(file)} lies in {len(folders)} folders below "
+            "data.root; every image must lie in as many or more"
+        )
+    return folders[-level]
+
+
+def _looked_up(files: Sequence[str], table: dict[str, str], path: str | None) -> list[str]:
+    missing = [file for file in files if file not in table]
+    if missing:
+        raise ConfigError(
+            f"partition.csv={path}: has no line for {len(missing)} of {len(files)} images, "
+            f"such as {printable(missing[0])}"
+        )
+    return [table[file] for file in files]
+
+
+def _table(path: str) -> dict[str, str]:
+    """The group of each file.
+
+    Raises:
+        ConfigError: it cannot be read, lacks a column or gives a file two groups.
+    """
+    table: dict[str, str] = {}
+    try:
+        with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as opened:
+            rows = csv.DictReader(opened)
+            if not {*COLUMNS} <= {*(rows.fieldnames or ())}:
+                raise ConfigError(f"partition.csv={path}: its first line must be file,group")
+            for row in rows:
+                file, group = (row[column] or "" for column in COLUMNS)
+                if table.setdefault(file, group) != group:
+                    raise ConfigError(
+                        f"partition.csv={path}: line {rows.line_num} gives {printable(file)} "
+                        "a second group"
+                    )
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ConfigError(f"partition.csv={path}: cannot be read ({reason})") from None
+    return table

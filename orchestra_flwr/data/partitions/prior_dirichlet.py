@@ -1,0 +1,78 @@
+"""Classes drawn client by client: the label skew of Hsu et al., with clients of equal size."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from orchestra_flwr.config import Section
+from orchestra_flwr.data.partitions import Indices, Partition
+from orchestra_flwr.seeding import numpy_generator
+
+EVEN_ALPHA = 1e9  # a draw is the prior itself from here on; larger ones overflow
+
+
+class _Settings(Section):
+    # Times the prior, so that it means the same for any number of classes.
+    alpha: float = Field(0.1, gt=0)
+
+
+class PriorDirichlet(Partition):
+    """Each client draws class shares from Dirichlet(alpha * prior), then its images by them.
+
+    The prior is the classes' shares of all images. Clients differ in size by one image at most.
+    `dirichlet` spreads each class over the clients instead: its alpha is this one's times the
+    prior. From Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated
+    Visual Classification" (https://arxiv.org/abs/1909.06335).
+    """
+
+    Settings = _Settings
+
+    def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
+        """Deals to one client after the other; who comes late gets what is left of the classes."""
+        assert labels is not None  # needs_labels
+        random = numpy_generator(seed, "partition")
+        of_images = labels.cpu().numpy()
+        classes, left = np.unique(of_images, return_counts=True)
+        alpha = min(self.settings.alpha, EVEN_ALPHA) * left / count
+        shuffled = [random.permutation(np.flatnonzero(of_images == label)) for label in classes]
+        parts = []
+        for size in map(len, np.array_split(np.arange(count), clients)):
+            taken = _drawn(alpha, left, size, random)
+            runs = zip(shuffled, left, taken, strict=True)
+            # What is left of a class lies in front; its last images go first.
+            images = [members[rest - own : rest] for members, rest, own in runs]
+            parts.append(np.sort(np.concatenate(images)))
+            left = left - taken
+        return parts
+
+
+def _drawn(
+    alpha: NDArray[np.float64], left: Indices, size: int, random: np.random.Generator
+) -> Indices:
+    """How many images of each class a client draws one by one, without putting any back.
+
+    A class that has run out is not drawn any more: its share goes to the others in proportion. A
+    draw that hits it is repeated, which is the same as drawing from the others.
+
+    Args:
+        alpha: concentrations, (classes,).
+        left: images that nobody has yet, (classes,).
+        size: the number of images to draw, at most those that are left.
+        random: the split's generator.
+
+    Returns:
+        int64, (classes,), of sum `size`.
+    """
+    shares = random.dirichlet(alpha)
+    taken = np.zeros_like(left)
+    while (missing := size - taken.sum()) > 0:
+        open_ones = taken < left
+        shares = np.where(open_ones, shares, 0.0)
+        if not shares.sum() > 0:  # too small for a float: the rest of a draw is a draw itself
+            shares[open_ones] = random.dirichlet(alpha[open_ones])
+        shares = shares / shares.sum()
+        taken = np.minimum(taken + random.multinomial(missing, shares), left)
+    return taken

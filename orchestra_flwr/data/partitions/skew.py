@@ -1,0 +1,57 @@
+"""Clients of which a share of the images is of their own classes alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from orchestra_flwr.config import Section
+from orchestra_flwr.data.partitions import Indices, Partition
+from orchestra_flwr.seeding import numpy_generator
+
+
+class _Settings(Section):
+    beta: float = Field(0.1, ge=0, le=1)  # share of images that are of any class; 1: iid
+
+
+class Skew(Partition):
+    """A share beta of each client's images is of any class, the rest of classes of its own.
+
+    With K clients and N classes a client has N / K classes of its own; K = N and beta = 0 is
+    `by_class`. Where K is larger, clients share a class. Sizes differ by one image at most. From
+    Hsieh et al., "The Non-IID Data Quagmire" (https://arxiv.org/abs/1910.00189), as the Dec-SSL
+    paper uses it (https://arxiv.org/abs/2210.10947).
+    """
+
+    Settings = _Settings
+
+    def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
+        """Random images of each class, 1 - beta of it, are cut into runs in the classes' order."""
+        assert labels is not None  # needs_labels
+        random = numpy_generator(seed, "partition")
+        of_images = labels.cpu().numpy()
+        own, common = [], []
+        for label in np.unique(of_images):
+            members = random.permutation(np.flatnonzero(of_images == label))
+            cut = round((1 - self.settings.beta) * len(members))
+            own.append(members[:cut])
+            common.append(members[cut:])
+        sizes = _sizes(count, clients)
+        of_own = _sizes(sum(map(len, own)), clients)
+        own_runs = _cut(np.concatenate(own), of_own)
+        common_runs = _cut(random.permutation(np.concatenate(common)), sizes - of_own)
+        return [np.sort(np.concatenate(runs)) for runs in zip(own_runs, common_runs, strict=True)]
+
+
+def _sizes(count: int, clients: int) -> Indices:
+    """`count` in nearly equal parts, the larger ones first."""
+    sizes: Indices = (count + clients - 1 - np.arange(clients)) // clients
+    return sizes
+
+
+def _cut(images: Indices, sizes: Indices) -> list[Indices]:
+    ends = np.cumsum(sizes, dtype=np.int64)
+    return [images[start:end] for start, end in pairwise([0, *ends])]

@@ -1,0 +1,132 @@
+"""Images in styles that differ from client to client: filters, or copies that a user has made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import conv2d, pad
+
+from orchestra_flwr.config import ConfigError, Section
+from orchestra_flwr.data.image_files.styled_copies import read_copies
+from orchestra_flwr.data.images import ImageSet
+from orchestra_flwr.data.shifts import Shift, drawn_variants
+from orchestra_flwr.data.transforms import LUMA, blur
+from orchestra_flwr.seeding import torch_generator
+
+LEVELS = 4  # of a posterised channel
+SATURATION = 2.0
+RELIEF = ((-2.0, -1.0, 0.0), (-1.0, 1.0, 1.0), (0.0, 1.0, 2.0))
+WARM, COLD = (1.15, 1.0, 0.75), (0.75, 1.0, 1.15)  # factors of red, green and blue
+BLUR_SIGMA = 2.0
+NOISE = 0.08  # deviation, of values from 0 to 1
+
+
+class _Settings(Section):
+    alpha: float = Field(0.1, gt=0)  # of a client's shares of the styles: the smaller, the fewer
+    folder: str | None = None  # <style>/<number>.png, copies of the training images; None: filters
+
+
+class Style(Shift):
+    """Each image has one of the styles that its client prefers, and keeps it.
+
+    A client draws its shares of the styles from Dirichlet(alpha / styles). The five filters (as it
+    is, posterised, relief, blurred and warm, noisy and cold) are substitutes for the stylised
+    images of Dec-SSL (https://arxiv.org/abs/2210.10947), whose paintings and weights are not
+    public. With `folder` they are whatever its folders hold.
+    """
+
+    Settings = _Settings
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Styles are styles of colours."""
+        if config.data.channels != len(LUMA):
+            raise ValueError(
+                f"shift=style: needs images of 3 channels; those of data={config.data.name} "
+                f"have {config.data.channels}"
+            )
+
+    def check_images(self, images: ImageSet) -> None:
+        """Every style must have a copy of every training image."""
+        if self.settings.folder is not None:
+            self._copies(images.images.shape[-1], len(images))
+
+    def apply(self, images: Tensor, indices: Tensor, client: str, seed: int) -> Tensor:
+        """The images in their styles."""
+        if self.settings.folder is not None:
+            copies = self._copies(images.shape[-1], int(indices.max()) + 1)
+            chosen = drawn_variants(len(copies), self.settings.alpha, indices, client, seed)
+            return copies[chosen, indices.cpu()].to(images.device)
+        chosen = drawn_variants(len(FILTERS), self.settings.alpha, indices, client, seed)
+        styled = images.clone()
+        for style, filter_ in enumerate(FILTERS[1:], 1):
+            rows = (chosen == style).nonzero().squeeze(1).to(images.device)
+            if len(rows):
+                values = filter_(images[rows].float() / 255, indices[rows.cpu()], seed)
+                styled[rows] = (values * 255).round().clamp(0, 255).byte()
+        return styled
+
+    def _copies(self, size: int, count: int) -> Tensor:
+        """The images below `folder`, uint8, (styles, at least `count`, 3, size, size)."""
+        copies = read_copies(self.settings.folder, size)
+        if copies.shape[1] < count:
+            raise ConfigError(
+                f"shift.folder={self.settings.folder}: must hold a copy of each of the {count} "
+                f"training images, numbered from 0, in each style; there are {copies.shape[1]}"
+            )
+        return copies
+
+
+def _as_it_is(values: Tensor, indices: Tensor, seed: int) -> Tensor:
+    return values
+
+
+def _posterised(values: Tensor, indices: Tensor, seed: int) -> Tensor:
+    """Few levels and strong colours."""
+    gray = _gray(values)
+    strong = (gray + SATURATION * (values - gray)).clamp(0, 1)
+    return (strong * (LEVELS - 1)).round() / (LEVELS - 1)
+
+
+def _relief(values: Tensor, indices: Tensor, seed: int) -> Tensor:
+    """As if embossed, with edges that light and shadow make."""
+    kernel = torch.tensor(RELIEF, device=values.device).expand(3, 1, 3, 3)
+    return conv2d(pad(values, (1, 1, 1, 1), mode="replicate"), kernel, groups=3).clamp(0, 1)
+
+
+def _warm(values: Tensor, indices: Tensor, seed: int) -> Tensor:
+    """Blurred, and lit by a lamp."""
+    sigma = torch.full((len(values),), BLUR_SIGMA, device=values.device)
+    return _tinted(blur(blur(values, sigma), sigma), WARM)
+
+
+def _cold(values: Tensor, indices: Tensor, seed: int) -> Tensor:
+    """Noisy, and bluish; each image has noise of its own."""
+    shape = values.shape[1:]
+    noise = [
+        torch.randn(shape, generator=torch_generator(seed, "shift", index, "noise"))
+        for index in indices.tolist()
+    ]
+    return _tinted(values + NOISE * torch.stack(noise).to(values.device), COLD)
+
+
+FILTERS: tuple[Callable[[Tensor, Tensor, int], Tensor], ...] = (
+    _as_it_is,
+    _posterised,
+    _relief,
+    _warm,
+    _cold,
+)
+
+
+def _gray(values: Tensor) -> Tensor:
+    luma = torch.tensor(LUMA, device=values.device)[:, None, None]
+    return (values * luma).sum(dim=1, keepdim=True)
+
+
+def _tinted(values: Tensor, factors: tuple[float, ...]) -> Tensor:
+    return values * torch.tensor(factors, device=values.device)[:, None, None]

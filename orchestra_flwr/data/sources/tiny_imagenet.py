@@ -1,0 +1,89 @@
+"""TinyImageNet, as its archive is unpacked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data.image_files import FileOptions
+from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
+from orchestra_flwr.data.image_files.file_lists import Contents, FileList, load_files
+from orchestra_flwr.data.images import Dataset
+from orchestra_flwr.data.sources import Source
+from orchestra_flwr.printable import printable
+
+LAYOUT = "train/<class>/images/*, val/images/* and val/val_annotations.txt"
+LIST = "val/val_annotations.txt"
+
+
+class TinyImagenet(Source):
+    """100,000 training images of 64 x 64 pixels, 200 classes (Le and Yang, 2015).
+
+    Its test images have no public labels: the 10,000 of `val` are the test images here.
+    """
+
+    classes = 200
+    Settings = FileOptions
+
+    def load(self) -> Dataset:
+        """Reads them from `data.root`: the folder `tiny-imagenet-200`, the one around it or a zip.
+
+        Raises:
+            ConfigError: the root is not given, missing or laid out otherwise.
+        """
+        if not self.settings.root:
+            raise ConfigError(
+                f"data.root must name the unpacked folder or the zip of data={self.data.name}"
+            )
+        root = Path(self.settings.root).expanduser()
+        with Archive(root) as archive:
+            contents = _contents(root, archive)
+            return load_files(archive, root, contents, self.data, self.settings)
+
+
+def _contents(root: Path, archive: Archive) -> Contents:
+    """Training files by their folders, validation files by the list.
+
+    Raises:
+        ConfigError: there are none of one or the other, or a file has no known class.
+    """
+    train: list[tuple[ImageFile, str]] = []
+    validation: dict[str, ImageFile] = {}
+    outer = ""
+    for file in archive.files():
+        match file.parts:
+            case (*above, "train", class_, "images", _):
+                train.append((file, class_))
+                outer = "".join(f"{folder}/" for folder in above)
+            case (*_, "val", "images", name):
+                validation[name] = file
+    if not train or not validation:
+        missing = "validation" if train else "training"
+        raise wrong_root(root, f"holds no {missing} images of TinyImageNet; expected {LAYOUT}")
+    classes = sorted({class_ for _, class_ in train})
+    listed = _listed(root, archive, outer + LIST)
+    for name in validation:
+        if listed.get(name) not in classes:
+            raise wrong_root(root, f"{LIST} gives {printable(name)} no class that train/ has")
+    test = [(file, listed[name]) for name, file in validation.items()]
+    shown = tuple(map(printable, classes))
+    return Contents(_file_list(train, classes), _file_list(test, classes), shown)
+
+
+def _listed(root: Path, archive: Archive, name: str) -> dict[str, str]:
+    """The classes of the validation images, by the names of their files."""
+    try:
+        lines = archive.read(name).decode().splitlines()
+    except (OSError, KeyError, ValueError):
+        raise wrong_root(root, f"{name} is missing or cannot be read; expected {LAYOUT}") from None
+    columns = [line.split("\t") for line in lines]
+    return {line[0]: line[1] for line in columns if len(line) > 1}
+
+
+def _file_list(files: list[tuple[ImageFile, str]], classes: list[str]) -> FileList:
+    index = {name: position for position, name in enumerate(classes)}
+    return FileList(
+        [file for file, _ in files], torch.tensor([index[class_] for _, class_ in files])
+    )

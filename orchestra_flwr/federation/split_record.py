@@ -1,0 +1,43 @@
+"""What a simulation leaves behind about its split: a picture, and the counts with their EMD."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import Partition, class_counts, earth_movers_distance
+from orchestra_flwr.federation.population import Population
+from orchestra_flwr.files import write_atomically
+from orchestra_flwr.reporting import RunFolder, plot_partition
+
+
+def record_split(config: Config, population: Population, folder: RunFolder) -> None:
+    """Writes `partition.png` and `partition.json` into the run folder.
+
+    The file has the images by client and class, `emd` (:func:`earth_movers_distance` of the class
+    shares) and, where other groups than the classes are spread, `group_emd` of these.
+
+    Raises:
+        OSError: names the file that could not be written.
+    """
+    parts, train = list(population.parts.values()), population.dataset.train
+    facts: dict[str, Any] = {"partition": config.partition.name, "shift": config.shift.name}
+    if train.labels is None:
+        counts, names = np.array([[len(part)] for part in parts]), ["images"]
+    else:
+        counts, names = class_counts(parts, train.labels, len(train.classes)), list(train.classes)
+        facts["emd"] = earth_movers_distance(counts)
+    plugin: Partition = config.partition.build()
+    if type(plugin).groups is not Partition.groups:
+        groups, group_names = plugin.groups(train)
+        if groups is not None:
+            facts["group_emd"] = earth_movers_distance(
+                class_counts(parts, groups, len(group_names))
+            )
+    by_client = dict(zip(population.parts, counts.tolist(), strict=True))
+    facts |= {"classes": names, "clients": by_client}
+    write_atomically(folder.path / "partition.json", (json.dumps(facts) + "\n").encode())
+    plot_partition(counts, names, folder.path / "partition.png", emd=facts.get("emd"))
