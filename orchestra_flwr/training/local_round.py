@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -25,11 +25,13 @@ class LocalResult:
         losses: mean of each part of the loss over the steps; empty if nothing was trained.
         steps: optimizer steps.
         contribution: what the method sends to the server beside its state.
+        measures: mean of each of the terms' measures over the steps.
     """
 
     losses: dict[str, float]
     steps: int
     contribution: Contribution
+    measures: dict[str, float] = field(default_factory=dict)
 
 
 def train_round(
@@ -73,8 +75,10 @@ def train_round(
     for rows in _epochs(images, training, seed, training.local_epochs):
         take(rows)
         steps += 1
-    losses = step.losses(steps)
-    return LocalResult(losses, steps, _contribution(learner, images, config, seed, contribute))
+    losses, measures = step.losses(steps), step.measures(steps)
+    learner.end_round()
+    contribution = _contribution(learner, images, config, seed, contribute)
+    return LocalResult(losses, steps, contribution, measures)
 
 
 def observe_round(

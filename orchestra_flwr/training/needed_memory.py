@@ -30,7 +30,8 @@ def check_memory(config: Config, channels: int) -> None:
         raise ConfigError(
             f"model.width={config.model.width}: with "
             f"model.projector_dim={config.model.projector_dim}{heads} the state has {numbers:,} "
-            f"numbers, to train it takes {needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:,.1f} GB"
+            f"numbers, to train it takes {needed / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.1f} GB"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -81,20 +81,22 @@ class LocalStep:
         self._precision = config.training.precision
         parameters = [p for p in learner.parameters() if p.requires_grad]
         self._optimizer = config.optimizer.build(parameters, config.training.lr)
-        self._totals: dict[str, Tensor] = {}
+        self._losses: dict[str, Tensor] = {}
+        self._measures: dict[str, Tensor] = {}
 
     def __call__(self, rows: Tensor) -> None:
         """Trains on the (B,) chosen images."""
         batch = self._batch_of(rows)
         with passes_in(self._precision, rows.device.type):
-            losses = self._learner.loss(batch)
+            losses, measures = self._learner.measured_loss(batch)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        for name, loss in losses.items():
-            if name in self._totals:
-                self._totals[name].add_(loss.detach())
-            else:
-                self._totals[name] = loss.detach().clone()
+        _add(self._losses, losses)
+        _add(self._measures, measures)
+
+    def measures(self, steps: int) -> dict[str, float]:
+        """Mean of each of the terms' measures over the steps so far."""
+        return {name: float(total) / steps for name, total in self._measures.items()}
 
     def losses(self, steps: int) -> dict[str, float]:
         """Mean of each part of the loss over the steps so far.
@@ -102,8 +104,17 @@ class LocalStep:
         Raises:
             TrainingError: one is not finite.
         """
-        losses = {name: float(total) / steps for name, total in self._totals.items()}
+        losses = {name: float(total) / steps for name, total in self._losses.items()}
         for name, value in losses.items():
             if not math.isfinite(value):
                 raise TrainingError(f"the {name} loss is {value}; a lower training.lr may help")
         return losses
+
+
+def _add(totals: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Adds scalars to their totals, in place."""
+    for name, value in values.items():
+        if name in totals:
+            totals[name].add_(value.detach())
+        else:
+            totals[name] = value.detach().clone()

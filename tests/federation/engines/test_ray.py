@@ -104,6 +104,7 @@ def test_same_bits_inline_and_on_ray_whatever_is_killed(sim, tmp_path, tiny_over
     """
     long = ["federation.rounds=4", "federation.participation=0.75", "seed=3"]
     long += ["training.local_epochs=30"]
+    long += ["terms.verification.weight=1", "terms.verification.hidden=16"]  # rows by numbers
     inline = tmp_path / "inline"
     assert main([*tiny_overrides, *long, f"run_dir={inline}"]) == 0
 
