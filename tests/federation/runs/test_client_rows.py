@@ -48,7 +48,7 @@ def coming(*present):
 
         def connected(self):
             nodes = super().connected()
-            return {name: nodes[name] for name in next(self.rounds)}
+            return {name: nodes.get(name, 0) for name in next(self.rounds)}
 
     return Members
 
@@ -150,13 +150,9 @@ def test_a_real_client_gets_the_next_row_and_keeps_it(tiny, run, watched):
 
 
 def test_who_comes_when_all_rows_have_been_given_out_is_said_and_left_out(
-    tiny, tmp_path, federate, watched, monkeypatch
+    run, watched, monkeypatch
 ):
-    """A server knows `federation.clients` of its clients, which here are two, and more come."""
-    config = tiny(*ON, "federation.rounds=2", f"run_dir={tmp_path / 'run'}")
-    few = config.model_copy(
-        update={"federation": config.federation.model_copy(update={"clients": 2})}
-    )
+    """Rows for the two clients that the server knows of; others come as well."""
     said, asked = [], []
     monkeypatch.setattr(
         "orchestra_flwr.reporting.progress.Progress.message", lambda self, line: said.append(line)
@@ -165,16 +161,12 @@ def test_who_comes_when_all_rows_have_been_given_out_is_said_and_left_out(
     def look(client, round_, sent, reply):
         asked.append(client)
 
-    def federated(present, folder=None):
-        return federate(few, app=watched(look), members=coming(*present), evaluate=False,
-                        folder=folder)  # fmt: skip
-
-    federated(["01", "013"])
+    overrides = (*ON, "federation.rounds=2", "federation.clients=2")
+    run("run", *overrides, app=watched(look), members=coming("01", "013"))
     assert sorted(set(asked)) == ["0", "1"]
-    assert [line for line in said if "client 3" in line] == [
+    assert [line for line in said if "place" in line] == [
         "client 3 does not take part: all 2 places of this run have been given to other clients "
         "(terms.<name>.capacity)"
     ]
-    other = few.model_copy(update={"run_dir": str(tmp_path / "other")})
     with pytest.raises(FederationError, match="^client 2 cannot take part: all 2 places"):
-        federate(other, members=coming("01", "23"), evaluate=False)
+        run("other", *overrides, members=coming("01", "23"))

@@ -162,9 +162,9 @@ def test_its_options_are_checked(user_package):
 
 def test_names_that_do_not_exist_are_refused(user_package):
     user_package({"backbones/patches.py": MINE})
-    with pytest.raises(ConfigError, match="^model=vit: must be one of convnet, resnet18$"):
+    with pytest.raises(ConfigError, match="^model=vit: must be one of cct, convnet, resnet18$"):
         build_backbone(ModelConfig(name="vit"), 3)
     model = ModelConfig(name="vit")
     model.look_in(("my_package",))
-    with pytest.raises(ConfigError, match="must be one of convnet, resnet18, patches$"):
+    with pytest.raises(ConfigError, match="must be one of cct, convnet, resnet18, patches$"):
         build_backbone(model, 3)
