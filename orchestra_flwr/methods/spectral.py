@@ -82,7 +82,8 @@ class Spectral(Method):
         """The spectral loss of one step."""
         seen = [(feature := self.backbone(view), self.projector(feature)) for view in batch.views]
         features, projections = zip(*seen, strict=True)
-        spectral = spectral_contrastive_loss(*projections, norm=self.settings.norm)
+        first, second = projections
+        spectral = spectral_contrastive_loss(first, second, self.settings.norm)
         return Step({"spectral": spectral}, {"backbone": features, "projector": projections})
 
     def backbones(self) -> dict[str, Backbone]:

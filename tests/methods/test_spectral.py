@@ -52,7 +52,7 @@ def test_outputs_that_differ_between_images_give_minus_2_and_constant_ones_minus
 def test_it_is_the_error_of_the_similarity_matrix_up_to_a_constant():
     """|I - F G' / B|^2 = B - 2 E<x, x+> + E<x, y>^2, with all B^2 pairs in the last mean.
 
-    A positive pair has probability 1 / B, as has each view, so the normalised adjacency matrix is I.
+    A positive pair has probability 1 / B, as has each view: the normalised adjacency matrix is I.
     The loss leaves the B equal pairs out of the mean.
     """
     count = 6

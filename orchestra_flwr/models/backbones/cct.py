@@ -98,7 +98,7 @@ class CCT(Backbone):
 
 
 class _Layer(nn.Module):
-    """Attention and an MLP as wide as the tokens; the second LayerNorm is on the residual stream."""
+    """Attention and an MLP; the second LayerNorm is on the residual stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
