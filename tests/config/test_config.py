@@ -126,7 +126,7 @@ def test_the_command_line_wins_over_the_data_set():
         ("engine=dask", "engine=dask: must be one of inline, ray"),
         ("device=tpu", "device=tpu: must be auto, cpu, cuda or cuda:N"),
         ("data=imagenet", "data=imagenet: must be one of cifar10, cifar100, digits, image_folder"),
-        ("preset=mine", "preset=mine: must be one of released_code"),
+        ("preset=mine", "preset=mine: must be one of mutual_information, released_code"),
         ("merging=fedx", "merging=fedx: must be one of fedbn, fedema, fedu, replace"),
         ("resume=nowhere", "resume=nowhere: no run folder"),
         ("seed", "overrides are written key=value"),

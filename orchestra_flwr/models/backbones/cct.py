@@ -55,7 +55,7 @@ class CCT(Backbone):
             outputs = width if left == 0 else max(width >> left, 1)
             blocks += [
                 Convolution(inputs, outputs, 3, padding=1),
-                nn.ReLU(inplace=True),
+                nn.ReLU(),
                 nn.MaxPool2d(3, stride=2, padding=1),
             ]
             inputs, side = outputs, (side + 1) // 2
