@@ -1,4 +1,4 @@
-"""The preset of the mutual-information paper on a user's own photographs: trains, judges, reports."""
+"""The preset of the mutual-information paper on a user's photographs: trains, judges, reports."""
 
 import json
 
