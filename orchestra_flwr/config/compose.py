@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_flwr.config.choice import Choice
@@ -92,10 +92,9 @@ def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:
         ConfigError: a value refers to one that is not there.
     """
     try:
-        values: Any = OmegaConf.to_container(composed, resolve=True)
-        return dict(values)
+        return _without_referred(section, OmegaConf.to_container(composed, resolve=True))
     except OmegaConfBaseException as error:
-        unresolved: Any = OmegaConf.to_container(composed)
+        unresolved = _without_referred(section, _as_far_as_it_resolves(composed))
         missing = re.search(r"Interpolation key '([^']+)'", str(error))
         # A wrong name or value may be the reason: it is told first.
         _check_names(section, unresolved)
@@ -107,6 +106,27 @@ def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:
         nowhere = f", there is no {missing[1]}" if missing else ""
         key = getattr(error, "full_key", "") or "a key"
         raise ConfigError(f"{key}: must be given{nowhere}") from None
+
+
+def _as_far_as_it_resolves(node: DictConfig) -> dict[str, Any]:
+    """The composed values as plain ones; those that cannot be resolved stay as they are written."""
+    written: Any = OmegaConf.to_container(node)
+    values: dict[str, Any] = {}
+    for key in written:
+        try:
+            value = node[key]
+        except OmegaConfBaseException:
+            value = written[key]
+        if isinstance(value, DictConfig):
+            values[key] = _as_far_as_it_resolves(value)
+        else:
+            values[key] = written[key] if isinstance(value, ListConfig) else value
+    return values
+
+
+def _without_referred(section: type[Composed], values: Any) -> dict[str, Any]:
+    """The values of a configuration, without what only its other values refer to."""
+    return {key: value for key, value in values.items() if key not in section.referred}
 
 
 def _check_names(section: type[Composed], values: dict[str, Any]) -> None:

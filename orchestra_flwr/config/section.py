@@ -47,10 +47,12 @@ class Composed(Section):
     Class attributes:
         file: its name, without .yaml.
         unused: groups of that file that only its other groups' choices refer to.
+        referred: keys of presets that only other keys refer to; they are no part of the result.
     """
 
     file: ClassVar[str]
     unused: ClassVar[tuple[str, ...]] = ()
+    referred: ClassVar[tuple[str, ...]] = ("preset_options",)
 
 
 S = TypeVar("S", bound=Section)

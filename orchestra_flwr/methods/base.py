@@ -62,6 +62,7 @@ class Received:
     Attributes:
         client: its name.
         index: its number among all clients of the run, which never changes; None: not known.
+        population: how many clients of the run have numbers so far; None: not known.
         round: the round, from 0.
         images: (n, C, H, W) uint8, all of the client's.
         state: shared and server tensors by name as the server sent them, before any merging; None
@@ -73,6 +74,7 @@ class Received:
     round: int
     images: Tensor
     state: Mapping[str, Tensor] | None = None
+    population: int | None = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,16 @@ class Method(Plugin, nn.Module, ABC):
     @abstractmethod
     def loss(self, batch: Batch) -> Step:
         """The loss of one step, and features that terms may use."""
+
+    def information(self, step: Step) -> Tensor | None:
+        """A lower bound of the information that two views share given the client, in nats.
+
+        A scalar without gradient; None: the method's loss is no such bound.
+
+        Args:
+            step: what :meth:`loss` returned.
+        """
+        return None
 
     @abstractmethod
     def backbones(self) -> dict[str, Backbone]:

@@ -5,7 +5,9 @@ Chen et al., "A Simple Framework for Contrastive Learning of Visual Representati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -42,10 +44,32 @@ def nt_xent_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(similarity, partner)
 
 
+@in_float32
+def info_nce_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+    """InfoNCE: which of the other views is of the same image? Averaged over both directions.
+
+    Equation 14 of the mutual-information paper (ICLR 2024, arXiv 2405.02081) and its mirror image,
+    as cross-entropies: log B less is minus the bound of the information that two views share.
+    Candidates are the B other views of the batch; NT-Xent has the views on the own side as well.
+
+    Args:
+        first: (B, D) features of one view of every image; only their directions matter.
+        second: (B, D) features of another view of the same images.
+        temperature: tau, by which cosine similarities are divided.
+
+    Returns:
+        Scalar; log B for features that are all alike.
+    """
+    similarity = F.normalize(first, dim=1) @ F.normalize(second, dim=1).T / temperature
+    same = torch.arange(len(first), device=similarity.device)
+    return (F.cross_entropy(similarity, same) + F.cross_entropy(similarity.T, same)) / 2
+
+
 class SimCLRSettings(Section):
     """Options under `method.` for method=simclr."""
 
     temperature: float = Field(0.1, gt=0)
+    loss: Literal["nt_xent", "infonce"] = "nt_xent"
 
 
 class SimCLR(Method):
@@ -74,8 +98,14 @@ class SimCLR(Method):
         seen = [(feature := self.backbone(view), self.projector(feature)) for view in batch.views]
         features, projections = zip(*seen, strict=True)
         first, second = projections
-        contrastive = nt_xent_loss(first, second, self.settings.temperature)
+        loss = info_nce_loss if self.settings.loss == "infonce" else nt_xent_loss
+        contrastive = loss(first, second, self.settings.temperature)
         return Step({"contrastive": contrastive}, {"backbone": features, "projector": projections})
+
+    def information(self, step: Step) -> Tensor:
+        """log B - InfoNCE, a bound for whichever loss is minimised, as its critic may be any."""
+        first, second = (each.detach() for each in step.features["projector"])
+        return math.log(len(first)) - info_nce_loss(first, second, self.settings.temperature)
 
     def backbones(self) -> dict[str, Backbone]:
         """The one backbone."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -17,8 +15,8 @@ from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods.spectral import spectral_contrastive_loss
 from orchestra_flwr.models import Backbone, build_backbone, build_head
-from orchestra_flwr.models.precision import in_float32
 
 # As published, but for the first view's bilinear crops: all crops here are bicubic.
 RECIPES = (
@@ -33,7 +31,6 @@ ROLES = {
 }
 
 
-@in_float32
 def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
     """-2 E[cos(x, x+)] + E[cos(x, y)^2] over pairs of views of one and of different images.
 
@@ -45,11 +42,7 @@ def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
         Scalar: the means over the B equal and the B (B - 1) different pairs. A single image has no
         different pair, and nothing that pushes it away.
     """
-    count = len(first)
-    cosines = F.normalize(first, dim=1) @ F.normalize(second, dim=1).T
-    same = torch.eye(count, dtype=torch.bool, device=cosines.device)
-    different = cosines.square().masked_fill(same, 0).sum() / max(count * (count - 1), 1)
-    return -2 * cosines.diagonal().mean() + different
+    return spectral_contrastive_loss(first, second, "sphere")
 
 
 class SpecLossSettings(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -25,9 +26,12 @@ class Term(Plugin, nn.Module, ABC):
 
     Attributes:
         settings: as above.
+        capacity: most clients that can ever take part in a run; None: any number.
     """
 
     needs_received: ClassVar[bool] = False
+
+    capacity: int | None = None
 
     def __init__(self, settings: object, config: Config, method: Method) -> None:
         super().__init__()
@@ -53,3 +57,16 @@ class Term(Plugin, nn.Module, ABC):
             batch: of the step.
             step: the method's own losses and features of it.
         """
+
+    def measures(self, method: Method, step: Step, loss: Tensor) -> Mapping[str, Tensor]:
+        """Named scalars that are recorded beside the losses and not minimised.
+
+        Args:
+            method: that is being trained.
+            step: as for :meth:`loss`.
+            loss: what :meth:`loss` returned for it.
+        """
+        return {}
+
+    def end_round(self) -> None:
+        """Called on the client after its last step of a round."""

@@ -79,6 +79,12 @@ class Learner(nn.Module):
         }
 
     @property
+    def capacity(self) -> int | None:
+        """Most clients that can ever take part in a run; None: any number."""
+        capacities = [t.capacity for t in self.terms.children() if isinstance(t, Term)]
+        return min((c for c in capacities if c is not None), default=None)
+
+    @property
     def needs_received(self) -> bool:
         """Whether a round needs the state as the server sent it."""
         return self.method.needs_received or any(
@@ -98,14 +104,27 @@ class Learner(nn.Module):
         Raises:
             ValueError: a term is called like a part of the method's loss.
         """
+        return self.measured_loss(batch)[0]
+
+    def measured_loss(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """As :meth:`loss`, and named scalars that are only recorded (:meth:`Term.measures`)."""
         step = self.method.loss(batch)
         losses = dict(step.losses)
+        measures: dict[str, Tensor] = {}
         for name, term in self.terms.items():
             assert isinstance(term, Term)
             if name in losses:
                 raise ValueError(f"terms.{name}: a part of the method's loss has this name")
-            losses[name] = self._weights[name] * term.loss(self.method, batch, step)
-        return losses
+            loss = term.loss(self.method, batch, step)
+            losses[name] = self._weights[name] * loss
+            measures |= term.measures(self.method, step, loss)
+        return losses, measures
+
+    def end_round(self) -> None:
+        """Called after a client's last step: as :meth:`Term.end_round`, for every term."""
+        for term in self.terms.children():
+            assert isinstance(term, Term)
+            term.end_round()
 
     def _tensors(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state_dict(keep_vars=True)

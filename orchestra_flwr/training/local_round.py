@@ -26,12 +26,14 @@ class LocalResult:
         steps: optimizer steps.
         contribution: what the method sends to the server beside its state.
         optimizer_state: what the optimizer remembers of the steps, where clients keep it.
+        measures: mean of each of the terms' measures over the steps.
     """
 
     losses: dict[str, float]
     steps: int
     contribution: Contribution
     optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
 
 
 def train_round(
@@ -80,10 +82,11 @@ def train_round(
         for rows in batches:
             take(rows.to(images.device))
         steps += len(batches)
-    losses = step.losses(steps)
+    losses, measures = step.losses(steps), step.measures(steps)
+    learner.end_round()
     contribution = _contribution(learner, images, config, seed, contribute)
     kept = step.optimizer.state() if training.optimizer_state == "keep" else {}
-    return LocalResult(losses, steps, contribution, kept)
+    return LocalResult(losses, steps, contribution, kept, measures)
 
 
 def observe_round(

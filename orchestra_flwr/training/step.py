@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -92,7 +92,8 @@ class LocalStep:
         if self._schedule.changes:  # a captured step reads it anew each time
             lr = torch.tensor(lr, dtype=torch.float64, device=parameters[0].device)
         self.optimizer: Optimizer = config.optimizer.build(parameters, lr)
-        self._totals: dict[str, Tensor] = {}
+        self._losses: dict[str, Tensor] = {}
+        self._measures: dict[str, Tensor] = {}
 
     def start_epoch(self, round_: int, epoch: int) -> None:
         """Sets the learning rate of a local epoch, counted from 0, of a round."""
@@ -105,14 +106,15 @@ class LocalStep:
         """Trains on the (B,) chosen images."""
         batch = self._batch_of(rows)
         with passes_in(self._training.precision, rows.device.type):
-            losses = self._learner.loss(batch)
+            losses, measures = self._learner.measured_loss(batch)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        for name, loss in losses.items():
-            if name in self._totals:
-                self._totals[name].add_(loss.detach())
-            else:
-                self._totals[name] = loss.detach().clone()
+        _add(self._losses, losses)
+        _add(self._measures, measures)
+
+    def measures(self, steps: int) -> dict[str, float]:
+        """Mean of each of the terms' measures over the steps so far."""
+        return {name: float(total) / steps for name, total in self._measures.items()}
 
     def losses(self, steps: int) -> dict[str, float]:
         """Mean of each part of the loss over the steps so far.
@@ -120,8 +122,17 @@ class LocalStep:
         Raises:
             TrainingError: one is not finite.
         """
-        losses = {name: float(total) / steps for name, total in self._totals.items()}
+        losses = {name: float(total) / steps for name, total in self._losses.items()}
         for name, value in losses.items():
             if not math.isfinite(value):
                 raise TrainingError(f"the {name} loss is {value}; a lower training.lr may help")
         return losses
+
+
+def _add(totals: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Adds scalars to their totals, in place."""
+    for name, value in values.items():
+        if name in totals:
+            totals[name].add_(value.detach())
+        else:
+            totals[name] = value.detach().clone()

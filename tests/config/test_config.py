@@ -134,7 +134,10 @@ def test_the_command_line_wins_over_the_data_set():
             "data=imagenet",
             "data=imagenet: must be one of cifar10, cifar100, digits, image_folder, ",
         ),
-        ("preset=mine", "preset=mine: must be one of dec_ssl, dec_ssl_released, released_code"),
+        (
+            "preset=mine",
+            "preset=mine: must be one of dec_ssl, dec_ssl_released, mutual_information, ",
+        ),
         ("merging=fedx", "merging=fedx: must be one of fedbn, fedema, fedu, replace"),
         ("resume=nowhere", "resume=nowhere: no run folder"),
         ("seed", "overrides are written key=value"),

@@ -93,3 +93,19 @@ def test_the_method_is_the_loss_of_its_parts(tiny):
     p = [method.predictor(each) for each in z]
     expected = slow_loss([each.tolist() for each in p], [each.tolist() for each in z])
     assert loss.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_with_plain_heads_and_group_norm_it_is_that_of_the_mutual_information_paper(tiny):
+    """A GroupNorm before the ReLU of projector and predictor; nothing is left that travels as
+    statistics, and an image's features do not depend on its batch."""
+    plain = ("model.norm=group", "model.projector=plain", "model.projector_hidden=2048",
+             "model.projector_dim=128")  # fmt: skip
+    method = build_method(tiny("method=simsiam", *plain), 1).train()
+    kinds = ["Linear", "GroupNorm", "ReLU", "Linear"]
+    for head, inputs in ((method.projector, method.backbone.dim), (method.predictor, 128)):
+        assert [type(layer).__name__ for layer in head] == kinds
+        assert [tuple(head[n].weight.shape) for n in (0, 3)] == [(2048, inputs), (128, 2048)]
+    assert list(method.buffers()) == []
+    views = features(6, 1, 8, 8, seed=1)
+    heads = torch.nn.Sequential(method.backbone, method.projector, method.predictor)
+    torch.testing.assert_close(heads(views)[:2], heads(views[:2]), atol=1e-5, rtol=1e-4)

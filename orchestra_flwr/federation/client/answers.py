@@ -68,7 +68,8 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     received = _received(client, content)
     models = [str(name) for name in task.get(MODELS) or ["model"]]  # type: ignore[union-attr]
     names = [name for part in names_down(client.schemas, models) for name in part]
-    optional = {key: task[key] for key in ("contribute", "index", "stage") if key in task}
+    keys = ("contribute", "index", "population", "stage")
+    optional = {key: task[key] for key in keys if key in task}
     arrays, examples, metrics = client.fit(
         [received.pop(name) for name in names],
         {"round": task["round"], "train": task["train"], "models": models, **optional},

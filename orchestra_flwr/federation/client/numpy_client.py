@@ -48,6 +48,7 @@ class _Work:
         model: the one that is trained.
         contribute: whether the method may make something for the server.
         index: the client's number in the run; None: not known.
+        population: how many clients have numbers so far; None: not known.
         metrics: what is measured.
     """
 
@@ -56,6 +57,7 @@ class _Work:
     model: str
     contribute: bool
     index: int | None
+    population: int | None
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
@@ -119,7 +121,8 @@ class OrchestraClient(NumPyClient):
             config: `round` (int), `train` (bool; false in the first round of methods whose server
                 state is made before training). Where they apply: `models` (the names of the models
                 that are received), `contribute` (false: arrays without rows), `index` (the
-                client's number in the run), `stage` (of the round, where it is not the first).
+                client's number in the run), `population` (how many have numbers), `stage` (of
+                the round, where it is not the first).
 
         Returns:
             The arrays named by `returns` (only after training: the shared state, moved by at most
@@ -146,6 +149,7 @@ class OrchestraClient(NumPyClient):
         if train:
             arrays = [*self._trained(work), *arrays]
         work.metrics |= {f"loss/{name}": value for name, value in result.losses.items()}
+        work.metrics |= {f"measure/{name}": value for name, value in result.measures.items()}
         work.metrics |= {"steps": result.steps, "model": work.model}
         if result.contribution.smallest_group is not None:
             work.metrics[SMALLEST_GROUP] = result.contribution.smallest_group
@@ -174,6 +178,7 @@ class OrchestraClient(NumPyClient):
             models[0],
             bool(config.get("contribute", True)),
             config.get("index"),
+            config.get("population"),
         )
 
     def _observe(self, work: _Work) -> LocalResult:
@@ -239,7 +244,8 @@ class OrchestraClient(NumPyClient):
         state = None
         if with_state:
             state = received_state(work.arrays[model], self.schemas)
-        return Received(self.name, work.index, work.seed.round, self.images, state)
+        round_, images = work.seed.round, self.images
+        return Received(self.name, work.index, round_, images, state, work.population)
 
     def _recall_local(self, kept: ClientState | None) -> None:
         if kept is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round import (
     Federation,
     Round,
+    client_order,
     cohort_seed,
     draw_cohort,
     numbered,
@@ -137,6 +139,7 @@ class _Run:
             config, self.models, exchange, self.release, progress.client_done, self.privacy.key
         )
         self.evaluator = Evaluator(config, dataset)
+        self.late: set[str] = set()  # clients for whom there was no place any more
         self.skipped = len(dataset.skipped) if dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
@@ -217,7 +220,8 @@ class _Run:
     def _draw(self, number: int, position: Position) -> tuple[Round, Position]:
         """Waits for the clients and draws the round's cohort; new clients get their numbers."""
         nodes = self.members.connected()
-        clients = numbered(position.clients, nodes)
+        clients = numbered(position.clients, nodes, self.learner.capacity)
+        nodes = self._with_numbers(nodes, clients)
         seed = cohort_seed(self.config, self.federation.key)
         round_ = Round(
             number,
@@ -230,6 +234,27 @@ class _Run:
             self._is_evaluated(number),
         )
         return round_, replace(position, clients=clients)
+
+    def _with_numbers(self, nodes: Mapping[str, int], clients: list[str]) -> Mapping[str, int]:
+        """The nodes of clients that have numbers; others came when all had been given out.
+
+        Raises:
+            FederationError: only such clients are there.
+        """
+        late = sorted(nodes.keys() - set(clients), key=client_order)
+        if not late:
+            return nodes
+        why = (
+            f"all {self.learner.capacity} places of this run have been given to other clients "
+            "(terms.<name>.capacity)"
+        )
+        if len(late) == len(nodes):
+            raise FederationError(f"client {late[0]} cannot take part: {why}, and none is there")
+        for name in late:
+            if name not in self.late:
+                self.progress.message(f"client {name} does not take part: {why}")
+        self.late.update(late)
+        return {name: node for name, node in nodes.items() if name not in late}
 
     def _exchange(self, round_: Round, report: RoundReport) -> None:
         """All stages of a round."""

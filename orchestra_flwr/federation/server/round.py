@@ -108,11 +108,14 @@ def draw_cohort(
     return tuple(ordered[i] for i in sorted(chosen))
 
 
-def numbered(clients: Sequence[str], present: Collection[str]) -> list[str]:
+def numbered(
+    clients: Sequence[str], present: Collection[str], most: int | None = None
+) -> list[str]:
     """The clients of a run in the order of their numbers: those that are new come last.
 
     Args:
         clients: those that have numbers already.
         present: that can be asked now.
+        most: who would be one more than so many gets no number; None: everybody gets one.
     """
-    return [*clients, *sorted(set(present) - set(clients), key=client_order)]
+    return [*clients, *sorted(set(present) - set(clients), key=client_order)][:most]

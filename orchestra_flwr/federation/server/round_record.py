@@ -38,6 +38,8 @@ def round_record(
         "bytes_down": report.bytes_down,
         "server_seconds": report.server_seconds,
     }
+    if measures := with_prefix(report.metrics, "measure/"):
+        record["measures"] = measures
     if merged := with_prefix(report.metrics, "merge/"):
         record["merge"] = merged
     if report.smallest_groups:

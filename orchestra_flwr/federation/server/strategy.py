@@ -100,6 +100,7 @@ class OrchestraStrategy(Strategy):
             }
             if task.client in self.round.indices:
                 entries["index"] = self.round.indices[task.client]
+                entries["population"] = len(self.round.indices)
             if self.number > 0:
                 entries["stage"] = self.number
             if len(task.models) > 1:

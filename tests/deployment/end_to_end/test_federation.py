@@ -57,8 +57,9 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
         "server", "--folder", machines.security, "--host", "localhost", "--client", "a",
         "--client", "b",
     )  # fmt: skip
-    scored = "evaluation.unsupervised=true"
-    server = machines.server("federation.min_clients=2", "federation.rounds=1", scored)
+    scored = ("evaluation.unsupervised=true", "terms.verification.weight=1",
+              "terms.verification.hidden=16")  # fmt: skip
+    server = machines.server("federation.min_clients=2", "federation.rounds=1", *scored)
     server.wait_for("listening on 127.0.0.1")
     with pytest.raises(FolderInUseError, match="process "), locked(machines.run):
         pass
@@ -69,7 +70,7 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
         assert each.wait() == 0, each.text
     assert_private(machines.folder / "state" / "a")
     assert_private(machines.run / "superlink.log", machines.run / "metrics.jsonl")
-    simulated = simulate(machines, ["a", "b"], 1, scored)
+    simulated = simulate(machines, ["a", "b"], 1, *scored)
     assert_same_bits(machines.run, simulated)
     ours, theirs = (RunFolder(each).read_metrics()[-1] for each in (machines.run, simulated))
     assert ours["unsupervised"] == theirs["unsupervised"]
@@ -144,7 +145,7 @@ def test_a_users_plugin_and_other_choices_have_the_bits_of_their_simulation(mach
     machines.make_photos(a=32, b=32)
     chosen = [
         "plugins=[my_package]", "method=mine", "terms.proximal.weight=0.1", "merging=fedbn",
-        "server_optimizer=adam",
+        "terms.verification.weight=1", "terms.verification.hidden=16", "server_optimizer=adam",
     ]  # fmt: skip
     server = machines.server(
         "federation.min_clients=2", "federation.rounds=2", f"data.root={machines.photos}", *chosen,

@@ -1,0 +1,170 @@
+"""User verification: which client is this image from?
+
+"A Mutual Information Perspective on Federated Contrastive Learning", ICLR 2024 (arXiv 2405.02081).
+By the chain rule I(z1; z2) = I(z1; z2 | s) + I(z1; s) - I(z1; s | z2), with views z1 and z2 and
+the client s. A contrastive loss within a client bounds the first part. With a classifier r(s | z)
+of the clients the rest is at least E log r(s | z1) + E log r(s | z2) + H(s) (Lemmas 2.1 and 2.2),
+whose negative, but for the constant H(s), is this term.
+
+The paper's appendix leaves open what makes clients' logits of the head's 128 outputs. Here they are
+cosines to one row of weights a client, without biases, and a client trains its own row only: it
+sees a single label, its own, and with a bias, with free lengths or with all rows it would lower the
+loss without learning anything of its images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from orchestra_flwr.config import Config, Section
+from orchestra_flwr.methods import Batch, Method, Received, Role, Step, role_of
+from orchestra_flwr.models.heads import plain_head
+from orchestra_flwr.models.precision import in_float32
+from orchestra_flwr.terms.base import Term
+
+ROLES = {"head": Role.SHARED, "rows": Role.SHARED}
+
+
+@in_float32
+def user_verification_loss(
+    features: Tensor, rows: Tensor, own: Tensor, temperature: float, population: Tensor
+) -> Tensor:
+    """-log r(s | z), averaged over the batch: a cross-entropy of the client over all clients.
+
+    Args:
+        features: (B, D) of one view of images of one client; only their directions matter.
+        rows: (S, D), one a client; only their directions matter.
+        own: (1,) int64, the client's row.
+        temperature: tau, by which the cosines of features and rows are divided.
+        population: (1,) int64, how many rows, from the first, have been given to clients; the
+            others take no part. Greater than `own`.
+
+    Returns:
+        Scalar; log `population` for features that say nothing of the client.
+    """
+    logits = F.normalize(features, dim=1) @ F.normalize(rows, dim=1).T / temperature
+    unused = torch.arange(len(rows), device=rows.device) >= population
+    return F.cross_entropy(logits.masked_fill(unused, -torch.inf), own.expand(len(features)))
+
+
+class VerificationSettings(Section):
+    """Options under `terms.verification.`, beside its weight."""
+
+    hidden: int = Field(2048, ge=8, le=2**17)  # units of the head's hidden layer
+    dim: int = Field(128, ge=2, le=2**17)  # of its outputs and of each row
+    temperature: float = Field(0.1, gt=0)
+    rows: Literal["own", "fixed"] = "own"  # fixed: random ones, from the run's seed
+    capacity: int | None = Field(None, ge=2, le=2**20)  # rows; None: federation.clients
+
+
+class Verification(Term):
+    """A head on the backbone's features, and a row for each client.
+
+    The sum over all views that pass through the backbone with gradient: two, with methods that
+    compare two. With `rows=fixed` the rows are random directions that everybody draws from the
+    run's seed. Nothing of a client is in them, they do not travel, and the bound holds as well, for
+    r may be any classifier.
+    """
+
+    Settings = VerificationSettings
+
+    settings: VerificationSettings
+    capacity: int
+    rows: Tensor
+    received: Tensor
+    own: Tensor
+    population: Tensor
+
+    def __init__(self, settings: VerificationSettings, config: Config, method: Method) -> None:
+        super().__init__(settings, config, method)
+        # Every method's trained backbone has this name.
+        inputs: int = method.backbone.dim  # type: ignore[assignment]
+        self.capacity = settings.capacity or config.federation.clients
+        self.head = plain_head(inputs, settings.hidden, settings.dim)
+        rows = F.normalize(torch.randn(self.capacity, settings.dim), dim=1)
+        if settings.rows == "own":
+            self.rows = nn.Parameter(rows)
+        else:
+            self.register_buffer("rows", rows, persistent=False)
+        # Not part of the state: set when a round starts, and changed in place.
+        self.register_buffer("received", rows.clone(), persistent=False)
+        self.register_buffer("own", torch.zeros(1, dtype=torch.int64), persistent=False)
+        self.register_buffer("population", torch.zeros(1, dtype=torch.int64), persistent=False)
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Plugin.check`: every client that is known beforehand has a row."""
+        term, clients = config.terms["verification"], config.federation.clients
+        capacity = term.settings.capacity
+        if term.weight > 0 and capacity is not None and capacity < clients:
+            raise ValueError(
+                f"terms.verification.capacity={capacity}: must be at least "
+                f"federation.clients={clients}"
+            )
+
+    def role(self, name: str) -> Role:
+        """As :meth:`Term.role`."""
+        return role_of(name, ROLES)
+
+    @torch.no_grad()
+    def start_round(self, method: Method, received: Received) -> None:
+        """Notes which row is the client's own, how many have one, and the rows as received.
+
+        Raises:
+            ValueError: the client has no number, or none of the rows.
+        """
+        if received.index is None:
+            raise ValueError(
+                f"client {received.client}: terms.verification needs the client's number, which "
+                "the server sends"
+            )
+        if received.index >= self.capacity:
+            raise ValueError(
+                f"client {received.client} is number {received.index}, counted from 0, and "
+                f"terms.verification.capacity={self.capacity}"
+            )
+        population = received.population or self.capacity
+        self.own.fill_(received.index)
+        self.population.fill_(min(max(population, received.index + 1), self.capacity))
+        self.received.copy_(self.rows)
+
+    def loss(self, method: Method, batch: Batch, step: Step) -> Tensor:
+        """The sum over the views; only the client's own row gets a gradient, the others 0."""
+        rows = self._rows()
+        views = [
+            user_verification_loss(
+                self.head(features), rows, self.own, self.settings.temperature, self.population
+            )
+            for features in step.features["backbone"]
+        ]
+        return torch.stack(views).sum()
+
+    def measures(self, method: Method, step: Step, loss: Tensor) -> Mapping[str, Tensor]:
+        """A lower bound of the information, in nats, that two views share over all clients.
+
+        "information": that of the method's contrastive loss within the client, minus this term,
+        plus log S, the entropy of S clients that take part equally often. Only where the method
+        knows the former.
+        """
+        within = method.information(step)
+        if within is None:
+            return {}
+        return {"information": within - loss.detach() + self.population.log().squeeze()}
+
+    @torch.no_grad()
+    def end_round(self) -> None:
+        """All rows but the own one are again what was received, whatever the optimizer did."""
+        self.rows.copy_(self._rows())
+
+    def _rows(self) -> Tensor:
+        """(S, D): the own row as it is now, which may be trained, all others as received."""
+        if self.settings.rows == "fixed":
+            return self.rows
+        own = torch.arange(self.capacity, device=self.rows.device) == self.own
+        return torch.where(own[:, None], self.rows, self.received)

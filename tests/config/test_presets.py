@@ -1,0 +1,71 @@
+"""Presets: values of several groups together."""
+
+import pytest
+
+from orchestra_flwr.config import ConfigError, load_config
+
+PRESET = "preset=mutual_information"
+FOLDER = ("data=image_folder", "data.root=x")
+ADAM = {"lr": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "bias_correction": True}
+
+
+@pytest.mark.parametrize("data", [FOLDER, ("data=cifar10",), ()])
+def test_the_mutual_information_paper(data):
+    config = load_config([PRESET, *data])
+    assert (config.method.name, config.method.views) == ("simclr", "plain")
+    assert config.method.options == {"temperature": 0.1, "loss": "infonce"}
+    assert config.terms["verification"].weight == 1
+    model = config.model
+    assert (model.name, model.norm, model.projector) == ("resnet18", "group", "plain")
+    assert (model.projector_hidden, model.projector_dim) == (2048, 128)
+    assert (config.server_optimizer.name, config.server_optimizer.options) == ("adam", ADAM)
+    assert config.optimizer.options == {"momentum": 0, "weight_decay": 0}
+    federation, training = config.federation, config.training
+    assert (federation.clients, federation.participation) == (100, 0.1)
+    assert federation.weighting == "uniform"
+    assert (training.local_epochs, training.batch_size, training.lr) == (1, 128, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("override", "options"),
+    [
+        ("method=spectral", {"norm": "ball"}),
+        ("method=simsiam", {}),
+        ("server_optimizer=mean", {}),
+        ("server_optimizer=yogi", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "epsilon": 0.001}),
+        ("optimizer=adamw", {"betas": [0.9, 0.999], "epsilon": 1e-8, "weight_decay": 0.01}),
+        ("model=convnet", {}),
+    ],
+)
+def test_another_choice_has_its_own_options(override, options):
+    config = load_config([PRESET, *FOLDER, override])
+    key, name = override.split("=")
+    assert (getattr(config, key).name, getattr(config, key).options) == (name, options)
+    assert config.method.views == "plain" and config.terms["verification"].weight == 1
+
+
+def test_what_is_written_wins():
+    config = load_config(
+        [PRESET, "server_optimizer.lr=0.02", "terms.verification.weight=0",
+         "method.loss=nt_xent", "method.views=default", "federation.clients=20",
+         "optimizer.momentum=0.5"]
+    )  # fmt: skip
+    assert config.server_optimizer.options == {**ADAM, "lr": 0.02}
+    assert (config.active_terms, config.method.views) == ([], "default")
+    assert config.method.options["loss"] == "nt_xent"
+    assert (config.federation.clients, config.optimizer.options["momentum"]) == (20, 0.5)
+
+
+def test_without_a_preset_every_choice_has_its_defaults():
+    config = load_config(["method=simclr", "server_optimizer=adam"])
+    assert config.method.options == {"temperature": 0.1, "loss": "nt_xent"}
+    settings = config.server_optimizer.plugin.Settings
+    assert config.server_optimizer.settings == settings()
+    assert config.optimizer.settings == config.optimizer.plugin.Settings()
+    assert config.terms["verification"].settings == config.terms["verification"].plugin.Settings()
+    assert "preset_options" not in config.model_dump()
+
+
+def test_what_presets_suggest_is_no_key():
+    with pytest.raises(ConfigError, match="^preset_options.sgd.momentum: unknown key"):
+        load_config(["preset_options.sgd.momentum=0.5"])
