@@ -5,6 +5,7 @@ import torch
 
 from orchestra_flwr.config import ConfigError, config_to_yaml, load_config
 from orchestra_flwr.training import build_learner
+from orchestra_flwr.training.schedules import LocalProgress
 
 
 def test_dec_ssl_is_the_papers_run():
@@ -49,6 +50,9 @@ def test_the_released_code_differs_where_it_says():
     fair, released = (load_config([f"preset={p}"]) for p in ("dec_ssl", "dec_ssl_released"))
     assert released.schedule.settings.by == "rounds"
     assert released.training.drop_last and released.evaluation.probe == "dec_ssl"
+    supervised = load_config(["preset=dec_ssl_released", "method=supervised", "schedule.gamma=1"])
+    rate = supervised.schedule.build().factor
+    assert {rate(LocalProgress(n, 100, 0, 5)) for n in range(1, 101)} == {1}  # as in that code
     values = released.model_dump()
     values["schedule"]["by"], values["training"]["drop_last"] = "epochs", False
     values["evaluation"]["probe"] = "converged"
