@@ -188,3 +188,17 @@ def test_a_resumed_server_may_listen_elsewhere_but_compute_nothing_else(tmp_path
     assert (again.port, again.seed) == (5678, 4)
     with pytest.raises(ConfigError, match="keeps its own configuration"):
         load(ServerConfig, [f"resume={tmp_path}", "seed=5"])
+
+
+@pytest.mark.parametrize("exchange", ["cycle", "tree", "random"])
+def test_a_federation_without_a_server_has_none(exchange):
+    with pytest.raises(ConfigError) as error:
+        load(ServerConfig, [f"exchange={exchange}", "method=simclr"])
+    assert str(error.value) == (
+        f"exchange={exchange}: real clients cannot take part in it, only simulated ones can"
+    )
+
+
+def test_real_clients_can_be_in_clusters():
+    config = load(ServerConfig, ["exchange=clusters", "method=simclr", "exchange.warm_rounds=2"])
+    assert config.for_clients().exchange.build().settings == config.exchange.settings
