@@ -187,10 +187,13 @@ def test_a_term_of_the_package_is_given_by_its_weight(user_package):
     config = load_config([PACKAGE, "terms.mine.weight=1", "terms.mine.margin=.25"])
     (term,) = config.active_terms
     assert (term.weight, term.settings.margin) == (1, 0.25)
-    assert refused("terms.mine.weight=1") == "terms.mine: must be one of proximal, verification"
+    assert (
+        refused("terms.mine.weight=1")
+        == "terms.mine: must be one of alignment, proximal, verification"
+    )
     assert (
         refused(PACKAGE, "terms.nope.weight=1")
-        == "terms.nope: must be one of proximal, verification, mine"
+        == "terms.nope: must be one of alignment, proximal, verification, mine"
     )
     assert refused(PACKAGE, "terms.proximal.margin=1") == (
         "terms.proximal.margin: unknown option of terms.proximal, which has weight "

@@ -7,14 +7,19 @@ the text is in the SuperNode's log.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+import threading
+import time
 from importlib import import_module
 from pathlib import Path
 
 from flwr.app import Error
 
 NAME = "flwr-clientapp"  # by which SuperExec starts it
+POLL_SECONDS = 1.0
+GRACE_SECONDS = 20.0
 
 
 def put_launcher(folder: Path) -> None:
@@ -33,6 +38,23 @@ def leave_out_texts() -> None:
     vars(program)["Error"] = _without_text
 
 
+def end_with_parent(grace: float = GRACE_SECONDS) -> None:
+    """Ends this process so many seconds after the one that started it, however busy it is.
+
+    Flower ends the program by itself when its parent is killed, but waits for its own threads,
+    which can last for ever.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_SECONDS)
+        time.sleep(grace)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _without_text(code: int, reason: str | None = None) -> Error:
     return Error(code)
 
@@ -41,4 +63,5 @@ if __name__ == "__main__":
     from flwr.supernode.cli import flwr_clientapp
 
     leave_out_texts()
+    end_with_parent()
     flwr_clientapp()

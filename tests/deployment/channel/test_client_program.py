@@ -1,6 +1,8 @@
 import inspect
 import os
 import subprocess
+import sys
+import time
 from importlib import import_module
 
 import pytest
@@ -45,3 +47,24 @@ def test_the_launcher_is_found_first_and_is_flowers_program(tmp_path):
 
 def test_flower_starts_it_by_this_name():
     assert TaskType.CLIENT_APP == NAME
+
+
+CHILD = """
+import threading
+from orchestra_flwr.deployment.channel.client_program import end_with_parent
+end_with_parent(grace=0.1)
+print("watching", flush=True)
+threading.Event().wait()  # as Flower's program may, for ever
+"""
+PARENT = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(600)"
+
+
+def test_it_does_not_outlive_the_process_that_started_it():
+    """Its end of the pipe is closed, which nobody but itself can do any more."""
+    command = [sys.executable, "-c", PARENT, sys.executable, "-c", CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout.readline() == b"watching\n"
+        parent.kill()
+        started = time.monotonic()
+        assert parent.stdout.read() == b""
+    assert time.monotonic() - started < 60
