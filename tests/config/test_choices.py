@@ -23,7 +23,7 @@ def refused(*overrides):
 def test_all_rooms_are_here():
     assert set(CHOICES) == {
         *("method", "model", "data", "partition", "shift", "exchange", "server_optimizer"),
-        *("merging", "optimizer", "engine"),
+        *("merging", "optimizer", "schedule", "engine"),
     }
 
 
@@ -159,7 +159,7 @@ def test_a_wrong_term_is_refused(override, says):
 def test_a_name_that_leads_nowhere_is_told_before_what_it_leaves_open():
     """The learning rate of data=cifar10 is the method's; the method is what is wrong."""
     assert refused("data=cifar10", "method.name=nope").startswith("method=nope: must be one of ")
-    error = refused("data=cifar10", "method=simclr", "~method.paper")
+    error = refused("data=cifar10", "method=simsiam", "~method.paper")
     assert error == "training.lr: must be given, there is no method.paper.device.lr"
 
 

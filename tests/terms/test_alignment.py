@@ -42,7 +42,7 @@ def received_by(learner, shift=0.0, count=40):
 
 def clean_batch(method, count=40):
     """The images as they are in every view."""
-    view = normalise(images(count).float() / 255)
+    view = normalise(images(count).float() / 255, "half")
     views = tuple(view.clone() for _ in method.recipes())
     return Batch(torch.arange(count), views, (None,) * len(views), torch.Generator())
 

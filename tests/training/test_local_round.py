@@ -65,7 +65,7 @@ def test_views_are_the_methods_or_plain_within_the_images_limits(tiny, views, re
     assert limited.flip == 0 and limited.crop_scale == (max(0.3, recipe.crop_scale[0]), 1)
     expected = augment(images(6), [limited] * 2, SEED.generator("augment")).images
     for view, plain in zip(batch.views, expected, strict=True):
-        assert torch.equal(view, normalise(plain))
+        assert torch.equal(view, normalise(plain, "half"))
 
 
 def test_views_that_do_not_exist_are_refused(tiny):

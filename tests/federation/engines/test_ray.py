@@ -354,7 +354,7 @@ def test_a_hundred_clients_of_resnet18_in_the_servers_flat_memory(sim):
 def test_a_large_population_shares_a_hundred_nodes(tiny, monkeypatch, clients, workers, nodes):
     """As many as clients can be under way at most, and no more than a hundred without need."""
     asked = []
-    monkeypatch.setattr(simulation, "_plot_split", lambda *_: None)
+    monkeypatch.setattr(simulation, "record_split", lambda *_: None)
     monkeypatch.setattr(ray_engine, "worker_count", lambda *_: workers)
     monkeypatch.setattr(ray_engine, "_run_ray", lambda count, *_: asked.append(count) or {})
     population = Population(dataset=None, parts=dict.fromkeys(map(str, range(clients))))

@@ -148,7 +148,7 @@ def loaded(config, arrays):
 def features(config, shared, images):
     backbone = loaded(config, {"shared": shared}).method.backbone.eval()
     with torch.no_grad():
-        return backbone(normalise(images.float() / 255))
+        return backbone(normalise(images.float() / 255, config.data.normalise))
 
 
 def test_a_round_of_three_clients_and_two_clusters_by_hand(tiny, tmp_path, federate, watched):

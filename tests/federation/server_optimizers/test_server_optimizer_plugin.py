@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
+from omegaconf import OmegaConf
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import ServerOptimizerConfig
@@ -73,6 +73,7 @@ def test_its_options_are_checked_and_its_name_is_listed(choose):
 @pytest.mark.parametrize("name", sorted(ServerOptimizerConfig.room.found()))
 def test_the_file_in_conf_says_what_the_class_says(name):
     file = Path(__file__).parents[3] / "conf" / "server_optimizer" / f"{name}.yaml"
-    choice = ServerOptimizerConfig.model_validate(yaml.safe_load(file.read_text()))
+    values = OmegaConf.to_container(OmegaConf.load(file), resolve=True)  # without a preset
+    choice = ServerOptimizerConfig.model_validate(values)
     assert choice.name == name
     assert choice.options == choice.plugin.Settings().model_dump()

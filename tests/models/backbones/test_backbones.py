@@ -177,7 +177,7 @@ def test_its_options_are_checked(user_package):
         build_backbone(_mine(layers=3), 3)
     assert str(error.value) == (
         "model.layers: unknown option of model=patches, which has norm, groups, width, projector, "
-        "projector_hidden, projector_dim, patch"
+        "projector_hidden, projector_dim, patch (model=cct has it)"
     )
     with pytest.raises(ConfigError) as error:
         build_backbone(ModelConfig(name="convnet", path=3), 3)
