@@ -13,9 +13,11 @@ from orchestra_flwr.experiments import (
 )
 
 SELDOM = {(name, "paper") for name in experiment_names()} - {("table1", "paper")}
+SELDOM |= {(name, "small") for name in experiment_names() if name.startswith("figure")}
+SELDOM -= {("figure5", "small")}
 
 
-# A row takes .15 s: the paper's many are composed where minutes do not matter, but for one table.
+# A row takes .15 s: most are composed where minutes do not matter.
 @pytest.mark.parametrize(
     ("name", "scale"),
     [

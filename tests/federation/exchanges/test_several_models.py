@@ -248,8 +248,17 @@ def test_what_client_and_server_remember_decides(moving, federate):
     assert files == ["4.safetensors", "5.safetensors"]
 
 
-@pytest.mark.parametrize("killed", [2, 3, 5])
-@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize(
+    ("killed", "wire"),
+    [
+        (3, "int8"),
+        (5, "float32"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((2, "int8"), (5, "int8"), (2, "float32"), (3, "float32"))
+        ),
+    ],
+)
 def test_killed_and_resumed_it_ends_in_the_same_bits(moving, federate, watched, killed, wire):
     """The plug is pulled when client a has already kept its state of that round."""
     overrides = ("federation.rounds=5", f"federation.wire={wire}", "server_optimizer=momentum")

@@ -119,7 +119,7 @@ def test_a_row_moves_by_its_share_of_what_its_client_did(tiny, run, watched):
         torch.testing.assert_close(after[number], expected)
 
 
-@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize("wire", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_weight_0_leaves_bits_and_bytes_and_fixed_rows_do_not_travel(run, wire):
     short = ("federation.rounds=1", f"federation.wire={wire}")
     plain = run("plain", "method=simclr", "data.train_limit=60", *short)

@@ -12,6 +12,7 @@ OPTIMIZERS = [name for name in ServerOptimizerConfig.room.found() if name != "me
 CLIPPED = ("federation.weighting=uniform", "privacy.clip=0.5")
 WIRES = {"float32": (), "int8": ("federation.wire=int8",)}
 SETTINGS = {**WIRES, "clipped": CLIPPED, "clipped int8": (*CLIPPED, *WIRES["int8"])}
+QUICK = {"adam", "clipped int8"}  # all settings of one, and the hardest of all
 
 
 def value(state):
@@ -38,8 +39,14 @@ def same_bits(one, other):
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        pytest.param(name, setting, marks=[] if QUICK & {name, setting} else pytest.mark.slow)
+        for name in OPTIMIZERS
+        for setting in SETTINGS
+    ],
+)
 def test_killed_and_resumed_it_ends_in_the_same_bits(toy, federate, watched, name, setting):
     overrides = ("federation.rounds=3", f"server_optimizer={name}", *SETTINGS[setting])
     whole = federate(toy(*overrides), evaluate=False)
