@@ -74,6 +74,15 @@ class Child:
         """Its exit code; None while it runs."""
         return self._process.poll()
 
+    def is_served(self) -> bool | None:
+        """Whether a process that it started runs; None where the system is not Linux."""
+        try:
+            files = list(Path(f"/proc/{self.pid}/task").glob("*/children"))
+            started = [pid for file in files for pid in file.read_text().split()]
+        except OSError:  # a thread or the program ended meanwhile
+            return None
+        return any(map(_runs, started)) if files else None
+
     def tail(self) -> list[str]:
         """The last lines of its output; all there are once it has ended."""
         if self.returncode is not None:
@@ -143,3 +152,12 @@ def is_listening(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _runs(pid: str) -> bool:
+    """Whether a process is there and has not ended; one that nobody has waited for has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

@@ -85,7 +85,7 @@ class Supernode:
         self._health = health
         self._report = report
         self._reported = ""
-        self._connected = self._gave_up = False
+        self._connected = self._gave_up = self._deserted = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -117,16 +117,22 @@ class Supernode:
 
     def _connect(self) -> str:
         """Runs a SuperNode until it ends, gives up, or this client stops; what went wrong."""
-        self._connected = self._gave_up = False
+        self._connected = self._gave_up = self._deserted = False
         try:
             check_server(self._server, self._keys.ca if self._keys else None)
         except UnreachableError as error:
             return str(error)
         log = self._folder / "supernode.log"
         node = Child(self._command(), self._environment(), log, self._watch)
+        served = False
         try:
             while node.returncode is None and not self._stopping.wait(ALIVE_SECONDS):
-                if self._gave_up:
+                # Flower's SuperNode takes in messages that nobody answers once the process is gone
+                # that it started for this.
+                is_served = node.is_served()
+                self._deserted = served and is_served is False
+                served = served or bool(is_served)
+                if self._gave_up or self._deserted:
                     break
                 if self._connected:
                     self._health.show()
@@ -168,6 +174,8 @@ class Supernode:
                 f"{self._keys.public} there and run {COMMAND} register {self._keys.public.name}; "
                 "if this client was killed a moment ago, it is taken again within a minute"
             )
+        if self._deserted:
+            return "a process of Flower's SuperNode was killed"
         if self._connected or self._gave_up:
             return f"the connection to {self._server} ended"
         start = next((i for i, line in enumerate(tail) if "Exit Code" in line), len(tail))

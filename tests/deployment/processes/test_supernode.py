@@ -18,13 +18,29 @@ time.sleep(600)
 """
 
 
+# Its process for messages is killed; it stays.
+DESERTED = """
+import subprocess, sys, time
+print("SuperNode ID: 17", flush=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+time.sleep(0.5)
+child.kill()
+time.sleep(600)
+"""
+
+
+@pytest.fixture(params=[DEAF, DESERTED], ids=["deaf", "deserted"])
+def program(request):
+    return request.param
+
+
 @pytest.fixture
-def deaf(tmp_path, monkeypatch):
-    """A SuperNode whose program gives up its connection; and what is reported."""
+def said(tmp_path, monkeypatch, program):
+    """What is reported of a SuperNode with this program."""
     monkeypatch.setattr(supernode, "ALIVE_SECONDS", 0.05)
     monkeypatch.setattr(supernode, "FIRST_WAIT", 0.05)
     monkeypatch.setattr(supernode, "check_server", lambda server, ca: None)
-    monkeypatch.setattr(Supernode, "_command", lambda self: [sys.executable, "-c", DEAF])
+    monkeypatch.setattr(Supernode, "_command", lambda self: [sys.executable, "-c", program])
     said = []
     made = Supernode(
         "fl.example.org:8443",
@@ -39,15 +55,15 @@ def deaf(tmp_path, monkeypatch):
     made.stop()
 
 
-def test_one_that_gave_up_is_started_again(deaf):
-    """Its process stays: without a new one the client would be deaf for good, and look well."""
+def test_one_that_stays_but_does_nothing_is_started_again(said, program):
+    """Without a new one the client would be deaf for good, and look well."""
     connected = "connected to fl.example.org:8443; waiting for a run"
-    deadline = time.monotonic() + 20
-    while deaf.count(connected) < 2:
-        assert time.monotonic() < deadline, deaf
+    deadline = time.monotonic() + 30
+    while said.count(connected) < 2:
+        assert time.monotonic() < deadline, said
         time.sleep(0.02)
-    assert deaf[:3] == [
-        connected,
-        "the connection to fl.example.org:8443 ended; trying again",
-        connected,
-    ]
+    why = {
+        DEAF: "the connection to fl.example.org:8443 ended",
+        DESERTED: "a process of Flower's SuperNode was killed",
+    }
+    assert said[:3] == [connected, f"{why[program]}; trying again", connected]
