@@ -176,9 +176,9 @@ def authority(rng: random.Random, run: Federation, which: str) -> str:
     make_keys(fresh)
     for file in ("ca.key", "ca.crt", "server.key", "server.crt"):
         shutil.copy(fresh / file, run.security / file)
-    run.forgiven |= {STOPPED}
-    if (code := run.server.end()) not in (STOPPED, 0):
-        run.problems.append(f"SIGTERM to the server: exit code {code} instead of 130")
+    run.forgiven |= {TERMINATED}
+    if (code := run.server.end()) not in (TERMINATED, 0):
+        run.problems.append(f"SIGTERM to the server: exit code {code} instead of 143")
     if code == 0:
         raise NotHitError("the run was over")
     run.start_server(f"resume={run.run / 'r'}")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 from faults.clock import Clock
 from faults.disk import small_disk
-from faults.invariants import exit_problems, traceback_problems
+from faults.invariants import TERMINATED, exit_problems, traceback_problems
 from faults.link import Link
 from faults.processes import ROOT, Command, left_over, wait_for
 from orchestra_flwr.deployment import keys
@@ -201,8 +200,8 @@ class Federation:
             self.start_client(name)
         line = "one more release would exceed this client's privacy.total_epsilon"
         said = wait_for(lambda: all(c.has(line) for c in self.clients.values()), PATIENCE)
-        if (code := self.server.end()) != 128 + signal.SIGINT:
-            self.problems.append(f"SIGTERM to a waiting server: exit code {code} instead of 130")
+        if (code := self.server.end()) != TERMINATED:
+            self.problems.append(f"SIGTERM to a waiting server: exit code {code} instead of 143")
         self.end_clients()
         return [] if said else ["another run was not refused at privacy.total_epsilon"]
 
