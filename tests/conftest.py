@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: tiny configurations and folders that nothing outside sees."""
 
 import functools
+import gc
 import importlib
 import os
 import random
@@ -17,6 +18,9 @@ import pytest
 from orchestra_flwr.config import load_config  # isort: skip  (before torch, whose threads it tames)
 import torch
 
+from orchestra_flwr.federation import split_record
+from orchestra_flwr.federation.server import loop, members
+
 TINY = (
     "engine=inline",
     "device=cpu",
@@ -32,7 +36,7 @@ TINY = (
     "clustering.global_clusters=4",
     "clustering.local_clusters=2",
     "clustering.memory=32",
-    "evaluation.every=1",
+    "evaluation.every=2",
     "logging.progress=plain",
 )
 
@@ -43,6 +47,10 @@ LONG = ("tests/federation/engines/", "tests/deployment/end_to_end/", "tests/expe
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what has been imported is never garbage, and is looked through again and again
 
 
 @functools.cache
@@ -71,6 +79,20 @@ def _same_every_time():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _quick_runs(request, monkeypatch):
+    """Pictures are a third of a tiny run's time: only tests that take `pictures` have them."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(loop, "plot_curves", lambda *_, **__: None)
+        monkeypatch.setattr(split_record, "plot_partition", lambda *_, **__: None)
+    monkeypatch.setattr(members, "NODE_POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def pictures():
+    """Runs draw their pictures."""
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_bad_input_is_one_line_and_exit_code_2(sim, tmp_path, arguments, names):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_then_its_table_and_folder(sim, tmp_path, tiny_overrides):
+def test_a_run_then_its_table_and_folder(sim, tmp_path, tiny_overrides, pictures):
     code, out, _ = sim(*tiny_overrides)
     assert code == 0
     (folder,) = (tmp_path / "outputs" / "orchestra-digits").iterdir()

@@ -11,6 +11,8 @@ from orchestra_flwr.federation.population import Population, load_population
 from orchestra_flwr.federation.split_record import record_split
 from orchestra_flwr.reporting import RunFolder
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 
 def record(config, population, folder):
     record_split(config, population, RunFolder(folder))

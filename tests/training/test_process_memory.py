@@ -34,9 +34,11 @@ def printed(program: str) -> int:
     return int(done.stdout)
 
 
+# Each number needs a process that imports torch: seconds.
 STEPS = "step(); step()\nbefore = faults()\nfor _ in range(5): step()\nprint(faults() - before)"
 
 
+@pytest.mark.slow
 def test_kept_memory_is_not_fetched_again():
     assert printed("keep_freed_memory()\n" + STEPS) < 1000 < printed(STEPS)
 
@@ -53,6 +55,7 @@ print(int(kept > 70e6 and resident() - base < 10e6))
     assert printed(program) == 1
 
 
+@pytest.mark.slow
 def test_pieces_below_used_memory_go_back_too():
     program = """
 blocks = [np.ones(12_500) for _ in range(400)]  # 40 MB in pieces that glibc keeps

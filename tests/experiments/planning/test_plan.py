@@ -12,16 +12,14 @@ from orchestra_flwr.experiments import (
     run_name,
 )
 
-SELDOM = {(name, "paper") for name in experiment_names()} - {("table1", "paper")}
-SELDOM |= {(name, "small") for name in experiment_names() if name.startswith("figure")}
-SELDOM -= {("figure5", "small")}
+OFTEN = {("table1", "paper"), ("figure5", "small")}
 
 
 # A row takes .15 s: most are composed where minutes do not matter.
 @pytest.mark.parametrize(
     ("name", "scale"),
     [
-        pytest.param(name, scale, marks=[pytest.mark.slow] if (name, scale) in SELDOM else [])
+        pytest.param(name, scale, marks=[] if (name, scale) in OFTEN else [pytest.mark.slow])
         for name, scale in product(experiment_names(), SCALES)
     ],
 )

@@ -26,7 +26,10 @@ def test_a_weight_of_0_leaves_bits_and_bytes(run):
         assert [r[key] for r in without.records] == [r[key] for r in zero.records]
 
 
-@pytest.mark.parametrize("merging", ["replace", "fedu", "fedema", "fedbn"])
+@pytest.mark.parametrize(
+    "merging",
+    ["fedu", "fedbn", *(pytest.param(m, marks=pytest.mark.slow) for m in ("replace", "fedema"))],
+)
 def test_it_works_with_every_merging_policy(run, merging):
     overrides = ("method=byol", f"merging={merging}", "federation.wire=int8")
     without = run("without", *overrides)

@@ -42,7 +42,10 @@ def test_clients_are_pulled_towards_what_they_received(toy, federate, wire, tole
     assert run.records[1]["loss"]["proximal"] > 0
 
 
-@pytest.mark.parametrize("merging", ["replace", "fedu", "fedema", "fedbn"])
+@pytest.mark.parametrize(
+    "merging",
+    ["fedu", "fedbn", *(pytest.param(m, marks=pytest.mark.slow) for m in ("replace", "fedema"))],
+)
 def test_it_works_with_every_merging_policy(tiny, tmp_path, federate, merging):
     def run(weight):
         config = tiny("method=byol", f"merging={merging}", "federation.wire=int8",

@@ -82,8 +82,8 @@ def config(tiny, tmp_path):
     return lambda *overrides: tiny(f"run_dir={tmp_path / 'run'}", *overrides)
 
 
-def test_a_run_leaves_a_complete_folder(config):
-    summary, folder = run(config())
+def test_a_run_leaves_a_complete_folder(config, pictures):
+    summary, folder = run(config("evaluation.every=1"))
     assert (folder.path / "config.yaml").is_file()
     records = folder.read_metrics()
     assert [r["round"] for r in records] == [0, 1, 2]
@@ -333,7 +333,8 @@ def test_a_dropped_client_leaves_no_trace_in_the_result(config, tmp_path):
 @pytest.mark.parametrize("wire", ["float32", "int8"])
 def test_an_interrupted_run_resumed_ends_in_the_same_bits(config, tmp_path, wire):
     overrides = [
-        "federation.rounds=4", "federation.participation=0.5", f"federation.wire={wire}"
+        "federation.rounds=4", "federation.participation=0.5", f"federation.wire={wire}",
+        "evaluation.every=1",
     ]  # fmt: skip
     _, whole = run(config(*overrides))
 
