@@ -22,6 +22,7 @@ from orchestra_flwr.federation import split_record
 from orchestra_flwr.federation.server import loop, members
 
 TINY = (
+    "data=digits",
     "engine=inline",
     "device=cpu",
     "model.width=8",
@@ -51,6 +52,10 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     gc.freeze()  # what has been imported is never garbage, and is looked through again and again
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # or libraries complain of what is left
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from orchestra_flwr.plugins import Room
 
 Precision = Literal["float32", "bfloat16"]
 Normalisation = Literal["half", "cifar", "imagenet"]
-Setting = Literal["device", "silo", "dec_ssl"]
+Setting = Literal["small", "device", "silo", "dec_ssl"]
 MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8"]
 Views = Literal["default", "plain"]

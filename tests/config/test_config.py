@@ -6,14 +6,19 @@ from pydantic import ValidationError
 from orchestra_flwr.config import Config, ConfigError, config_to_yaml, load_config
 
 
-def test_defaults_are_the_digits_run():
+def test_defaults_are_the_demo():
     config = load_config()
     assert [config.method.name, config.data.name, config.engine.name] == [
         "orchestra",
-        "digits",
+        "affine_digits",
         "ray",
     ]
-    assert config.name == "orchestra-digits"
+    assert config.name == "orchestra-affine_digits"
+    assert [config.method.settings.ema, config.model.width, config.federation.rounds] == [
+        0.95,
+        16,
+        8,
+    ]
 
 
 def test_cifar10_is_the_papers_cross_device_run():
@@ -126,13 +131,13 @@ def test_the_command_line_wins_over_the_data_set():
         ),
         (
             "training.setting=home",
-            "training.setting=home: input should be 'device', 'silo' or 'dec_ssl'",
+            "training.setting=home: input should be 'small', 'device', 'silo' or 'dec_ssl'",
         ),
         ("engine=dask", "engine=dask: must be one of inline, ray"),
         ("device=tpu", "device=tpu: must be auto, cpu, cuda or cuda:N"),
         (
             "data=imagenet",
-            "data=imagenet: must be one of cifar10, cifar100, digits, image_folder, ",
+            "data=imagenet: must be one of affine_digits, cifar10, cifar100, digits, ",
         ),
         (
             "preset=mine",

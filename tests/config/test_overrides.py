@@ -41,9 +41,9 @@ QUOTE = "a list is written [a,b], and a value with"
         ("~nonsense", "~nonsense: there is nothing to delete"),
         ("~method", "method: must be given"),
         ("clustering.globl_clusters=3", "clustering.globl_clusters: unknown key (did you mean "),
-        ("federation=nope", "federation=nope: must be one of dec_ssl, device, silo, small"),
+        ("federation=nope", "federation=nope: must be one of dec_ssl, demo, device, silo, small"),
         ("preset=nope", "preset=nope: must be one of dec_ssl, dec_ssl_released, mutual_inf"),
-        ("data={name:nope}", "data=nope: must be one of cifar10"),
+        ("data={name:nope}", "data=nope: must be one of affine_digits, cifar10"),
         ("logging=1", "logging=1: must be given by its keys"),
     ],
 )

@@ -22,13 +22,24 @@ class Digits(Source):
 
     def load(self) -> Dataset:
         """Reads them from the installed scikit-learn."""
+        plain = self.plain()
+        assert plain.test is not None
+        size = self.data.image_size
+        return Dataset(
+            self.data.name,
+            limited(_resized(plain.train, size), self.data.train_limit),
+            limited(_resized(plain.test, size), self.data.test_limit),
+        )
+
+    def plain(self) -> Dataset:
+        """All digits as they come, 8 x 8."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
         values = np.round(digits.images * (255 / HIGHEST_VALUE)).astype(np.uint8)
         labels = digits.target.astype(np.int64)
         images = ImageSet(
-            resize(torch.from_numpy(values)[:, None], self.data.image_size),
+            torch.from_numpy(values)[:, None],
             torch.from_numpy(labels),
             tuple(str(name) for name in digits.target_names),
         )
@@ -36,6 +47,10 @@ class Digits(Source):
         train = np.setdiff1d(np.arange(len(labels)), test)
         return Dataset(
             self.data.name,
-            limited(images.select(torch.from_numpy(train)), self.data.train_limit),
-            limited(images.select(torch.from_numpy(test)), self.data.test_limit),
+            images.select(torch.from_numpy(train)),
+            images.select(torch.from_numpy(test)),
         )
+
+
+def _resized(digits: ImageSet, size: int) -> ImageSet:
+    return ImageSet(resize(digits.images, size), digits.labels, digits.classes)
