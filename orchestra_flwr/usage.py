@@ -7,7 +7,7 @@ _COMMON = """\
 SIM = f"""\
 usage: run_sim.py [key=value ...]      train an encoder in a simulated federation
 
-  run_sim.py                                          digits, 10 clients, about two minutes
+  run_sim.py                                          digits, 10 clients, about a minute
   run_sim.py data=image_folder data.root=photos.zip   your own images
   run_sim.py data=cifar10                             the paper's cross-device run
   run_sim.py resume=outputs/<name>/<date_time>        go on with an interrupted run
