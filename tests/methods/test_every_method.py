@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from orchestra_flwr.config.sections import MethodConfig
+from orchestra_flwr.config.sections import MethodConfig, ModelConfig
 from orchestra_flwr.data import ImageSet, augment
 from orchestra_flwr.methods import Batch, Role, build_method
 from orchestra_flwr.models import normalise
@@ -185,8 +185,7 @@ def test_sizes_are_known_without_a_network(task, name, monkeypatch):
     def refuse(*_):
         raise AssertionError("a network was built")
 
-    module = f"orchestra_flwr.methods.{name}"
-    monkeypatch.setattr(f"{module}.build_backbone", refuse)
+    monkeypatch.setattr(ModelConfig, "build", refuse)
     plugin = config.method.plugin
     release, classes = plugin.release(config), plugin.classes(config)
     assert release == built.release(config) and classes == built.classes(config)
