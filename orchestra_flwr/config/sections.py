@@ -96,7 +96,7 @@ class ModelConfig(Choice):
     @property
     def has_batch_norm(self) -> bool:
         """Whether the backbone has BatchNorm, so that statistics of images make a difference."""
-        return self.norm == "batch" and bool(self.plugin.obeys_norm)
+        return bool(self.plugin.has_batch_norm(self))
 
     @model_validator(mode="after")
     def _groups_divide_the_channels(self) -> Self:
