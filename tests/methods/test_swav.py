@@ -42,8 +42,9 @@ def slow_loss(views, assignments, temperature):
 def test_assignments_agree_with_the_formula(count, prototypes, iterations):
     scores, there = cosines(count, prototypes, seed=1), torch.ones(count, dtype=torch.bool)
     found = equal_assignments(scores, there, 0.05, iterations)
-    expected = torch.tensor(slow_assignments(scores.tolist(), 0.05, iterations))
-    torch.testing.assert_close(found, expected.double(), rtol=1e-9, atol=1e-12)
+    slow = slow_assignments(scores.tolist(), 0.05, iterations)
+    expected = torch.tensor(slow, dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_rows_that_are_not_there_change_nothing():
@@ -98,12 +99,13 @@ def test_batches_are_assigned_together_with_earlier_projections(tiny, local_crop
         projections = [method.projector(method.backbone(view)).detach() for view in given.views]
         loss = method.loss(given).losses["clustering"].item()
         rows = [[(x / x.norm()).tolist() for x in view] for view in projections]
-        scores = [(torch.tensor(view).double() @ weight.T).tolist() for view in rows]
+        scores = [(torch.tensor(view, dtype=torch.float64) @ weight.T).tolist() for view in rows]
         assigned = []
         for k in range(2):
-            queue = (torch.tensor(earlier[-10:]).double().view(-1, 16) @ weight.T).tolist()
+            rows_before = torch.tensor(earlier[-10:], dtype=torch.float64).view(-1, 16)
+            queue = (rows_before @ weight.T).tolist()
             assigned.append(slow_assignments(scores[k] + queue, 0.05, 3)[:4])
-        assert loss == pytest.approx(slow_loss(scores, assigned, 0.1), rel=1e-5)
+        assert loss == pytest.approx(slow_loss(scores, assigned, 0.1), rel=1e-6)
         earlier += rows[0] + rows[1]
 
 

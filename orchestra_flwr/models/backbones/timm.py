@@ -1,4 +1,4 @@
-"""Any image model of timm (PyTorch Image Models, https://huggingface.co/docs/timm) as a backbone."""
+"""Any image model of timm as a backbone (https://huggingface.co/docs/timm)."""
 
 from __future__ import annotations
 
