@@ -131,7 +131,7 @@ class SwAV(Projecting):
         cosines = [self.prototypes(projection) for projection in projections]
         assignments = [self._assigned(large) for large in cosines[:2]]
         for projection in projections[:2]:
-            self.queue.push(batch.images, projection.float())
+            self.queue.push(batch.images, projection)
         clustering = swapped_prediction_loss(cosines, assignments, self.settings.temperature)
         return Step({"clustering": clustering}, {"backbone": features, "projector": projections})
 

@@ -162,8 +162,8 @@ def _without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        elif hasattr(module, "drop_prob"):  # timm's DropPath and DropBlock
-            module.drop_prob = 0.0
+        elif "drop_prob" in vars(module):  # timm's DropPath and DropBlock
+            vars(module)["drop_prob"] = 0.0
 
 
 @cache
