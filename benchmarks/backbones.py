@@ -3,8 +3,8 @@
     python benchmarks/backbones.py
 
 method=simclr, batches of 32 images of 32 x 32 pixels in colour, one thread. Each model has a
-process of its own. Time is that of the processor, so other work on the machine hardly changes it; memory
-is the peak of the process (VmHWM) over what it was when its images and its model were there.
+process of its own. Time is that of the processor, so other work on the machine hardly changes it.
+Memory is the peak of the process (VmHWM) over what it was when images and model were there.
 """
 
 import json
