@@ -7,17 +7,22 @@ process of its own. Time is that of the processor, so other work on the machine 
 Memory is the peak of the process (VmHWM) over what it was when images and model were there.
 """
 
-import json
-import subprocess
-import sys
+import multiprocessing
 import time
 from pathlib import Path
+
+import torch
+from common import table, write
+
+from orchestra_flwr.config import load_config
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import build_learner, train_round
 
 MIB = 2**20
 STEPS = 3
 COMMON = (
     "method=simclr", "data=cifar10", "training.batch_size=32", "training.local_epochs=1",
-    "data.root=x", "training.lr=0.003",
+    "training.lr=0.003",
 )  # fmt: skip
 MODELS = (
     ("model=resnet18",),
@@ -35,14 +40,8 @@ def status(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
 
 
-def measure(overrides: list[str]) -> dict[str, float]:
-    """Of this process, which has done nothing else."""
-    from orchestra_flwr.config import load_config
-    from orchestra_flwr.seeding import ClientSeed
-    from orchestra_flwr.training import build_learner, train_round
-
-    import torch  # isort: skip  (after our package, which tames its threads)
-
+def measure(overrides: tuple[str, ...]) -> dict[str, float]:
+    """Of this process, which has trained nothing else."""
     torch.set_num_threads(1)
     config = load_config([*COMMON, *overrides])
     draw = torch.Generator().manual_seed(0)
@@ -62,14 +61,10 @@ def measure(overrides: list[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    from common import table, write
-
     results = {}
     for model in MODELS:
-        run = subprocess.run(
-            [sys.executable, __file__, "--one", *model], capture_output=True, text=True, check=True
-        )
-        results[" ".join(model)] = json.loads(run.stdout)
+        with multiprocessing.get_context("fork").Pool(1) as process:
+            results[" ".join(model)] = process.apply(measure, (model,))
     write("backbones", {"models": results, "steps": STEPS})
     table(
         ("model", "parameters", "float32", "features", "CPU time of an image", "memory of a step"),
@@ -88,7 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(measure(sys.argv[2:])))
-    else:
-        main()
+    main()
