@@ -44,7 +44,10 @@ class Timm(Backbone):
     def __init__(self, settings: TimmSettings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
         self.settings, self._channels = settings, channels
-        self.model = _created(settings, channels)
+        try:
+            self.model = _created(settings, channels)
+        except (AssertionError, ValueError) as error:
+            raise _unfit(settings, error) from error
         _without_dropout(self.model)
         self.dim = self._width()
 
@@ -62,14 +65,7 @@ class Timm(Backbone):
                 f"model.image_size={settings.image_size}: must be "
                 f"data.image_size={config.data.image_size}"
             )
-        name = settings.timm.partition(".")[0]
-        if not timm.is_model(name):
-            close = difflib.get_close_matches(name, timm.list_models(), n=3)
-            hint = f": did you mean {' or '.join(close)}?" if close else ""
-            raise ValueError(
-                f"model.timm={settings.timm}: timm {timm.__version__} has no model of this name"
-                f"{hint or ' (timm.list_models() lists them)'}"
-            )
+        _check_name(timm, settings.timm)
         weights = settings.weights
         if weights is not None and weights != PUBLISHED and not weights.endswith(SUFFIX):
             raise ValueError(
@@ -96,15 +92,23 @@ class Timm(Backbone):
             raise ConfigError(f"model.weights={file}: no such file")
         source = {"pretrained_cfg_overlay": {"file": file}} if file else {}
         try:
-            trained = _created(self.settings, self._channels, pretrained=True, **source)
+            random, trained = (
+                _seeded(self.settings, self._channels, **options).state_dict()
+                for options in ({}, {"pretrained": True, **source})
+            )
         except Exception as error:  # of the network, the hub's library, or what is in the file
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
             hint = "is it of this model?" if file else "without a network, name a file"
-            raise ConfigError(
-                f"model.weights={weights}: cannot be loaded for model.timm={self.settings.timm}, "
-                f"{hint} ({reason})"
-            ) from error
-        self.model.load_state_dict(trained.state_dict())
+            raise self._not_loaded(f"{hint} ({_one_line(error)})") from error
+        missing = [n for n, value in trained.items() if _is_random(value, random[n])]
+        if missing:  # timm leaves what it finds nothing for as it was
+            raise self._not_loaded(f"is it of this model? It has no {missing[0]}")
+        self.model.load_state_dict(trained)
+
+    def _not_loaded(self, reason: str) -> ConfigError:
+        return ConfigError(
+            f"model.weights={self.settings.weights}: cannot be loaded for "
+            f"model.timm={self.settings.timm}, {reason}"
+        )
 
     def _width(self) -> int:
         """Features of an image, as two black ones have them."""
@@ -115,6 +119,8 @@ class Timm(Backbone):
             try:
                 features = self.model.eval()(black)
             except (RuntimeError, AssertionError, ValueError) as error:
+                if parameter.is_meta:  # it looks at values, which are not there
+                    raise
                 raise _unfit(self.settings, error) from error
         self.model.train(training)
         return int(features.shape[1])
@@ -139,23 +145,51 @@ def _created(settings: TimmSettings, channels: int, **options: Any) -> nn.Module
     trained_on = timm.get_pretrained_cfg(settings.timm, allow_unregistered=True)
     if trained_on is not None and trained_on.fixed_input_size:
         options["img_size"] = settings.image_size
-    if not options.get("pretrained"):
-        options["pretrained"] = False
-    try:
-        model: nn.Module = timm.create_model(
-            settings.timm, in_chans=channels, num_classes=0, **options
-        )
-    except (AssertionError, ValueError) as error:
-        raise _unfit(settings, error) from error
+    model: nn.Module = timm.create_model(settings.timm, in_chans=channels, num_classes=0, **options)
     return model
 
 
+def _seeded(settings: TimmSettings, channels: int, **options: Any) -> nn.Module:
+    """As :func:`_created`, always with the same random weights, and no other draw disturbed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _created(settings, channels, **options)
+
+
+def _is_random(value: Tensor, random: Tensor) -> bool:
+    """Whether weights are still those that the seed drew, and not all alike, as a norm's are."""
+    return torch.equal(value, random) and value.numel() > 1 and bool((value != value.max()).any())
+
+
+def _check_name(timm: ModuleType, name: str) -> None:
+    """Refuses a name that timm does not have, or whose tag it does not have.
+
+    Raises:
+        ValueError: names the key and what is nearest.
+    """
+    architecture = name.partition(".")[0]
+    if not timm.is_model(architecture):
+        close = difflib.get_close_matches(architecture, timm.list_models(), n=3)
+        hint = f": did you mean {' or '.join(close)}?" if close else ""
+        raise ValueError(
+            f"model.timm={name}: timm {timm.__version__} has no model of this name"
+            f"{hint or ' (timm.list_models() lists them)'}"
+        )
+    published = timm.list_pretrained(f"{architecture}.*")
+    if name not in (architecture, *published):
+        tags = ", ".join(published) or f"{architecture} alone"
+        raise ValueError(f"model.timm={name}: timm {timm.__version__} has no such tag, but {tags}")
+
+
 def _unfit(settings: TimmSettings, error: Exception) -> ConfigError:
-    reason = " ".join(str(error).split())[:200] or "its layers refuse them"
     return ConfigError(
         f"model.timm={settings.timm}: cannot be built for images of {settings.image_size} x "
-        f"{settings.image_size} pixels (data.image_size): {reason}"
+        f"{settings.image_size} pixels (data.image_size): {_one_line(error)}"
     )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _without_dropout(model: nn.Module) -> None:
@@ -168,6 +202,5 @@ def _without_dropout(model: nn.Module) -> None:
 
 @cache
 def _has_batch_norm(name: str, image_size: int) -> bool:
-    with torch.device("meta"):
-        model = _created(TimmSettings(timm=name, image_size=image_size), 3)
+    model = _seeded(TimmSettings(timm=name, image_size=image_size), 3)
     return any(isinstance(module, _BatchNorm) for module in model.modules())

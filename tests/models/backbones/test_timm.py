@@ -65,6 +65,7 @@ def test_what_has_batch_norm_says_so(timm):
     ("overrides", "says"),
     [
         (("model.timm=mobilnetv3_small_050",), r"no model of this name: did you mean mobilenetv3"),
+        (("model.timm=mobilenetv3_small_050.x",), r"has no such tag, but mobilenetv3_small_050\.l"),
         (("model.image_size=9",), r"^model\.image_size=9: must be data\.image_size=8$"),
         (("model.weights=x.pth",), r"must be null, pretrained or a file \*\.safetensors$"),
     ],
@@ -119,10 +120,12 @@ def test_the_server_begins_with_the_weights_of_a_file_and_clients_need_none(
 
 def test_weights_of_another_model_are_refused_in_one_line(timm, tiny, tmp_path):
     file = tmp_path / "other.safetensors"
-    save_file(nn.Linear(3, 4).state_dict(), file)
-    with pytest.raises(ConfigError, match=r"is it of this model\?") as caught:
-        first_learner(tiny(*SMALL, f"model.weights={file}"), 1)
-    assert "\n" not in str(caught.value)
+    other = timm.create_model("mobilenetv3_small_075").state_dict()
+    for weights in (nn.Linear(3, 4).state_dict(), other):
+        save_file(weights, file)
+        with pytest.raises(ConfigError, match=r"is it of this model\?") as caught:
+            first_learner(tiny(*SMALL, f"model.weights={file}"), 1)
+        assert "\n" not in str(caught.value)
 
 
 def test_offline_the_published_weights_are_refused_in_one_line(tiny, tmp_path, timm):
