@@ -152,14 +152,15 @@ def _simulate(config: Config) -> int:
     from orchestra_flwr.federation.simulation import check_resources, simulate
     from orchestra_flwr.methods.labels import with_class_names
     from orchestra_flwr.reporting import Progress, RunFolder
-    from orchestra_flwr.training import build_learner, check_memory
+    from orchestra_flwr.training import build_learner, check_memory, first_learner
 
     check_resources(config)
     population = load_population(config)
     named = with_class_names(config, population.dataset.train.classes)
     check_population(named, population)
     check_memory(named, config.data.channels)
-    build_learner(named, config.data.channels)  # what cannot be built is refused here
+    learner_of = first_learner if config.resume is None else build_learner
+    learner_of(named, config.data.channels)  # what cannot be built is refused here
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return simulate(named, population, folder, progress)

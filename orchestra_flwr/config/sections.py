@@ -96,7 +96,7 @@ class ModelConfig(Choice):
     @property
     def has_batch_norm(self) -> bool:
         """Whether the backbone has BatchNorm, so that statistics of images make a difference."""
-        return self.norm == "batch" and bool(self.plugin.obeys_norm)
+        return bool(self.plugin.has_batch_norm(self))
 
     @model_validator(mode="after")
     def _groups_divide_the_channels(self) -> Self:
@@ -264,6 +264,15 @@ class EvaluationConfig(ScoresConfig):
     recalibrated: bool = False  # scores with BatchNorm's statistics taken anew, beside the others
     drift: bool = False  # how far clients' models are apart
     clients: bool = False  # each client's own model on its own classes; in simulations
+    personal_labels: int | None = Field(None, ge=1)  # a head of each client's own from so many
+
+    @model_validator(mode="after")
+    def _heads_are_judged_on_own_classes(self) -> Self:
+        if self.personal_labels is not None and not self.clients:
+            raise ValueError(
+                f"evaluation.personal_labels={self.personal_labels}: needs evaluation.clients=true"
+            )
+        return self
 
 
 class LoggingConfig(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,20 +25,24 @@ class OwnClasses:
         targets: (M,) classes of the test images as the method numbers them; None where it learns
             none.
         held: (n,) classes of the client's own training images.
+        few: some of the client's own images (m, C, H, W) uint8 and their classes (m,), for a head
+            of its own; None: there is to be none.
     """
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     targets: Tensor | None
     held: Tensor
+    few: tuple[Tensor, Tensor] | None = None
 
     def scores(
         self, encoder: nn.Module, head: nn.Module | None, batch_size: int
     ) -> dict[str, float]:
         """`linear` of a linear probe and, with a classification head, `accuracy` of that.
 
-        Both are fractions of the test images, each class counting as much as among the client's
-        own images.
+        With few images of the client also `personal`: of a linear probe fitted to these alone, as a
+        client can have it that labels a handful of its images. All are fractions of the test
+        images, each class counting as much as among the client's own images.
 
         Args:
             encoder: the client's, maps images to features (B, dim).
@@ -49,6 +54,10 @@ class OwnClasses:
         labels = self.test[1].to(queries.device)
         probe = fit_linear_probe(bank, self.train[1])
         scores = {"linear": self._weighted(probe.predict(queries) == labels)}
+        if self.few is not None:
+            images, classes = self.few
+            own = fit_linear_probe(extract_features(encoder, images, batch_size), classes)
+            scores["personal"] = self._weighted(own.predict(queries) == labels)
         if head is not None:
             assert self.targets is not None
             with torch.inference_mode():
@@ -83,11 +92,17 @@ def weighted_accuracy(right: Tensor, labels: Tensor, held: Tensor) -> float:
 
 
 def spread_over_clients(scores: Sequence[float]) -> dict[str, Any]:
-    """`mean`, `worst_tenth` (of the lowest tenth, at least one) and `clients` (how many)."""
+    """Of the clients' scores: how they are spread.
+
+    Returns:
+        `mean`, `worst_tenth` (mean of the lowest tenth, at least one), `std` (deviation between
+        clients; 0 of one) and `clients` (how many).
+    """
     ordered = sorted(scores)
     lowest = ordered[: max(1, len(ordered) // 10)]
     return {
         "mean": sum(ordered) / len(ordered),
         "worst_tenth": sum(lowest) / len(lowest),
+        "std": statistics.pstdev(ordered),
         "clients": len(ordered),
     }

@@ -17,6 +17,7 @@ from orchestra_flwr.data import (
 )
 from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.methods import Release, labels_for
+from orchestra_flwr.seeding import torch_generator
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,19 @@ def own_classes(config: Config, population: Population, client: str) -> OwnClass
             f"evaluation.clients=True: data={config.data.name} must have labelled training and "
             "test images"
         )
-    held = train.labels[torch.from_numpy(population.parts[client])]
+    own = torch.from_numpy(population.parts[client])
+    held = train.labels[own]
     if not torch.isin(held, test.labels).any():
         raise ConfigError(
             f"evaluation.clients=True: there is no test image of any class of client {client}"
         )
     targets = labels_for(config, test)
-    return OwnClasses((train.images, train.labels), (test.images, test.labels), targets, held)
+    few, labels = None, config.evaluation.personal_labels
+    if labels is not None:
+        order = torch.randperm(len(own), generator=torch_generator(config.seed, "personal", client))
+        chosen = own[order[:labels]]
+        few = train.images[chosen], train.labels[chosen]
+    return OwnClasses((train.images, train.labels), (test.images, test.labels), targets, held, few)
 
 
 def check_population(config: Config, population: Population) -> None:

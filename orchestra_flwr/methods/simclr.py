@@ -6,22 +6,18 @@ Chen et al., "A Simple Framework for Contrastive Learning of Visual Representati
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from orchestra_flwr.config import Config, Section
-from orchestra_flwr.data import SIMCLR, Recipe
-from orchestra_flwr.methods.base import Batch, Method, Step
-from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, build_head
+from orchestra_flwr.config import ModelConfig, Section
+from orchestra_flwr.methods.base import Step
+from orchestra_flwr.methods.frames import JointEmbedding
+from orchestra_flwr.models import build_head
 from orchestra_flwr.models.precision import in_float32
-
-ROLES = {"backbone": Role.SHARED, "projector": Role.SHARED}
 
 
 @in_float32
@@ -72,41 +68,23 @@ class SimCLRSettings(Section):
     loss: Literal["nt_xent", "infonce"] = "nt_xent"
 
 
-class SimCLR(Method):
+class SimCLR(JointEmbedding):
     """Backbone and a two-layer projector."""
 
     Settings = SimCLRSettings
 
     settings: SimCLRSettings
 
-    def __init__(self, config: Config, channels: int) -> None:
-        super().__init__(config, channels)
-        model = config.model
-        self.backbone = build_backbone(model, channels)
-        self.projector = build_head(model, self.backbone.dim, model.projector_dim, bias=True)
+    def build_projector(self, model: ModelConfig) -> nn.Module:
+        """Two layers, the second one with biases."""
+        return build_head(model, self.backbone.dim, model.projector_dim, bias=True)
 
-    def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
-        return role_of(name, ROLES)
-
-    def recipes(self) -> Sequence[Recipe]:
-        """The same augmentation for both views."""
-        return (SIMCLR, SIMCLR)
-
-    def loss(self, batch: Batch) -> Step:
+    def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
         """The contrastive loss of one step."""
-        seen = [(feature := self.backbone(view), self.projector(feature)) for view in batch.views]
-        features, projections = zip(*seen, strict=True)
-        first, second = projections
         loss = info_nce_loss if self.settings.loss == "infonce" else nt_xent_loss
-        contrastive = loss(first, second, self.settings.temperature)
-        return Step({"contrastive": contrastive}, {"backbone": features, "projector": projections})
+        return {"contrastive": loss(first, second, self.settings.temperature)}
 
     def information(self, step: Step) -> Tensor:
         """log B - InfoNCE, a bound for whichever loss is minimised, as its critic may be any."""
         first, second = (each.detach() for each in step.features["projector"])
         return math.log(len(first)) - info_nce_loss(first, second, self.settings.temperature)
-
-    def backbones(self) -> dict[str, Backbone]:
-        """The one backbone."""
-        return {"online": self.backbone}

@@ -6,22 +6,17 @@ Chen and He, "Exploring Simple Siamese Representation Learning", CVPR 2021.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from orchestra_flwr.config import Config
-from orchestra_flwr.data import SIMCLR, Recipe
-from orchestra_flwr.methods.base import Batch, Method, Step
-from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, build_head
+from orchestra_flwr.config import Config, ModelConfig
+from orchestra_flwr.methods.base import Batch, Step
+from orchestra_flwr.methods.frames import Projecting
+from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.models import build_head
 from orchestra_flwr.models.precision import in_float32
-
-ROLES = {
-    "backbone": Role.SHARED,
-    "projector": Role.SHARED,
-    "predictor": Role.SHARED,
-}
 
 
 @in_float32
@@ -40,35 +35,26 @@ def symmetric_negative_cosine(predictions: Sequence[Tensor], targets: Sequence[T
     return -cosines.mean() / 2
 
 
-class SimSiam(Method):
+class SimSiam(Projecting):
     """Backbone, a three-layer projector and a predictor of two layers."""
+
+    roles: ClassVar = {"predictor": Role.SHARED}
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         model, dim = config.model, config.model.projector_dim
-        self.backbone = build_backbone(model, channels)
-        hidden = (dim // 2, dim // 2)
-        self.projector = build_head(model, self.backbone.dim, *hidden, plain_norm=True)
         self.predictor = build_head(model, dim, dim, bias=True, last_norm=False, plain_norm=True)
 
-    def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
-        return role_of(name, ROLES)
-
-    def recipes(self) -> Sequence[Recipe]:
-        """The same augmentation for both views."""
-        return (SIMCLR, SIMCLR)
+    def build_projector(self, model: ModelConfig) -> nn.Module:
+        """Three layers, the hidden ones half as wide."""
+        hidden = (model.projector_dim // 2, model.projector_dim // 2)
+        return build_head(model, self.backbone.dim, *hidden, plain_norm=True)
 
     def loss(self, batch: Batch) -> Step:
         """Each view predicts the other one."""
-        seen = [(feature := self.backbone(view), self.projector(feature)) for view in batch.views]
-        features, projections = zip(*seen, strict=True)
+        features, projections = self.embed(batch.views)
         predictions = tuple(self.predictor(projection) for projection in projections)
         return Step(
             {"similarity": symmetric_negative_cosine(predictions, projections)},
             {"backbone": features, "projector": projections, "predictor": predictions},
         )
-
-    def backbones(self) -> dict[str, Backbone]:
-        """The one backbone."""
-        return {"online": self.backbone}

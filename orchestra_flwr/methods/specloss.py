@@ -7,28 +7,24 @@ Loss", NeurIPS 2021, on cosine similarities as in the Orchestra paper (Table 8).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor, nn
 
-from orchestra_flwr.config import Config, Section
+from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Method, Step
-from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods.base import Batch, Step
+from orchestra_flwr.methods.frames import Projecting
+from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.spectral import spectral_contrastive_loss
-from orchestra_flwr.models import Backbone, build_backbone, build_head
+from orchestra_flwr.models import build_head
 
 # As published, but for the first view's bilinear crops: all crops here are bicubic.
 RECIPES = (
     Recipe(crop_scale=(0.08, 1.0), jitter_p=0, gray_p=0, blur_p=0),
     Recipe(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1)),
 )
-
-ROLES = {
-    "backbone": Role.SHARED,
-    "projector": Role.SHARED,
-    "clusters": Role.SHARED,
-}
 
 
 def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
@@ -51,23 +47,21 @@ class SpecLossSettings(Section):
     outputs: int = Field(32, ge=2)  # of the last layer; the Orchestra paper takes its G
 
 
-class SpecLoss(Method):
+class SpecLoss(Projecting):
     """Backbone, a two-layer projector and a linear layer."""
 
     Settings = SpecLossSettings
+    roles: ClassVar = {"clusters": Role.SHARED}
 
     settings: SpecLossSettings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        model, dim = config.model, config.model.projector_dim
-        self.backbone = build_backbone(model, channels)
-        self.projector = build_head(model, self.backbone.dim, dim)
-        self.clusters = nn.Linear(dim, self.settings.outputs)
+        self.clusters = nn.Linear(config.model.projector_dim, self.settings.outputs)
 
-    def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
-        return role_of(name, ROLES)
+    def build_projector(self, model: ModelConfig) -> nn.Module:
+        """Two layers."""
+        return build_head(model, self.backbone.dim, model.projector_dim)
 
     def recipes(self) -> Sequence[Recipe]:
         """A plain crop, and a view with colour jitter."""
@@ -75,19 +69,9 @@ class SpecLoss(Method):
 
     def loss(self, batch: Batch) -> Step:
         """The spectral loss of one step."""
-        seen = [self._outputs(view) for view in batch.views]
-        features, projections, outputs = zip(*seen, strict=True)
+        features, projections = self.embed(batch.views)
+        first, second = (self.clusters(projection) for projection in projections)
         return Step(
-            {"spectral": spectral_loss(*outputs)},
+            {"spectral": spectral_loss(first, second)},
             {"backbone": features, "projector": projections},
         )
-
-    def _outputs(self, view: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, dim) outputs of backbone, projector and last layer."""
-        feature = self.backbone(view)
-        projection = self.projector(feature)
-        return feature, projection, self.clusters(projection)
-
-    def backbones(self) -> dict[str, Backbone]:
-        """The one backbone."""
-        return {"online": self.backbone}

@@ -7,21 +7,16 @@ in the Orchestra paper.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from orchestra_flwr.config import Config, Section
-from orchestra_flwr.data import SIMCLR, Recipe
-from orchestra_flwr.methods.base import Batch, Method, Step
-from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, build_head
+from orchestra_flwr.config import ModelConfig, Section
+from orchestra_flwr.methods.frames import JointEmbedding
+from orchestra_flwr.models import build_head
 from orchestra_flwr.models.precision import in_float32
-
-ROLES = {"backbone": Role.SHARED, "projector": Role.SHARED}
 
 Norm = Literal["sphere", "ball", "none"]
 
@@ -57,35 +52,17 @@ class SpectralSettings(Section):
     norm: Norm = "ball"
 
 
-class Spectral(Method):
+class Spectral(JointEmbedding):
     """Backbone and a two-layer projector."""
 
     Settings = SpectralSettings
 
     settings: SpectralSettings
 
-    def __init__(self, config: Config, channels: int) -> None:
-        super().__init__(config, channels)
-        model = config.model
-        self.backbone = build_backbone(model, channels)
-        self.projector = build_head(model, self.backbone.dim, model.projector_dim, bias=True)
+    def build_projector(self, model: ModelConfig) -> nn.Module:
+        """Two layers, the second one with biases."""
+        return build_head(model, self.backbone.dim, model.projector_dim, bias=True)
 
-    def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
-        return role_of(name, ROLES)
-
-    def recipes(self) -> Sequence[Recipe]:
-        """The same augmentation for both views."""
-        return (SIMCLR, SIMCLR)
-
-    def loss(self, batch: Batch) -> Step:
+    def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
         """The spectral loss of one step."""
-        seen = [(feature := self.backbone(view), self.projector(feature)) for view in batch.views]
-        features, projections = zip(*seen, strict=True)
-        first, second = projections
-        spectral = spectral_contrastive_loss(first, second, self.settings.norm)
-        return Step({"spectral": spectral}, {"backbone": features, "projector": projections})
-
-    def backbones(self) -> dict[str, Backbone]:
-        """The one backbone."""
-        return {"online": self.backbone}
+        return {"spectral": spectral_contrastive_loss(first, second, self.settings.norm)}

@@ -85,10 +85,15 @@ def _own_classes(summary: Mapping[str, Any]) -> str:
     titles = {key: title for title, key in (*SCORES, *ASKED_FOR)}
     found = [
         f"{titles.get(name, name)} {percent(each['mean'])}, "
-        f"worst tenth {percent(each['worst_tenth'])}"
+        f"worst tenth {percent(each['worst_tenth'])}{_deviation(each)}"
         for name, each in (summary.get("clients_own") or {}).items()
     ]
     return f"clients' own models on their own classes: {'; '.join(found)}" if found else ""
+
+
+def _deviation(of_clients: Mapping[str, Any]) -> str:
+    """Between clients; summaries of earlier versions have none."""
+    return f", deviation {percent(of_clients['std'])}" if "std" in of_clients else ""
 
 
 def _drift(summary: Mapping[str, Any]) -> str:

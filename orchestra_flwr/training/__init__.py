@@ -1,7 +1,7 @@
 """Local training: what is trained, the one loop that trains it, its optimizers."""
 
 from orchestra_flwr.training.devices import resolve_device, torch_threads, usable_cpus
-from orchestra_flwr.training.learner import Learner, build_learner
+from orchestra_flwr.training.learner import Learner, build_learner, first_learner
 from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
 from orchestra_flwr.training.needed_memory import check_memory
 from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
@@ -13,6 +13,7 @@ __all__ = [
     "TrainingError",
     "build_learner",
     "check_memory",
+    "first_learner",
     "keep_freed_memory",
     "observe_round",
     "resolve_device",

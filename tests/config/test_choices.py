@@ -70,7 +70,7 @@ def test_help_shows_every_option_of_every_plugin(key, name):
         ("engine=inline", "engine.workers=2", "which has no options (engine=ray has it)"),
         ("optimizer=adamw", "optimizer.momentum=1", "(optimizer=sgd has it)"),
         ("merging=fedu", "merging.first_mu=.5", "which has threshold (merging=fedema has it)"),
-        ("method=rotpred", "method.outputs=9", "(method=specloss has it)"),
+        ("method=rotpred", "method.outputs=9", "(method=dino, method=specloss have it)"),
     ],
 )
 def test_an_option_of_another_choice_names_who_has_it(sign, choice, option, says):

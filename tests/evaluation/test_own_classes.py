@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -18,10 +20,13 @@ def test_classes_count_as_they_do_among_the_clients_images():
 
 
 def test_mean_and_worst_tenth():
-    assert spread_over_clients([0.5]) == {"mean": 0.5, "worst_tenth": 0.5, "clients": 1}
+    assert spread_over_clients([0.5]) == {
+        "mean": 0.5, "worst_tenth": 0.5, "std": 0, "clients": 1,
+    }  # fmt: skip
     scores = [i / 20 for i in range(20)]
     assert spread_over_clients(scores) == {
-        "mean": pytest.approx(0.475), "worst_tenth": pytest.approx(0.025), "clients": 20,
+        "mean": pytest.approx(0.475), "worst_tenth": pytest.approx(0.025),
+        "std": pytest.approx(math.sqrt((20**2 - 1) / 12) / 20), "clients": 20,
     }  # fmt: skip
 
 
@@ -43,6 +48,11 @@ def test_scores_of_a_client_with_the_shares_of_everybody_are_the_usual_ones():
     assert found["linear"] == pytest.approx(linear_accuracy(features, labels, features, labels))
     expected = (head(features).argmax(1) == labels).double().mean()
     assert found["accuracy"] == pytest.approx(float(expected))
+    # A head of the client's own knows the classes of its few images alone.
+    few = labels < 2
+    own = OwnClasses((images, labels), (images, labels), labels, labels, (images[few], labels[few]))
+    expected = linear_accuracy(features[few], labels[few], features, labels)
+    assert own.scores(Pixels(), None, 16)["personal"] == pytest.approx(expected) <= 2 / 3
     # The method may number classes in its own way: only that counts for its classifier.
     turned = OwnClasses((images, labels), (images, labels), 2 - labels, labels)
     expected = (head(features).argmax(1) == 2 - labels).double().mean()

@@ -10,7 +10,10 @@ from orchestra_flwr.merging.fedu import FedU, FedUSettings
 from orchestra_flwr.merging.replace import Replace
 from orchestra_flwr.training import build_learner
 
-METHODS = ("byol", "orchestra", "rotpred", "simclr", "simsiam", "specloss", "supervised")
+METHODS = (
+    "byol", "dino", "mocov2", "orchestra", "rotpred", "simclr", "simsiam", "specloss",
+    "supervised", "swav",
+)  # fmt: skip
 
 
 def test_divergence_is_the_mean_distance_of_the_tensors():

@@ -10,7 +10,10 @@ from orchestra_flwr.methods import Role
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import Learner, build_learner, train_round
 
-METHODS = ("byol", "orchestra", "rotpred", "simclr", "simsiam", "specloss", "supervised")
+METHODS = (
+    "byol", "dino", "mocov2", "orchestra", "rotpred", "simclr", "simsiam", "specloss",
+    "supervised", "swav",
+)  # fmt: skip
 
 
 def images(seed=0):

@@ -267,7 +267,7 @@ def test_the_gradient_solver_goes_on_from_the_last_rounds_centroids(tiny, genera
 def test_methods_are_found_by_their_files():
     found = MethodConfig.room.found()
     assert found["orchestra"].__name__ == "Orchestra"
-    assert not {"base", "labels", "release", "roles"} & found.keys()
+    assert not {"base", "frames", "labels", "release", "roles"} & found.keys()
 
 
 def test_initialised_by_the_runs_seed_alone(tiny):

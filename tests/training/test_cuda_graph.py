@@ -33,7 +33,7 @@ def test_replays_are_the_step_on_other_rows_with_other_draws():
     assert torch.equal(captured[1], plain[1])
 
 
-@pytest.mark.parametrize("method", ["orchestra", "specloss"])
+@pytest.mark.parametrize("method", ["orchestra", "specloss", "mocov2", "swav", "dino"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_captured_round_is_a_plain_one(tiny, method, optimizer, precision):

@@ -130,7 +130,9 @@ def score_limits(config: Config, method: Method) -> dict[str, float]:
     if config.evaluation.clients:
         kept, *_ = kept_first(method, config.evaluation.backbone).values()
         classifies = classification_head_of(method, kept) is not None
-        limits |= {OWN + name: 1.0 for name in ("linear", *["accuracy"] * classifies)}
+        personal = config.evaluation.personal_labels is not None
+        names = ("linear", *["personal"] * personal, *["accuracy"] * classifies)
+        limits |= {OWN + name: 1.0 for name in names}
     return limits
 
 

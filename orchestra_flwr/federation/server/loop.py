@@ -19,6 +19,7 @@ from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
     forget_noise_key,
+    has_checkpoint,
     load_checkpoint,
     run_id,
     save_checkpoint,
@@ -54,7 +55,7 @@ from orchestra_flwr.reporting import (
     plot_curves,
 )
 from orchestra_flwr.reporting.folder_record import FolderRecord
-from orchestra_flwr.training import build_learner
+from orchestra_flwr.training import build_learner, first_learner
 
 
 def run_federation(
@@ -117,7 +118,8 @@ class _Run:
         self.folder = folder
         self.progress = progress
         self.workers = workers
-        self.learner = build_learner(config, config.data.channels)
+        learner_of = build_learner if has_checkpoint(folder.checkpoint) else first_learner
+        self.learner = learner_of(config, config.data.channels)
         exchange: Exchange = config.exchange.build()
         schemas = Schemas.of(self.learner, config)
         names = exchange.models(members.names)
@@ -126,7 +128,7 @@ class _Run:
         for name in names:
             if (seed := exchange.seed_of(name, config.seed)) != config.seed:
                 other = config.model_copy(update={"seed": seed})
-                self.models.begin(name, build_learner(other, config.data.channels))
+                self.models.begin(name, learner_of(other, config.data.channels))
         self.release: Release | None = config.method.plugin.release(config)
         self.privacy = RunPrivacy(
             config,

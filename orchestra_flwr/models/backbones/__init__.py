@@ -31,6 +31,21 @@ class Backbone(Plugin, nn.Module):
     def __init__(self, settings: Any, model: ModelConfig, channels: int) -> None:
         super().__init__()
 
+    @classmethod
+    def has_batch_norm(cls, model: ModelConfig) -> bool:
+        """Whether it has BatchNorm, so that statistics of images make a difference."""
+        return cls.obeys_norm and model.norm == "batch"
+
+    def load_weights(self) -> None:
+        """Puts weights that were trained elsewhere, if the configuration names some, in place.
+
+        Called on the server alone, before the first round: clients and who loads a saved encoder
+        have no use for them.
+
+        Raises:
+            ConfigError: they cannot be had, or do not fit.
+        """
+
 
 def build_backbone(model: ModelConfig, channels: int) -> Backbone:
     """The backbone named by the configuration, freshly initialised, for images of `channels`.

@@ -5,7 +5,7 @@ Hassani et al., "Escaping the Big Data Paradigm with Compact Transformers", arXi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,7 @@ class CCT(Backbone):
     """
 
     Settings = CCTSettings
+    obeys_norm: ClassVar[bool] = False
 
     def __init__(self, settings: CCTSettings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)

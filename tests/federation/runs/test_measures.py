@@ -11,9 +11,11 @@ from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.evaluation import extract_features, labelled_subset, linear_accuracy
+from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
+from orchestra_flwr.evaluation.own_classes import weighted_accuracy
 from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.federation.messages.arrays import ARRAYS, METRICS, from_record
-from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.federation.population import load_population, own_classes
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.models import load_encoder, normalise
 from orchestra_flwr.training import build_learner, torch_threads
@@ -132,6 +134,36 @@ def test_each_clients_own_model_on_its_own_classes(config, federate):
     assert own["accuracy"]["mean"] == pytest.approx(sum(expected) / 4, abs=0.02)
     assert own["accuracy"]["worst_tenth"] == pytest.approx(min(expected), abs=0.02)
     assert read_run(run.folder.path).measure("own_accuracy") == own["accuracy"]["mean"]
+
+
+@pytest.mark.parametrize("method", ["simclr", "dino"])
+def test_each_client_gets_a_head_from_few_labels_of_its_own(config, federate, method):
+    """For any method: fitted by hand to the images that the seed draws, and judged the same way."""
+    chosen = config(f"method={method}", "partition=dirichlet", "evaluation.clients=true",
+                    "evaluation.personal_labels=9")  # fmt: skip
+    run = federate(chosen)
+    own, population = run.summary["clients_own"], load_population(chosen)
+    assert own.keys() == {"linear", "personal"} and own["personal"]["clients"] == 4
+    encoder, test = load_encoder(run.folder.path), population.dataset.test
+    expected = []
+    for client, part in population.parts.items():
+        found = own_classes(chosen, population, client)
+        images, classes = found.few
+        assert len(images) == len(classes) == min(9, len(part))
+        held = population.dataset.train.images[torch.from_numpy(part)]
+        assert all((held == image).flatten(1).all(1).any() for image in images)
+        probe = fit_linear_probe(encoder(images), classes)
+        right = probe.predict(encoder(test.images)) == test.labels
+        expected.append(weighted_accuracy(right, test.labels, found.held))
+    assert own["personal"]["mean"] == pytest.approx(sum(expected) / 4, abs=0.02)
+    assert own["personal"]["worst_tenth"] == pytest.approx(min(expected), abs=0.02)
+    assert own["personal"]["std"] > 0
+    assert read_run(run.folder.path).measure("own_personal") == own["personal"]["mean"]
+
+
+def test_a_head_of_its_own_needs_classes_of_its_own(tiny):
+    with pytest.raises(ConfigError, match=r"^evaluation\.personal_labels=9: needs evaluation.cl"):
+        tiny("method=simclr", "evaluation.personal_labels=9")
 
 
 def test_without_own_state_and_with_all_classes_it_is_the_servers_score(config, federate):

@@ -41,7 +41,8 @@ def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, metho
         f"{summary['untrained']['knn']:.3f} to {summary['knn']:.3f}, feature_std "
         f"{untrained:.2f} to {trained:.2f}"
     )
-    if method != "orchestra":  # what it has to predict changes with the global centroids
+    # What they have to predict changes, with the global centroids or as the centre finds its place.
+    if method not in ("orchestra", "dino"):
         assert losses[-1] < losses[0]
     assert trained > LEAST_STD
     assert (tmp_path / "run" / "clients").is_dir() == ("merging" in method)

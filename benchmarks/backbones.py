@@ -1,0 +1,86 @@
+"""What a backbone costs a client: weights, features, memory and processor time of a local step.
+
+    python benchmarks/backbones.py
+
+method=simclr, batches of 32 images of 32 x 32 pixels in colour, one thread. Each model has a
+process of its own. Time is that of the processor, so other work on the machine hardly changes it.
+Memory is the peak of the process (VmHWM) over what it was when images and model were there.
+"""
+
+import multiprocessing
+import time
+from pathlib import Path
+
+import torch
+from common import table, write
+
+from orchestra_flwr.config import load_config
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import build_learner, train_round
+
+MIB = 2**20
+STEPS = 3
+COMMON = (
+    "method=simclr", "data=cifar10", "training.batch_size=32", "training.local_epochs=1",
+    "training.lr=0.003",
+)  # fmt: skip
+MODELS = (
+    ("model=resnet18",),
+    ("model=resnet18", "model.width=32"),
+    ("model=resnet18", "model.width=16"),
+    ("model=convnet",),
+    ("model=timm", "model.timm=mobilenetv3_small_100"),
+    ("model=timm", "model.timm=resnet10t"),
+)
+
+
+def status(key: str) -> int:
+    """A figure of /proc/self/status in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
+
+
+def measure(overrides: tuple[str, ...]) -> dict[str, float]:
+    """Of this process, which has trained nothing else."""
+    torch.set_num_threads(1)
+    config = load_config([*COMMON, *overrides])
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (32 * STEPS, 3, 32, 32), dtype=torch.uint8, generator=draw)
+    learner = build_learner(config, 3)
+    train_round(learner, images[:4], config, ClientSeed(0, 1, "0"))  # libraries choose kernels
+    before, started = status("VmRSS"), time.process_time()
+    train_round(learner, images, config, ClientSeed(0, 2, "0"))
+    seconds = time.process_time() - started
+    backbone = learner.method.backbone
+    return {
+        "parameters": sum(p.numel() for p in backbone.parameters()),
+        "features": backbone.dim,
+        "cpu_ms_per_image": 1000 * seconds / len(images),
+        "memory_mib": (status("VmHWM") - before) / MIB,
+    }
+
+
+def main() -> None:
+    results = {}
+    for model in MODELS:
+        with multiprocessing.get_context("fork").Pool(1) as process:
+            results[" ".join(model)] = process.apply(measure, (model,))
+    write("backbones", {"models": results, "steps": STEPS})
+    table(
+        ("model", "parameters", "float32", "features", "CPU time of an image", "memory of a step"),
+        [
+            (
+                f"`{name}`",
+                f"{of['parameters']:,}",
+                f"{4 * of['parameters'] / MIB:.1f} MiB",
+                of["features"],
+                f"{of['cpu_ms_per_image']:.1f} ms",
+                f"{of['memory_mib']:.0f} MiB",
+            )
+            for name, of in results.items()
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

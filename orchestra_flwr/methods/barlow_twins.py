@@ -1,0 +1,76 @@
+"""Barlow Twins: features of two views agree, and no two features say the same.
+
+Zbontar et al., "Barlow Twins: Self-Supervised Learning via Redundancy Reduction", ICML 2021 (arXiv
+2103.03230).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from orchestra_flwr.config import ModelConfig, Section
+from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods.byol import RECIPES
+from orchestra_flwr.methods.frames import JointEmbedding
+from orchestra_flwr.models import build_head
+from orchestra_flwr.models.precision import in_float32
+
+EPSILON = 1e-5  # added to variances, as BatchNorm does, which the authors' code standardises with
+
+
+@in_float32
+def cross_correlation_loss(first: Tensor, second: Tensor, redundancy: float) -> Tensor:
+    """Distance of the views' cross-correlation matrix from the identity (equations 1 and 2).
+
+    Args:
+        first: (B, D) features of one view of every image.
+        second: (B, D) features of another view of the same images.
+        redundancy: lambda, the weight of what is off the diagonal.
+
+    Returns:
+        Scalar: a D-th of equation 1, so that a learning rate fits every D. (The paper's optimizer,
+        LARS, takes no notice of such factors.)
+    """
+    count, dim = first.shape
+    correlation = _standardised(first).T @ _standardised(second) / count
+    diagonal = torch.eye(dim, dtype=torch.bool, device=correlation.device)
+    invariance = (1 - correlation.diagonal()).square().sum()
+    others = correlation.square().masked_fill(diagonal, 0).sum()
+    return (invariance + redundancy * others) / dim
+
+
+def _standardised(features: Tensor) -> Tensor:
+    """(B, D) features of mean 0 and variance 1 over the batch."""
+    centred = features - features.mean(dim=0)
+    return centred * (centred.square().mean(dim=0) + EPSILON).rsqrt()
+
+
+class BarlowTwinsSettings(Section):
+    """Options under `method.` for method=barlow_twins."""
+
+    redundancy: float = Field(0.005, ge=0)  # the paper's lambda
+
+
+class BarlowTwins(JointEmbedding):
+    """Backbone and a three-layer projector, all of whose layers are equally wide."""
+
+    Settings = BarlowTwinsSettings
+
+    settings: BarlowTwinsSettings
+
+    def build_projector(self, model: ModelConfig) -> nn.Module:
+        """Three layers; the paper's have 8192 features (`model.projector_dim`)."""
+        dim = model.projector_dim
+        return build_head(model, self.backbone.dim, dim, dim, last_norm=False)
+
+    def recipes(self) -> Sequence[Recipe]:
+        """BYOL's two augmentations, as published."""
+        return RECIPES
+
+    def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
+        """The loss of one step."""
+        return {"correlation": cross_correlation_loss(first, second, self.settings.redundancy)}

@@ -1,0 +1,129 @@
+"""DINO: a student predicts a slow teacher's soft classes of other crops of the image.
+
+Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021 (arXiv
+2104.14294).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from orchestra_flwr.config import Config, ModelConfig, Section
+from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods.base import Batch, Step
+from orchestra_flwr.methods.frames import MovingTarget, Prototypes
+from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.models import build_head
+from orchestra_flwr.models.precision import in_float32
+
+LARGE = 0.4, 1.0  # areas of the large crops beside local ones
+ALONE = 0.14, 1.0  # without local ones, as the authors' code advises
+LOCAL = Recipe(crop_scale=(0.05, 0.4))
+
+
+@in_float32
+def distillation_loss(
+    student: Sequence[Tensor],
+    teacher: Sequence[Tensor],
+    centre: Tensor,
+    student_temperature: float,
+    teacher_temperature: float,
+) -> Tensor:
+    """Cross-entropy of the teacher's classes of a view and the student's of each other one.
+
+    Equations 1 to 3.
+
+    Args:
+        student: for each of V views (B, K) outputs.
+        teacher: for the first of these views (B, K) outputs; no gradient goes through them.
+        centre: (K,), taken off the teacher's outputs.
+        student_temperature: tau_s.
+        teacher_temperature: tau_t; below tau_s it sharpens.
+
+    Returns:
+        Scalar mean over images and pairs of views.
+    """
+    classes = [((each.detach() - centre) / teacher_temperature).softmax(dim=1) for each in teacher]
+    losses = [
+        F.cross_entropy(predicted / student_temperature, wanted)
+        for i, wanted in enumerate(classes)
+        for v, predicted in enumerate(student)
+        if v != i
+    ]
+    return torch.stack(losses).mean()
+
+
+class DINOSettings(Section):
+    """Options under `method.` for method=dino."""
+
+    ema: float = Field(0.996, ge=0, lt=1)  # of the teacher, a step
+    outputs: int = Field(4096, ge=2)  # K; the paper's 65536 would be more than all other weights
+    student_temperature: float = Field(0.1, gt=0)
+    teacher_temperature: float = Field(0.04, gt=0)
+    centre_ema: float = Field(0.9, ge=0, lt=1)
+    local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
+
+
+class DINO(MovingTarget):
+    """Student, and a teacher that follows it: backbone, three-layer projector and prototypes.
+
+    The teacher sees the two large crops, the student all of them. The teacher's outputs are
+    centred by their moving average, which is the teacher's as its weights are: a mean over images
+    and steps, it travels with it, or stays with it where clients keep state. Local crops are as
+    large as the images, not smaller ones as the paper's, and cost as much. The teacher's decay and
+    temperature stay as they are during a run, and prototypes are trained from the first step on.
+    """
+
+    Settings = DINOSettings
+    followed = ("backbone", "projector", "prototypes")
+    roles: ClassVar = {"prototypes": Role.SHARED, "target_centre": Role.SHARED}
+
+    settings: DINOSettings
+    target_centre: Tensor
+
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__(config, channels)
+        self.prototypes = Prototypes(self.settings.outputs, config.model.projector_dim)
+        self.add_target()
+        self.register_buffer("target_centre", torch.zeros(self.settings.outputs))
+
+    def build_projector(self, model: ModelConfig) -> nn.Module:
+        """Three layers; the paper's hidden ones are eight times as wide as the last one."""
+        hidden = 2 * model.projector_dim
+        return build_head(model, self.backbone.dim, hidden, hidden, bias=True, last_norm=False)
+
+    def recipes(self) -> Sequence[Recipe]:
+        """BYOL's two augmentations for the large crops, then the small ones."""
+        areas = LARGE if self.settings.local_crops else ALONE
+        large = (
+            Recipe(crop_scale=areas, blur_p=1.0),
+            Recipe(crop_scale=areas, blur_p=0.1, solarize_p=0.2),
+        )
+        return (*large, *(LOCAL for _ in range(self.settings.local_crops)))
+
+    def loss(self, batch: Batch) -> Step:
+        """The student's error of one step (Algorithm 1)."""
+        settings = self.settings
+        features, projections = self.embed(batch.views)
+        student = [self.prototypes(projection) for projection in projections]
+        self.follow(settings.ema)
+        with torch.no_grad():
+            seen = self.target_projections(batch.views[:2])
+            teacher = [self.target("prototypes")(each) for each in seen]
+        distillation = distillation_loss(
+            student,
+            teacher,
+            self.target_centre,
+            settings.student_temperature,
+            settings.teacher_temperature,
+        )
+        self.target_centre.lerp_(torch.cat(teacher).mean(dim=0), 1 - settings.centre_ema)
+        return Step(
+            {"distillation": distillation}, {"backbone": features, "projector": projections}
+        )

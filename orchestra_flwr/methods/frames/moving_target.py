@@ -1,0 +1,85 @@
+"""Methods with a target network: a moving average of what is trained, which gets no gradient."""
+
+from __future__ import annotations
+
+import copy
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from orchestra_flwr.methods.frames.projecting import Features, Projecting
+from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.models import Backbone, ema_update
+
+TARGET = "target_"  # what the names of the target's modules and buffers begin with
+
+
+class MovingTarget(Projecting):
+    """Online networks, and a target that follows them.
+
+    The target is an average over the steps of all rounds. A client without memory cannot keep it:
+    like Orchestra's it then travels with the online encoder and is averaged by the server. Clients
+    that keep state of their own (`merging`) keep their targets, which then do not travel.
+
+    A subclass builds what is trained and then calls :meth:`add_target`.
+
+    Class attributes:
+        followed: modules that the target has a copy of.
+    """
+
+    followed: ClassVar[tuple[str, ...]] = ("backbone", "projector")
+
+    _remembers = False
+
+    def add_target(self) -> None:
+        """Makes the target, equal to what it follows."""
+        for name in self.followed:
+            target = copy.deepcopy(self.get_submodule(name)).requires_grad_(False)
+            self.add_module(TARGET + name, target)
+
+    def follow(self, decay: float) -> None:
+        """The target moves by 1 - `decay` of its way to the online networks.
+
+        Called in each loss before the target is used: what papers do after the optimizer's step
+        is here done at the start of the next one. The steps of a round are then the same but for
+        the ends: the first one takes in what the server sent, and the last one's result is taken in
+        by the next round.
+        """
+        for name in self.followed:
+            ema_update(self.target(name), self.get_submodule(name), decay)
+
+    def target(self, name: str) -> nn.Module:
+        """The target's copy of a module."""
+        return self.get_submodule(TARGET + name)
+
+    @torch.no_grad()
+    def target_projections(self, views: tuple[Tensor, ...]) -> Features:
+        """(B, D) projections of each view by the target, without gradient."""
+        backbone, projector = self.target("backbone"), self.target("projector")
+        return tuple(projector(backbone(view)) for view in views)
+
+    def remember(self) -> None:
+        """From here on the target is each client's own and does not travel."""
+        self._remembers = True
+
+    def start_local_state(self) -> None:
+        """A client's target starts as the online networks that it received; it follows at once."""
+        for name in self.followed:
+            self.target(name).load_state_dict(self.get_submodule(name).state_dict())
+
+    def role(self, name: str) -> Role:
+        """As :meth:`Method.role`; the target is local where clients keep state."""
+        owner = name.removeprefix(TARGET) if name.partition(".")[0] in self._copies() else name
+        role = super().role(owner)
+        return Role.LOCAL if self._remembers and name.startswith(TARGET) else role
+
+    def backbones(self) -> dict[str, Backbone]:
+        """The online one first: it is what these methods keep. The server may have no target."""
+        online = {"online": self.backbone}
+        if self._remembers:
+            return online
+        return {**online, "target": cast(Backbone, self.target("backbone"))}
+
+    def _copies(self) -> set[str]:
+        return {TARGET + name for name in self.followed}

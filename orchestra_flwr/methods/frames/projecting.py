@@ -1,0 +1,57 @@
+"""Methods of a backbone and a projector that clients train and the server averages."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from orchestra_flwr.config import Config, ModelConfig
+from orchestra_flwr.data import SIMCLR, Recipe
+from orchestra_flwr.methods.base import Method
+from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.models import Backbone, build_backbone
+
+Features = tuple[Tensor, ...]  # (B, dim) of each view
+
+
+class Projecting(Method):
+    """A backbone, and a projector behind it, which only training uses.
+
+    Class attributes:
+        roles: of a subclass's own modules and buffers, by name; without an entry there is none.
+    """
+
+    roles: ClassVar[Mapping[str, Role]] = {}
+
+    backbone: Backbone
+    projector: nn.Module
+
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__(config, channels)
+        self.backbone = build_backbone(config.model, channels)
+        self.projector = self.build_projector(config.model)
+
+    @abstractmethod
+    def build_projector(self, model: ModelConfig) -> nn.Module:
+        """(B, backbone.dim) to (B, `model.projector_dim`)."""
+
+    def embed(self, views: Sequence[Tensor]) -> tuple[Features, Features]:
+        """What backbone and projector make of each view, one after the other."""
+        seen = [(feature := self.backbone(view), self.projector(feature)) for view in views]
+        features, projections = zip(*seen, strict=True)
+        return features, projections
+
+    def role(self, name: str) -> Role:
+        """As :meth:`Method.role`."""
+        return role_of(name, {"backbone": Role.SHARED, "projector": Role.SHARED, **self.roles})
+
+    def recipes(self) -> Sequence[Recipe]:
+        """The same augmentation for both views."""
+        return (SIMCLR, SIMCLR)
+
+    def backbones(self) -> dict[str, Backbone]:
+        """The one backbone."""
+        return {"online": self.backbone}

@@ -1,0 +1,91 @@
+"""VICReg: features of two views agree, vary from image to image, and are not correlated.
+
+Bardes et al., "VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised Learning",
+ICLR 2022 (arXiv 2105.04906).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from orchestra_flwr.config import ModelConfig, Section
+from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods.byol import RECIPES
+from orchestra_flwr.methods.frames import JointEmbedding
+from orchestra_flwr.models import build_head
+from orchestra_flwr.models.precision import in_float32
+
+DEVIATION = 1.0  # gamma, the standard deviation that each feature shall have
+EPSILON = 1e-4  # added to variances
+
+mean_squared_error = in_float32(F.mse_loss)
+
+
+@in_float32
+def variance_loss(features: Tensor) -> Tensor:
+    """How far standard deviations are below 1, averaged over features (equations 1 and 2).
+
+    Args:
+        features: (B, D), B >= 2.
+    """
+    deviation = (features.var(dim=0) + EPSILON).sqrt()
+    return F.relu(DEVIATION - deviation).mean()
+
+
+@in_float32
+def covariance_loss(features: Tensor) -> Tensor:
+    """Squares of all covariances of two different features, by D (equations 3 and 4).
+
+    Args:
+        features: (B, D), B >= 2.
+    """
+    count, dim = features.shape
+    centred = features - features.mean(dim=0)
+    covariance = centred.T @ centred / (count - 1)
+    diagonal = torch.eye(dim, dtype=torch.bool, device=covariance.device)
+    return covariance.square().masked_fill(diagonal, 0).sum() / dim
+
+
+class VICRegSettings(Section):
+    """Options under `method.` for method=vicreg: the weights of equation 6."""
+
+    invariance: float = Field(25.0, ge=0)  # lambda
+    variance: float = Field(25.0, ge=0)  # mu
+    covariance: float = Field(1.0, ge=0)  # nu
+
+
+class VICReg(JointEmbedding):
+    """Backbone and a three-layer projector (the paper's expander), equally wide in all layers."""
+
+    Settings = VICRegSettings
+
+    settings: VICRegSettings
+
+    def build_projector(self, model: ModelConfig) -> nn.Module:
+        """Three layers; the paper's have 8192 features (`model.projector_dim`)."""
+        dim = model.projector_dim
+        return build_head(model, self.backbone.dim, dim, dim, last_norm=False)
+
+    def recipes(self) -> Sequence[Recipe]:
+        """BYOL's two augmentations, as published."""
+        return RECIPES
+
+    def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
+        """Equation 6 with the factors of the authors' code.
+
+        There the squared distance of equation 5 is averaged over features, as the other parts are,
+        and the variance over both views; the paper sums these.
+        """
+        weights = self.settings
+        variance = (variance_loss(first) + variance_loss(second)) / 2
+        covariance = covariance_loss(first) + covariance_loss(second)
+        return {
+            "invariance": weights.invariance * mean_squared_error(first, second),
+            "variance": weights.variance * variance,
+            "covariance": weights.covariance * covariance,
+        }

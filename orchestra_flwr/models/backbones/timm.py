@@ -1,0 +1,206 @@
+"""Any image model of timm as a backbone (https://huggingface.co/docs/timm)."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
+from orchestra_flwr.models.backbones import Backbone
+
+PUBLISHED = "pretrained"  # in place of a file: the weights that timm has under the model's name
+SUFFIX = ".safetensors"
+
+
+class TimmSettings(Section):
+    """Options under `model.` for model=timm."""
+
+    timm: str = "mobilenetv3_small_100"  # as `timm.list_models()` names it, with a tag or without
+    weights: str | None = None  # "pretrained", or a file; None: random ones
+    image_size: int = Field(32, ge=8, le=512)  # height and width of the images, in pixels
+
+
+class Timm(Backbone):
+    """The model without its classifier; norms and width are its own, not `model.norm` and `.width`.
+
+    Dropout of values, of branches and of attention is off: it would draw from torch's global
+    generator, and the same seed would no longer give the same bits.
+
+    Raises:
+        ConfigError: the model does not exist, or takes no images of this size.
+    """
+
+    Settings = TimmSettings
+
+    def __init__(self, settings: TimmSettings, model: ModelConfig, channels: int) -> None:
+        super().__init__(settings, model, channels)
+        self.settings, self._channels = settings, channels
+        try:
+            self.model = _created(settings, channels)
+        except (AssertionError, ValueError) as error:
+            raise _unfit(settings, error) from error
+        _without_dropout(self.model)
+        self.dim = self._width()
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Plugin.check`: timm is there and has the model; the images' size is the run's.
+
+        Raises:
+            ValueError: names the key.
+        """
+        settings: TimmSettings = config.model.settings
+        timm = _library()
+        if settings.image_size != config.data.image_size:
+            raise ValueError(
+                f"model.image_size={settings.image_size}: must be "
+                f"data.image_size={config.data.image_size}"
+            )
+        _check_name(timm, settings.timm)
+        weights = settings.weights
+        if weights is not None and weights != PUBLISHED and not weights.endswith(SUFFIX):
+            raise ValueError(
+                f"model.weights={weights}: must be null, {PUBLISHED} or a file *{SUFFIX}"
+            )
+
+    @classmethod
+    def has_batch_norm(cls, model: ModelConfig) -> bool:
+        """As :meth:`Backbone.has_batch_norm`; what the model has."""
+        return _has_batch_norm(model.settings.timm, model.settings.image_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels, image_size, image_size) normalised images to (B, dim) features."""
+        features: Tensor = self.model(x)
+        return features
+
+    def load_weights(self) -> None:
+        """As :meth:`Backbone.load_weights`; timm fits them to the images' channels and size."""
+        weights = self.settings.weights
+        if weights is None:
+            return
+        file = None if weights == PUBLISHED else weights
+        if file and not Path(file).is_file():
+            raise ConfigError(f"model.weights={file}: no such file")
+        source = {"pretrained_cfg_overlay": {"file": file}} if file else {}
+        try:
+            random, trained = (
+                _seeded(self.settings, self._channels, **options).state_dict()
+                for options in ({}, {"pretrained": True, **source})
+            )
+        except Exception as error:  # of the network, the hub's library, or what is in the file
+            hint = "is it of this model?" if file else "without a network, name a file"
+            raise self._not_loaded(f"{hint} ({_one_line(error)})") from error
+        missing = [n for n, value in trained.items() if _is_random(value, random[n])]
+        if missing:  # timm leaves what it finds nothing for as it was
+            raise self._not_loaded(f"is it of this model? It has no {missing[0]}")
+        self.model.load_state_dict(trained)
+
+    def _not_loaded(self, reason: str) -> ConfigError:
+        return ConfigError(
+            f"model.weights={self.settings.weights}: cannot be loaded for "
+            f"model.timm={self.settings.timm}, {reason}"
+        )
+
+    def _width(self) -> int:
+        """Features of an image, as two black ones have them."""
+        training, size = self.model.training, self.settings.image_size
+        parameter = next(self.model.parameters())
+        black = torch.zeros(2, self._channels, size, size, device=parameter.device)
+        with torch.no_grad():
+            try:
+                features = self.model.eval()(black)
+            except (RuntimeError, AssertionError, ValueError) as error:
+                if parameter.is_meta:  # it looks at values, which are not there
+                    raise
+                raise _unfit(self.settings, error) from error
+        self.model.train(training)
+        return int(features.shape[1])
+
+
+def _library() -> ModuleType:
+    """Timm itself.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    if find_spec("timm") is None:
+        raise ValueError("model=timm: timm is not installed; pip install 'orchestra-flwr[timm]'")
+    import timm
+
+    return timm
+
+
+def _created(settings: TimmSettings, channels: int, **options: Any) -> nn.Module:
+    """The model for images of this size and with so many channels, without a classifier."""
+    timm = _library()
+    trained_on = timm.get_pretrained_cfg(settings.timm, allow_unregistered=True)
+    if trained_on is not None and trained_on.fixed_input_size:
+        options["img_size"] = settings.image_size
+    model: nn.Module = timm.create_model(settings.timm, in_chans=channels, num_classes=0, **options)
+    return model
+
+
+def _seeded(settings: TimmSettings, channels: int, **options: Any) -> nn.Module:
+    """As :func:`_created`, always with the same random weights, and no other draw disturbed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _created(settings, channels, **options)
+
+
+def _is_random(value: Tensor, random: Tensor) -> bool:
+    """Whether weights are still those that the seed drew, and not all alike, as a norm's are."""
+    return torch.equal(value, random) and value.numel() > 1 and bool((value != value.max()).any())
+
+
+def _check_name(timm: ModuleType, name: str) -> None:
+    """Refuses a name that timm does not have, or whose tag it does not have.
+
+    Raises:
+        ValueError: names the key and what is nearest.
+    """
+    architecture = name.partition(".")[0]
+    if not timm.is_model(architecture):
+        close = difflib.get_close_matches(architecture, timm.list_models(), n=3)
+        hint = f": did you mean {' or '.join(close)}?" if close else ""
+        raise ValueError(
+            f"model.timm={name}: timm {timm.__version__} has no model of this name"
+            f"{hint or ' (timm.list_models() lists them)'}"
+        )
+    published = timm.list_pretrained(f"{architecture}.*")
+    if name not in (architecture, *published):
+        tags = ", ".join(published) or f"{architecture} alone"
+        raise ValueError(f"model.timm={name}: timm {timm.__version__} has no such tag, but {tags}")
+
+
+def _unfit(settings: TimmSettings, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model.timm={settings.timm}: cannot be built for images of {settings.image_size} x "
+        f"{settings.image_size} pixels (data.image_size): {_one_line(error)}"
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _without_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif "drop_prob" in vars(module):  # timm's DropPath and DropBlock
+            vars(module)["drop_prob"] = 0.0
+
+
+@cache
+def _has_batch_norm(name: str, image_size: int) -> bool:
+    model = _seeded(TimmSettings(timm=name, image_size=image_size), 3)
+    return any(isinstance(module, _BatchNorm) for module in model.modules())

@@ -1,0 +1,160 @@
+"""Any network of timm as a backbone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from orchestra_flwr.config import ConfigError, ModelConfig
+from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, load_encoder, save_encoder
+from orchestra_flwr.training import build_learner, first_learner
+
+SMALL = ("model=timm", "model.timm=mobilenetv3_small_050")
+
+
+def build(name, channels=3, size=32, **options):
+    model = {"name": "timm", "timm": name, "image_size": size, **options}
+    torch.manual_seed(0)
+    return build_backbone(ModelConfig.model_validate(model), channels)
+
+
+@pytest.fixture
+def timm():
+    return pytest.importorskip("timm", reason="needs the extra timm")
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size"),
+    [("mobilenetv3_small_050", 1, 8), ("resnet10t", 3, 40), ("vit_tiny_patch16_224", 3, 48)],
+)
+def test_features_are_those_of_the_model_without_its_classifier(timm, name, channels, size):
+    backbone = build(name, channels, size).eval()
+    images = torch.randn(2, channels, size, size)
+    extra = {"img_size": size} if name.startswith("vit") else {}
+    whole = timm.create_model(name, in_chans=channels, num_classes=5, **extra).eval()
+    state = {**whole.state_dict(), **backbone.model.state_dict()}
+    whole.load_state_dict(state)
+    features = backbone(images)
+    assert features.shape == (2, backbone.dim)
+    expected = whole.forward_head(whole.forward_features(images), pre_logits=True)
+    torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_same_seed_gives_the_same_bits_for_there_is_no_dropout(timm):
+    backbone = build("vit_tiny_patch16_224", 3, 32).train()
+    for module in backbone.modules():
+        assert getattr(module, "p", 0) == 0 and not getattr(module, "drop_prob", 0)
+    images, state = torch.randn(2, 3, 32, 32), torch.get_rng_state()
+    assert torch.equal(backbone(images), backbone(images))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_has_batch_norm_says_so(timm):
+    for name, has in (("mobilenetv3_small_050", True), ("vit_tiny_patch16_224", False)):
+        model = {"name": "timm", "timm": name, "image_size": 32}
+        assert ModelConfig.model_validate(model).has_batch_norm is has
+    assert not ModelConfig(name="cct").has_batch_norm
+    assert ModelConfig(name="convnet").has_batch_norm
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("model.timm=mobilnetv3_small_050",), r"no model of this name: did you mean mobilenetv3"),
+        (("model.timm=mobilenetv3_small_050.x",), r"has no such tag, but mobilenetv3_small_050\.l"),
+        (("model.image_size=9",), r"^model\.image_size=9: must be data\.image_size=8$"),
+        (("model.weights=x.pth",), r"must be null, pretrained or a file \*\.safetensors$"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_in_one_line(timm, tiny, overrides, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        tiny(*SMALL, *overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_that_the_model_cannot_take_are_refused_in_one_line(timm):
+    with pytest.raises(ConfigError, match=r"^model\.timm=vit_tiny.* 8 x 8 pixels") as caught:
+        build("vit_tiny_patch16_224", 3, 8)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_timm_one_line_says_what_to_install(tiny, monkeypatch):
+    monkeypatch.setattr("orchestra_flwr.models.backbones.timm.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'orchestra-flwr\[timm\]'$") as caught:
+        tiny(*SMALL, "seed=7")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["simclr", "byol"])
+def test_the_server_begins_with_the_weights_of_a_file_and_clients_need_none(
+    timm, tiny, tmp_path, method
+):
+    """Those of three channels and with a classifier fit one channel without."""
+    file = tmp_path / "weights.safetensors"
+    trained = timm.create_model("mobilenetv3_small_050", num_classes=10)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.mul_(1.5)
+    save_file(trained.state_dict(), file)
+    config = tiny(*SMALL, f"method={method}", f"model.weights={file}")
+    first = first_learner(config, 1).method
+    expected = trained.state_dict()
+    for backbone in first.backbones().values():
+        state = backbone.model.state_dict()
+        assert state["conv_stem.weight"].shape[1] == 1
+        torch.testing.assert_close(
+            state["conv_stem.weight"][:, 0], expected["conv_stem.weight"].sum(1)
+        )
+        same = [n for n in state if n != "conv_stem.weight"]
+        assert same and all(torch.equal(state[n], expected[n]) for n in same)
+    file.unlink()
+    plain = build_learner(config, 1).method.backbone.model.state_dict()
+    assert not torch.equal(plain["conv_head.weight"], expected["conv_head.weight"])
+    with pytest.raises(ConfigError, match=r"weights\.safetensors: no such file$"):
+        first_learner(config, 1)
+
+
+def test_weights_of_another_model_are_refused_in_one_line(timm, tiny, tmp_path):
+    file = tmp_path / "other.safetensors"
+    other = timm.create_model("mobilenetv3_small_075").state_dict()
+    for weights in (nn.Linear(3, 4).state_dict(), other):
+        save_file(weights, file)
+        with pytest.raises(ConfigError, match=r"is it of this model\?") as caught:
+            first_learner(tiny(*SMALL, f"model.weights={file}"), 1)
+        assert "\n" not in str(caught.value)
+
+
+def test_offline_the_published_weights_are_refused_in_one_line(tiny, tmp_path, timm):
+    """In a process of its own, with an empty cache, whose libraries are told to stay offline."""
+    program = (
+        "from orchestra_flwr.cli import main; import sys; sys.exit(main(["
+        "'engine=inline', 'data=digits', 'model=timm', 'model.timm=mobilenetv3_small_050', "
+        f"'model.weights=pretrained', 'run_dir={tmp_path / 'run'}']))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        env={"PATH": "", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HOME": str(tmp_path),
+             "PYTHONPATH": str(Path(__file__).parents[3])},
+    )  # fmt: skip
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode == 2 and not (tmp_path / "run").exists()
+    assert last.startswith("error: model.weights=pretrained: cannot be loaded"), result.stderr
+    assert "without a network, name a file" in last
+
+
+def test_a_saved_encoder_is_read_back_without_the_weights_it_began_with(timm, tmp_path):
+    spec = EncoderSpec(
+        model=ModelConfig.model_validate(
+            {"name": "timm", "timm": "mobilenetv3_small_050", "weights": "gone.safetensors"}
+        ),
+        channels=3,
+        image_size=32,
+    )
+    encoder = Encoder(spec)
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    assert torch.equal(encoder(images), load_encoder(tmp_path / "encoder.safetensors")(images))
