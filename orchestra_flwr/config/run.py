@@ -17,6 +17,7 @@ from orchestra_flwr.config.sections import (
     EvaluationConfig,
     ExchangeConfig,
     FederationConfig,
+    LabelsConfig,
     LoggingConfig,
     MergingConfig,
     MethodConfig,
@@ -49,6 +50,7 @@ class Config(WithPlugins, Composed):
     data: DataConfig
     partition: PartitionConfig
     shift: ShiftConfig = ShiftConfig()
+    labels: LabelsConfig = LabelsConfig()
     clustering: Options = Options()
     federation: FederationConfig
     exchange: ExchangeConfig = ExchangeConfig()

@@ -218,6 +218,13 @@ class FederationConfig(Section):
     wire: Wire = "float32"
 
 
+class LabelsConfig(Section):
+    """Which of the clients' labels methods may learn from."""
+
+    # Of each client's labelled images, at least one; None: all, for methods that need labels.
+    fraction: float | None = Field(None, gt=0, le=1)
+
+
 class PrivacyConfig(Section):
     """What may be learned about a client or an image from what is sent."""
 

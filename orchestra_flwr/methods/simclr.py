@@ -7,31 +7,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from orchestra_flwr.config import Config, Section
+from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, Recipe
-from orchestra_flwr.methods.base import Batch, Method, Step
+from orchestra_flwr.methods.base import Batch, Classes, Method, Step
+from orchestra_flwr.methods.labels import LabelSettings, configured_classes
 from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods.semi_supervised import (
+    Part,
+    build_classifier,
+    group_cross_entropy,
+    losses_with_labels,
+)
 from orchestra_flwr.models import Backbone, build_backbone, build_head
 from orchestra_flwr.models.precision import in_float32
 
-ROLES = {"backbone": Role.SHARED, "projector": Role.SHARED}
+ROLES = {"backbone": Role.SHARED, "projector": Role.SHARED, "classifier": Role.SHARED}
 
 
 @in_float32
-def nt_xent_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+def nt_xent_loss(
+    first: Tensor, second: Tensor, temperature: float, part: Part | None = None
+) -> Tensor:
     """Normalised temperature-scaled cross-entropy (SimCLR, equation 1), averaged over 2 B views.
 
     Args:
         first: (B, D) features of one view of every image; only their directions matter.
         second: (B, D) features of another view of the same images.
         temperature: tau, by which cosine similarities are divided.
+        part: the images that it is about; None: all of the batch.
 
     Returns:
         Scalar.
@@ -41,11 +52,13 @@ def nt_xent_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     itself = torch.eye(2 * count, dtype=torch.bool, device=features.device)
     similarity = (features @ features.T / temperature).masked_fill(itself, -torch.inf)
     partner = torch.arange(2 * count, device=features.device).roll(count)
-    return F.cross_entropy(similarity, partner)
+    return group_cross_entropy(similarity, partner, part)
 
 
 @in_float32
-def info_nce_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+def info_nce_loss(
+    first: Tensor, second: Tensor, temperature: float, part: Part | None = None
+) -> Tensor:
     """InfoNCE: which of the other views is of the same image? Averaged over both directions.
 
     Equation 14 of the mutual-information paper (ICLR 2024, arXiv 2405.02081) and its mirror image,
@@ -56,16 +69,19 @@ def info_nce_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
         first: (B, D) features of one view of every image; only their directions matter.
         second: (B, D) features of another view of the same images.
         temperature: tau, by which cosine similarities are divided.
+        part: the images that it is about; None: all of the batch.
 
     Returns:
         Scalar; log B for features that are all alike.
     """
     similarity = F.normalize(first, dim=1) @ F.normalize(second, dim=1).T / temperature
     same = torch.arange(len(first), device=similarity.device)
-    return (F.cross_entropy(similarity, same) + F.cross_entropy(similarity.T, same)) / 2
+    directions = (similarity, similarity.T)
+    forth, back = (group_cross_entropy(each, same, part) for each in directions)
+    return (forth + back) / 2
 
 
-class SimCLRSettings(Section):
+class SimCLRSettings(LabelSettings):
     """Options under `method.` for method=simclr."""
 
     temperature: float = Field(0.1, gt=0)
@@ -73,9 +89,10 @@ class SimCLRSettings(Section):
 
 
 class SimCLR(Method):
-    """Backbone and a two-layer projector."""
+    """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     Settings = SimCLRSettings
+    semi_supervised = True
 
     settings: SimCLRSettings
 
@@ -84,6 +101,12 @@ class SimCLR(Method):
         model = config.model
         self.backbone = build_backbone(model, channels)
         self.projector = build_head(model, self.backbone.dim, model.projector_dim, bias=True)
+        self.classifier = build_classifier(config, self.backbone.dim)
+
+    @classmethod
+    def classes(cls, config: Config) -> Classes | None:
+        """As :func:`configured_classes`."""
+        return configured_classes(config)
 
     def role(self, name: str) -> Role:
         """As :meth:`Method.role`."""
@@ -94,18 +117,25 @@ class SimCLR(Method):
         return (SIMCLR, SIMCLR)
 
     def loss(self, batch: Batch) -> Step:
-        """The contrastive loss of one step."""
+        """The contrastive loss of one step; with labels as :mod:`.semi_supervised` says."""
         seen = [(feature := self.backbone(view), self.projector(feature)) for view in batch.views]
         features, projections = zip(*seen, strict=True)
         first, second = projections
         loss = info_nce_loss if self.settings.loss == "infonce" else nt_xent_loss
-        contrastive = loss(first, second, self.settings.temperature)
-        return Step({"contrastive": contrastive}, {"backbone": features, "projector": projections})
+        contrast = partial(loss, first, second, self.settings.temperature)
+        losses = losses_with_labels(
+            "contrastive", contrast, self.classifier, features, batch.labels
+        )
+        return Step(losses, {"backbone": features, "projector": projections})
 
     def information(self, step: Step) -> Tensor:
         """log B - InfoNCE, a bound for whichever loss is minimised, as its critic may be any."""
         first, second = (each.detach() for each in step.features["projector"])
         return math.log(len(first)) - info_nce_loss(first, second, self.settings.temperature)
+
+    def classification_head(self) -> nn.Module | None:
+        """The linear classifier, where there are labels."""
+        return self.classifier
 
     def backbones(self) -> dict[str, Backbone]:
         """The one backbone."""

@@ -8,26 +8,31 @@ in the Orchestra paper.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from orchestra_flwr.config import Config, Section
+from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, Recipe
-from orchestra_flwr.methods.base import Batch, Method, Step
+from orchestra_flwr.methods.base import Batch, Classes, Method, Step
+from orchestra_flwr.methods.labels import LabelSettings, configured_classes
 from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods.semi_supervised import Part, build_classifier, losses_with_labels
 from orchestra_flwr.models import Backbone, build_backbone, build_head
 from orchestra_flwr.models.precision import in_float32
 
-ROLES = {"backbone": Role.SHARED, "projector": Role.SHARED}
+ROLES = {"backbone": Role.SHARED, "projector": Role.SHARED, "classifier": Role.SHARED}
 
 Norm = Literal["sphere", "ball", "none"]
 
 
 @in_float32
-def spectral_contrastive_loss(first: Tensor, second: Tensor, norm: Norm = "none") -> Tensor:
+def spectral_contrastive_loss(
+    first: Tensor, second: Tensor, norm: Norm = "none", part: Part | None = None
+) -> Tensor:
     """-2 E<x, x+> + E<x, y>^2 over pairs of views of one and of different images.
 
     Args:
@@ -35,6 +40,7 @@ def spectral_contrastive_loss(first: Tensor, second: Tensor, norm: Norm = "none"
         second: (B, D) outputs for another view of the same images.
         norm: "sphere": outputs are brought to unit length first; "ball": those longer than 1 are,
             as in the authors' code (mu = 1); "none": they stay as they are.
+        part: the images that it is about; None: all of the batch.
 
     Returns:
         Scalar: the means over the B equal and the B (B - 1) different pairs. A single image has no
@@ -47,20 +53,23 @@ def spectral_contrastive_loss(first: Tensor, second: Tensor, norm: Norm = "none"
     count = len(first)
     products = first @ second.T
     same = torch.eye(count, dtype=torch.bool, device=products.device)
-    different = products.square().masked_fill(same, 0).sum() / max(count * (count - 1), 1)
-    return -2 * products.diagonal().mean() + different
+    matching, squares = products.diagonal(), products.square().masked_fill(same, 0)
+    if part is not None:
+        matching, squares = matching * part.images, squares * part.pairs
+    return -2 * matching.mean() + squares.sum() / max(count * (count - 1), 1)
 
 
-class SpectralSettings(Section):
+class SpectralSettings(LabelSettings):
     """Options under `method.` for method=spectral."""
 
     norm: Norm = "ball"
 
 
 class Spectral(Method):
-    """Backbone and a two-layer projector."""
+    """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     Settings = SpectralSettings
+    semi_supervised = True
 
     settings: SpectralSettings
 
@@ -69,6 +78,12 @@ class Spectral(Method):
         model = config.model
         self.backbone = build_backbone(model, channels)
         self.projector = build_head(model, self.backbone.dim, model.projector_dim, bias=True)
+        self.classifier = build_classifier(config, self.backbone.dim)
+
+    @classmethod
+    def classes(cls, config: Config) -> Classes | None:
+        """As :func:`configured_classes`."""
+        return configured_classes(config)
 
     def role(self, name: str) -> Role:
         """As :meth:`Method.role`."""
@@ -79,12 +94,17 @@ class Spectral(Method):
         return (SIMCLR, SIMCLR)
 
     def loss(self, batch: Batch) -> Step:
-        """The spectral loss of one step."""
+        """The spectral loss of one step; with labels as :mod:`.semi_supervised` says."""
         seen = [(feature := self.backbone(view), self.projector(feature)) for view in batch.views]
         features, projections = zip(*seen, strict=True)
         first, second = projections
-        spectral = spectral_contrastive_loss(first, second, self.settings.norm)
-        return Step({"spectral": spectral}, {"backbone": features, "projector": projections})
+        spectral = partial(spectral_contrastive_loss, first, second, self.settings.norm)
+        losses = losses_with_labels("spectral", spectral, self.classifier, features, batch.labels)
+        return Step(losses, {"backbone": features, "projector": projections})
+
+    def classification_head(self) -> nn.Module | None:
+        """The linear classifier, where there are labels."""
+        return self.classifier
 
     def backbones(self) -> dict[str, Backbone]:
         """The one backbone."""
