@@ -113,6 +113,11 @@ class Config(WithPlugins, Composed):
             _ = choice.settings
         self._check_normalisation()
         self._check_update_privacy()
+        if self.evaluation.training_images == "shifted" and self.shift.name == "none":
+            raise ValueError(
+                "evaluation.training_images=shifted: must be original with shift=none, which "
+                "changes no image"
+            )
         for choice in self.choices():
             choice.plugin.check(self)
         return self

@@ -81,12 +81,15 @@ class Dataset:
         train: the images that are spread over the clients.
         test: held-out labelled images, None where there are none.
         skipped: (path, reason) of each file that could not be read.
+        shown: (N,) bool, the training images of which clients show the labels (`labels.fraction`);
+            None where that is not known.
     """
 
     name: str
     train: ImageSet
     test: ImageSet | None = None
     skipped: tuple[tuple[str, str], ...] = ()
+    shown: Tensor | None = None
 
     @property
     def channels(self) -> int:

@@ -40,6 +40,7 @@ def user_verification_loss(
     own: Tensor,
     temperature: float,
     population: Tensor,
+    *,
     mask: Tensor | None = None,
 ) -> Tensor:
     """-log r(s | z), averaged over the batch: a cross-entropy of the client over all clients.
@@ -72,7 +73,7 @@ class VerificationSettings(Section):
     temperature: float = Field(0.1, gt=0)
     rows: Literal["own", "fixed"] = "own"  # fixed: random ones, from the run's seed
     capacity: int | None = Field(None, ge=2, le=2**20)  # rows; None: federation.clients
-    on: Literal["unlabelled", "all"] = "unlabelled"  # images, where labels.fraction is given
+    images: Literal["unlabelled", "all"] = "unlabelled"  # where labels.fraction is given
 
 
 class Verification(Term):
@@ -95,7 +96,9 @@ class Verification(Term):
 
     def __init__(self, settings: VerificationSettings, config: Config, method: Method) -> None:
         super().__init__(settings, config, method)
-        self._unlabelled_only = config.labels.fraction is not None and settings.on == "unlabelled"
+        self._unlabelled_only = (
+            config.labels.fraction is not None and settings.images == "unlabelled"
+        )
         # Every method's trained backbone has this name.
         inputs: int = method.backbone.dim  # type: ignore[assignment]
         self.capacity = settings.capacity or config.federation.clients
@@ -156,7 +159,7 @@ class Verification(Term):
         settings, population = self.settings, self.population
         views = [
             user_verification_loss(
-                self.head(features), rows, self.own, settings.temperature, population, mask
+                self.head(features), rows, self.own, settings.temperature, population, mask=mask
             )
             for features in step.features["backbone"]
         ]
