@@ -81,7 +81,8 @@ def _labels_of(config: Config, images: ImageSet) -> Tensor:
     """The images' own labels, as far as the run allows that some have none."""
     labels, fraction = images.labels, config.labels.fraction
     if fraction is not None:
-        return torch.full((len(images),), UNLABELLED) if labels is None else labels
+        nobody = torch.full((len(images),), UNLABELLED, device=images.images.device)
+        return nobody if labels is None else labels
     if labels is None:
         raise ConfigError(
             "method: this one learns from labels, and the images have none: they must lie in "
