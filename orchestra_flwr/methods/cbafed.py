@@ -97,6 +97,17 @@ class CBAFed(Method):
         return configured_classes(config)
 
     @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Method.check`; also refuses noise, which the counts would not have."""
+        super().check(config)
+        noise = config.privacy.noise_multiplier
+        if noise > 0:
+            raise ValueError(
+                f"privacy.noise_multiplier={noise:g}: must be 0 with method=cbafed, whose clients "
+                "send class counts without noise"
+            )
+
+    @classmethod
     def release(cls, config: Config) -> Release | None:
         """A row of counts; None as long as the classes are not known."""
         classes = cls.classes(config)

@@ -5,6 +5,7 @@ import statistics
 import pytest
 import torch
 
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import Received, Role
 from orchestra_flwr.methods.cbafed import COUNTS, balanced_classes, class_thresholds
@@ -90,6 +91,13 @@ def test_a_client_counts_the_images_that_it_uses(tiny):
         assert counts.shape == (1, 10) and counts.sum() == used
         assert counts[0, 3] >= 1 and counts[0, 9] >= 1
         assert torch.isfinite(torch.tensor(list(result.losses.values()))).all()
+
+
+def test_noise_is_refused_because_counts_have_none(tiny):
+    private = ("privacy.clip=1", "privacy.noise_multiplier=1", "federation.weighting=uniform")
+    with pytest.raises(ConfigError, match=r"noise_multiplier=1: must be 0 with method=cbafed"):
+        tiny("method=cbafed", *private)
+    assert tiny("method=semifed", *private).privacy.noise_multiplier == 1
 
 
 def test_clients_without_any_label_count_none(tiny):

@@ -7,16 +7,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import MethodConfig
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import Received, build_method
+from orchestra_flwr.methods.pseudo_labels import with_pseudo_labels
 from orchestra_flwr.methods.semi_supervised import label_loss, losses_with_labels, parts_of
 from orchestra_flwr.methods.simclr import info_nce_loss, nt_xent_loss
 from orchestra_flwr.methods.simsiam import symmetric_negative_cosine
 from orchestra_flwr.methods.spectral import spectral_contrastive_loss
 from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.terms.verification import user_verification_loss
 from orchestra_flwr.training import build_learner, train_round
 
 SEED = ClientSeed(0, 1, "0")
@@ -123,6 +126,25 @@ def test_what_is_hidden_is_not_read():
 def test_without_a_classifier_there_is_one_part():
     whole = losses_with_labels("x", lambda part: torch.ones(()), None, (), LABELS)
     assert whole.keys() == {"x"}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_no_shape_and_no_branch_depends_on_the_labels(loss):
+    """So a step can be captured as a CUDA graph: tensors without values are enough to run it."""
+    with FakeTensorMode() as mode:
+        first, second, labels = (mode.from_tensor(each) for each in (*views(), LABELS))
+        classifier, pseudo = nn.Linear(6, 3), torch.zeros(20, dtype=torch.int64)
+        rows, own, population = torch.zeros(4, 6), *torch.ones(2, 1, dtype=torch.int64)
+        targets = with_pseudo_labels(labels, pseudo, torch.arange(9))
+        losses = losses_with_labels(
+            "x", partial(loss, first, second), classifier, (first, second), targets
+        )
+        verified = user_verification_loss(
+            first, rows, own, 0.1, population, mask=targets == UNLABELLED
+        )
+        torch.stack([*losses.values(), verified]).sum().backward()
+        with pytest.raises(DynamicOutputShapeException):  # what must not happen is seen
+            first[labels == 0]
 
 
 # --- methods ----------------------------------------------------------------------------------
