@@ -110,8 +110,8 @@ def evaluate_by(
         scores["linear"] = linear_accuracy(*bank, *queries)
     if LABELLED in protocols:
         assert shown is not None
-        part = tuple(each[shown.to(each.device)] for each in bank)
-        scores[LABELLED] = linear_accuracy(*part, *queries)
+        features, labels = (each[shown.to(each.device)] for each in bank)
+        scores[LABELLED] = linear_accuracy(features, labels, *queries)
     for protocol in (name for name in FRACTIONS if name in protocols):
         accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds)
         scores[protocol] = accuracies.summary()
