@@ -106,15 +106,7 @@ def evaluate_by(
     if "knn" in protocols:
         k, temperature = config.knn_k, config.knn_temperature
         scores["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
-    if "linear" in protocols:
-        scores["linear"] = linear_accuracy(*bank, *queries)
-    if LABELLED in protocols:
-        assert shown is not None
-        features, labels = (each[shown.to(each.device)] for each in bank)
-        scores[LABELLED] = linear_accuracy(features, labels, *queries)
-    for protocol in (name for name in FRACTIONS if name in protocols):
-        accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds)
-        scores[protocol] = accuracies.summary()
+    scores |= _probe_scores(bank, queries, protocols, seeds, shown)
     for protocol in (name for name in PUBLISHED_PROBES if name in protocols):
         scores[protocol] = PUBLISHED_PROBES[protocol](
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
@@ -132,4 +124,25 @@ def evaluate_by(
             ).summary()
             for fraction in EPOCHS
         }
+    return scores
+
+
+def _probe_scores(
+    bank: Labelled,
+    queries: Labelled,
+    protocols: Collection[str],
+    seeds: Sequence[int],
+    shown: Tensor | None,
+) -> dict[str, Any]:
+    """Of converged linear probes, with all labels and with some."""
+    scores: dict[str, Any] = {}
+    if "linear" in protocols:
+        scores["linear"] = linear_accuracy(*bank, *queries)
+    if LABELLED in protocols:
+        assert shown is not None
+        features, labels = (each[shown.to(each.device)] for each in bank)
+        scores[LABELLED] = linear_accuracy(features, labels, *queries)
+    for protocol in (name for name in FRACTIONS if name in protocols):
+        accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds)
+        scores[protocol] = accuracies.summary()
     return scores
