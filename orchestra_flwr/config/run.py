@@ -17,6 +17,7 @@ from orchestra_flwr.config.sections import (
     EvaluationConfig,
     ExchangeConfig,
     FederationConfig,
+    LabelsConfig,
     LoggingConfig,
     MergingConfig,
     MethodConfig,
@@ -49,6 +50,7 @@ class Config(WithPlugins, Composed):
     data: DataConfig
     partition: PartitionConfig
     shift: ShiftConfig = ShiftConfig()
+    labels: LabelsConfig = LabelsConfig()
     clustering: Options = Options()
     federation: FederationConfig
     exchange: ExchangeConfig = ExchangeConfig()
@@ -111,6 +113,11 @@ class Config(WithPlugins, Composed):
             _ = choice.settings
         self._check_normalisation()
         self._check_update_privacy()
+        if self.evaluation.training_images == "shifted" and self.shift.name == "none":
+            raise ValueError(
+                "evaluation.training_images=shifted: must be original with shift=none, which "
+                "changes no image"
+            )
         for choice in self.choices():
             choice.plugin.check(self)
         return self

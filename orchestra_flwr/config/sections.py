@@ -218,6 +218,13 @@ class FederationConfig(Section):
     wire: Wire = "float32"
 
 
+class LabelsConfig(Section):
+    """Which of the clients' labels methods may learn from."""
+
+    # Of each client's labelled images, at least one; None: all, for methods that need labels.
+    fraction: float | None = Field(None, gt=0, le=1)
+
+
 class PrivacyConfig(Section):
     """What may be learned about a client or an image from what is sent."""
 
@@ -260,6 +267,7 @@ class EvaluationConfig(ScoresConfig):
     probe: Literal["converged", "published", "dec_ssl"] = "converged"
     backbone: str | None = None  # which one is kept; None: the method's first
     unsupervised: bool = False
+    training_images: Literal["original", "shifted"] = "original"  # of probes and kNN
     few_labels: bool = False  # probes with 10 % and 1 % of the labels as well
     recalibrated: bool = False  # scores with BatchNorm's statistics taken anew, beside the others
     drift: bool = False  # how far clients' models are apart

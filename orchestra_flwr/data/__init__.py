@@ -3,7 +3,14 @@
 from orchestra_flwr.data.augment import PLAIN, SIMCLR, Recipe, Views, augment
 from orchestra_flwr.data.batches import epoch_batches
 from orchestra_flwr.data.image_files.class_folders import survey
-from orchestra_flwr.data.images import Dataset, ImageSet, different_images, first_copies, resize
+from orchestra_flwr.data.images import (
+    UNLABELLED,
+    Dataset,
+    ImageSet,
+    different_images,
+    first_copies,
+    resize,
+)
 from orchestra_flwr.data.partitions import (
     Indices,
     Partition,
@@ -19,6 +26,7 @@ from orchestra_flwr.data.subset import balanced_subset, limited
 __all__ = [
     "PLAIN",
     "SIMCLR",
+    "UNLABELLED",
     "Dataset",
     "ImageSet",
     "Indices",

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+UNLABELLED = -1  # in place of a class, where nobody says which it is
+
 
 @dataclass(frozen=True)
 class ImageSet:
@@ -19,7 +21,8 @@ class ImageSet:
 
     Attributes:
         images: uint8, (N, C, S, S).
-        labels: int64, (N,), indices into `classes`; None where nobody labelled the images.
+        labels: int64, (N,), indices into `classes`, UNLABELLED for images without a label; None
+            where nobody labelled any image.
         classes: the names of the classes, sorted; empty without labels.
         files: for each image its path below `data.root`, with slashes; empty where the images are
             no files of their own, and for test images.
@@ -50,6 +53,13 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def labelled(self) -> ImageSet:
+        """The images that have a label: this very set where all have, or none."""
+        if self.labels is None or bool((self.labels != UNLABELLED).all()):
+            return self
+        return self.select((self.labels != UNLABELLED).nonzero().squeeze(1))
+
     def select(self, indices: Tensor) -> ImageSet:
         """The images at `indices` (int64, (n,), on this set's device), in that order."""
         labels = None if self.labels is None else self.labels[indices]
@@ -71,12 +81,15 @@ class Dataset:
         train: the images that are spread over the clients.
         test: held-out labelled images, None where there are none.
         skipped: (path, reason) of each file that could not be read.
+        shown: (N,) bool, the training images of which clients show the labels (`labels.fraction`);
+            None where that is not known.
     """
 
     name: str
     train: ImageSet
     test: ImageSet | None = None
     skipped: tuple[tuple[str, str], ...] = ()
+    shown: Tensor | None = None
 
     @property
     def channels(self) -> int:

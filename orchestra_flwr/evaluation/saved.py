@@ -84,6 +84,7 @@ def _check_size(data: DataConfig, spec: EncoderSpec) -> None:
 
 def _labelled(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     def pair(part: ImageSet | None, name: str) -> tuple[Tensor, Tensor]:
+        part = None if part is None else part.labelled
         if part is None or part.labels is None:
             raise ConfigError(f"data.name={dataset.name}: there are no labelled {name} images")
         return part.images, part.labels

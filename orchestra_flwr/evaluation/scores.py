@@ -15,6 +15,8 @@ from orchestra_flwr.evaluation.knn import knn_accuracy
 from orchestra_flwr.evaluation.linear_probe import linear_accuracy
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 
+LABELLED = "linear_labelled"  # the protocol whose labels are those that clients show
+
 Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
 
 
@@ -26,6 +28,7 @@ def evaluate(
     config: EvaluationConfig,
     augmentation: AugmentationConfig,
     seed: int = 0,
+    shown: Tensor | None = None,
 ) -> dict[str, float]:
     """Evaluates an encoder on all test images, none left out.
 
@@ -37,27 +40,31 @@ def evaluate(
             probes with few labels.
         augmentation: limits that the images set, for the published probe.
         seed: draws the few labels.
+        shown: (N,) bool, the training images of which clients show the labels; None: not known.
 
     Returns:
         `knn` and `linear`, fractions, and `feature_std`, the spread of the normalised test
         features, from 0 (collapsed) to about 1; if asked for `linear_10` and `linear_1`, of probes
-        with 10 % and 1 % of the labels.
+        with 10 % and 1 % of the labels; with `shown` `linear_labelled`, of a probe on these images.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
     protocol = "linear" if config.probe == "converged" else f"linear_{config.probe}"
     few = tuple(FRACTIONS) if config.few_labels else ()
+    labelled = () if shown is None else (LABELLED,)
     scores = evaluate_by(
         encoder,
         train,
         test,
-        protocols=("knn", protocol, *few),
+        protocols=("knn", protocol, *few, *labelled),
         config=config,
         augmentation=augmentation,
         seeds=(seed,),
+        shown=shown,
     )
     linear = {"linear": scores[protocol], **{name: scores[name]["mean"] for name in few}}
+    linear |= {name: scores[name] for name in labelled}
     return {"knn": scores["knn"], **linear, "feature_std": scores["feature_std"]}
 
 
@@ -70,6 +77,7 @@ def evaluate_by(
     config: ScoresConfig,
     augmentation: AugmentationConfig,
     seeds: Sequence[int] = (0,),
+    shown: Tensor | None = None,
 ) -> dict[str, Any]:
     """Evaluates an encoder by the protocols that are asked for; the features are made once.
 
@@ -77,11 +85,12 @@ def evaluate_by(
         encoder: as in :func:`evaluate`; so are `train`, `test` and `augmentation`.
         train: images and labels.
         test: images and labels.
-        protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl and
-            finetune.
+        protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl, finetune
+            and, with `shown`, linear_labelled.
         config: batch size, the kNN's k and temperature.
         augmentation: limits that the images set.
         seeds: each draws other labels, for probes and fine-tunings with a fraction of them.
+        shown: as in :func:`evaluate`.
 
     Returns:
         `feature_std` and, by the names of the protocols, accuracies of the test images; under
@@ -97,11 +106,7 @@ def evaluate_by(
     if "knn" in protocols:
         k, temperature = config.knn_k, config.knn_temperature
         scores["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
-    if "linear" in protocols:
-        scores["linear"] = linear_accuracy(*bank, *queries)
-    for protocol in (name for name in FRACTIONS if name in protocols):
-        accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds)
-        scores[protocol] = accuracies.summary()
+    scores |= _probe_scores(bank, queries, protocols, seeds, shown)
     for protocol in (name for name in PUBLISHED_PROBES if name in protocols):
         scores[protocol] = PUBLISHED_PROBES[protocol](
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
@@ -119,4 +124,25 @@ def evaluate_by(
             ).summary()
             for fraction in EPOCHS
         }
+    return scores
+
+
+def _probe_scores(
+    bank: Labelled,
+    queries: Labelled,
+    protocols: Collection[str],
+    seeds: Sequence[int],
+    shown: Tensor | None,
+) -> dict[str, Any]:
+    """Of converged linear probes, with all labels and with some."""
+    scores: dict[str, Any] = {}
+    if "linear" in protocols:
+        scores["linear"] = linear_accuracy(*bank, *queries)
+    if LABELLED in protocols:
+        assert shown is not None
+        features, labels = (each[shown.to(each.device)] for each in bank)
+        scores[LABELLED] = linear_accuracy(features, labels, *queries)
+    for protocol in (name for name in FRACTIONS if name in protocols):
+        accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds)
+        scores[protocol] = accuracies.summary()
     return scores

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import (
+    UNLABELLED,
     Dataset,
     Shift,
     different_images,
     load_dataset,
     partition_by_name,
+    shift_images,
 )
 from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.methods import Release, labels_for
+from orchestra_flwr.methods.labels import shown_labels
 from orchestra_flwr.seeding import torch_generator
 
 
@@ -45,20 +49,56 @@ def load_population(config: Config) -> Population:
     return Population(dataset, parts)
 
 
+def evaluation_dataset(config: Config, population: Population) -> Dataset:
+    """The images that judge a simulation's encoders.
+
+    Training images are those with a label. With `evaluation.training_images=shifted` they are as
+    the clients see them, without those that no client has. With `labels.fraction` the data set says
+    which labels are shown.
+    """
+    dataset, images = population.dataset, population.dataset.train
+    shown = _shown(config, population)
+    if config.evaluation.training_images == "shifted":
+        indices = torch.from_numpy(np.concatenate(list(population.parts.values())))
+        pixels = [
+            shift_images(config.shift, images.images[part], part, client, config.seed)
+            for client, part in ((c, torch.from_numpy(p)) for c, p in population.parts.items())
+        ]
+        images = replace(images.select(indices), images=torch.cat(pixels))
+        shown = None if shown is None else shown[indices]
+    if shown is not None and images.labels is not None:
+        shown = shown[images.labels != UNLABELLED]
+    return replace(dataset, train=images.labelled, shown=shown)
+
+
+def _shown(config: Config, population: Population) -> Tensor | None:
+    """(N,) bool, the training images of which clients show the labels; None if all do."""
+    labels = population.dataset.train.labels
+    if config.labels.fraction is None or labels is None:
+        return None
+    shown = torch.zeros(len(labels), dtype=torch.bool)
+    for client, part in population.parts.items():
+        indices = torch.from_numpy(part)
+        shown[indices] = shown_labels(config, labels[indices], client) != UNLABELLED
+    return shown
+
+
 def own_classes(config: Config, population: Population, client: str) -> OwnClasses:
     """What a client's own model is judged by (`evaluation.clients`).
 
     Raises:
         ConfigError: training or test images have no labels, or none of its classes is tested.
     """
-    train, test = population.dataset.train, population.dataset.test
+    train, test = population.dataset.train.labelled, population.dataset.test
     if train.labels is None or test is None or test.labels is None:
         raise ConfigError(
             f"evaluation.clients=True: data={config.data.name} must have labelled training and "
             "test images"
         )
-    own = torch.from_numpy(population.parts[client])
-    held = train.labels[own]
+    everything, own = population.dataset.train, torch.from_numpy(population.parts[client])
+    assert everything.labels is not None
+    own = own[everything.labels[own] != UNLABELLED]
+    held = everything.labels[own]
     if not torch.isin(held, test.labels).any():
         raise ConfigError(
             f"evaluation.clients=True: there is no test image of any class of client {client}"
@@ -68,7 +108,7 @@ def own_classes(config: Config, population: Population, client: str) -> OwnClass
     if labels is not None:
         order = torch.randperm(len(own), generator=torch_generator(config.seed, "personal", client))
         chosen = own[order[:labels]]
-        few = train.images[chosen], train.labels[chosen]
+        few = everything.images[chosen], everything.labels[chosen]
     return OwnClasses((train.images, train.labels), (test.images, test.labels), targets, held, few)
 
 

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.engines import Engine
-from orchestra_flwr.federation.population import Population
+from orchestra_flwr.federation.population import Population, evaluation_dataset
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import record_split
@@ -35,7 +35,7 @@ def simulate(
             grid,
             config,
             members,
-            dataset=population.dataset,
+            dataset=evaluation_dataset(config, population),
             folder=folder,
             progress=progress,
             workers=workers,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.data import Partition, class_counts, earth_movers_distance
+from orchestra_flwr.data import UNLABELLED, Partition, class_counts, earth_movers_distance
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.reporting import RunFolder, plot_partition
@@ -18,7 +18,8 @@ def record_split(config: Config, population: Population, folder: RunFolder) -> N
     """Writes `partition.png` and `partition.json` into the run folder.
 
     The file has the images by client and class, `emd` (:func:`earth_movers_distance` of the class
-    shares) and, where other groups than the classes are spread, `group_emd` of these.
+    shares; images without a label count as a class) and, where other groups than the classes are
+    spread, `group_emd` of these.
 
     Raises:
         OSError: names the file that could not be written.
@@ -28,7 +29,12 @@ def record_split(config: Config, population: Population, folder: RunFolder) -> N
     if train.labels is None:
         counts, names = np.array([[len(part)] for part in parts]), ["images"]
     else:
-        counts, names = class_counts(parts, train.labels, len(train.classes)), list(train.classes)
+        names, labels = list(train.classes), train.labels
+        unlabelled = labels == UNLABELLED
+        if unlabelled.any():
+            labels = labels.masked_fill(unlabelled, len(names))
+            names.append("no label")
+        counts = class_counts(parts, labels, len(names))
         facts["emd"] = earth_movers_distance(counts)
     plugin: Partition = config.partition.build()
     if type(plugin).groups is not Partition.groups:

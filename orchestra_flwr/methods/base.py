@@ -31,7 +31,8 @@ class Batch:
         views: one normalised (B, C, H, W) tensor for each of the method's recipes.
         rotations: for each view the (B,) quarter turns, 0 to 3; None if its recipe has none.
         generator: the only source of randomness in a loss, on the views' device.
-        labels: (B,) classes of the images; None for methods that need no labels.
+        labels: (B,) classes of the images, UNLABELLED (-1) where none is known; None for methods
+            that learn from no labels.
     """
 
     images: Tensor
@@ -65,6 +66,7 @@ class Received:
         population: how many clients of the run have numbers so far; None: not known.
         round: the round, from 0.
         images: (n, C, H, W) uint8, all of the client's.
+        labels: (n,) their classes, as in :class:`Batch`; None for methods that learn from none.
         state: shared and server tensors by name as the server sent them, before any merging; None
             where nothing asked for them (`needs_received`).
     """
@@ -75,6 +77,7 @@ class Received:
     images: Tensor
     state: Mapping[str, Tensor] | None = None
     population: int | None = None
+    labels: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,9 @@ class Method(Plugin, nn.Module, ABC):
 
     Class attributes:
         Settings: the method's own options under `method.` in the configuration.
-        learns_labels: whether it learns from labels; no other method ever sees one.
+        learns_labels: whether it cannot do without labels.
+        semi_supervised: whether it can learn from images of which only some have labels, as
+            `labels.fraction` asks for.
         needs_received: whether :meth:`start_round` needs the state as received.
 
     Attributes:
@@ -106,6 +111,7 @@ class Method(Plugin, nn.Module, ABC):
     """
 
     learns_labels: ClassVar[bool] = False
+    semi_supervised: ClassVar[bool] = False
     needs_received: ClassVar[bool] = False
 
     settings: Section
@@ -117,7 +123,13 @@ class Method(Plugin, nn.Module, ABC):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Plugin.check`: here, that the privacy that is asked for can be had."""
+        """As :meth:`Plugin.check`: here, that labels and privacy can be had as asked for."""
+        fraction = config.labels.fraction
+        if fraction is not None and not cls.semi_supervised:
+            raise ValueError(
+                f"labels.fraction={fraction:g}: must be null with method={config.method.name}, "
+                "which cannot learn from images of which some have labels"
+            )
         release = cls.release(config)
         private = release is not None and release.epsilon is not None
         for name in ("epsilon", "total_epsilon", "dimensions"):
@@ -133,6 +145,11 @@ class Method(Plugin, nn.Module, ABC):
                     f"evaluation.{key}=True: clients' scores are not differentially private, "
                     "must be false with private releases (privacy.epsilon)"
                 )
+
+    @classmethod
+    def sees_labels(cls, config: Config) -> bool:
+        """Whether its clients are given labels in this run; otherwise they never see one."""
+        return cls.learns_labels or (cls.semi_supervised and config.labels.fraction is not None)
 
     @classmethod
     def release(cls, config: Config) -> Release | None:

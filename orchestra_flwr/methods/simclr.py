@@ -6,6 +6,7 @@ Chen et al., "A Simple Framework for Contrastive Learning of Visual Representati
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal
 
 import torch
@@ -13,21 +14,26 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from orchestra_flwr.config import ModelConfig, Section
-from orchestra_flwr.methods.base import Step
-from orchestra_flwr.methods.frames import JointEmbedding
+from orchestra_flwr.config import Config, ModelConfig
+from orchestra_flwr.methods.base import Batch, Step
+from orchestra_flwr.methods.frames import SomeLabels
+from orchestra_flwr.methods.labels import LabelSettings
+from orchestra_flwr.methods.semi_supervised import Part, group_cross_entropy
 from orchestra_flwr.models import build_head
 from orchestra_flwr.models.precision import in_float32
 
 
 @in_float32
-def nt_xent_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+def nt_xent_loss(
+    first: Tensor, second: Tensor, temperature: float, part: Part | None = None
+) -> Tensor:
     """Normalised temperature-scaled cross-entropy (SimCLR, equation 1), averaged over 2 B views.
 
     Args:
         first: (B, D) features of one view of every image; only their directions matter.
         second: (B, D) features of another view of the same images.
         temperature: tau, by which cosine similarities are divided.
+        part: the images that it is about; None: all of the batch.
 
     Returns:
         Scalar.
@@ -37,11 +43,13 @@ def nt_xent_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     itself = torch.eye(2 * count, dtype=torch.bool, device=features.device)
     similarity = (features @ features.T / temperature).masked_fill(itself, -torch.inf)
     partner = torch.arange(2 * count, device=features.device).roll(count)
-    return F.cross_entropy(similarity, partner)
+    return group_cross_entropy(similarity, partner, part)
 
 
 @in_float32
-def info_nce_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+def info_nce_loss(
+    first: Tensor, second: Tensor, temperature: float, part: Part | None = None
+) -> Tensor:
     """InfoNCE: which of the other views is of the same image? Averaged over both directions.
 
     Equation 14 of the mutual-information paper (ICLR 2024, arXiv 2405.02081) and its mirror image,
@@ -52,37 +60,48 @@ def info_nce_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
         first: (B, D) features of one view of every image; only their directions matter.
         second: (B, D) features of another view of the same images.
         temperature: tau, by which cosine similarities are divided.
+        part: the images that it is about; None: all of the batch.
 
     Returns:
         Scalar; log B for features that are all alike.
     """
     similarity = F.normalize(first, dim=1) @ F.normalize(second, dim=1).T / temperature
     same = torch.arange(len(first), device=similarity.device)
-    return (F.cross_entropy(similarity, same) + F.cross_entropy(similarity.T, same)) / 2
+    directions = (similarity, similarity.T)
+    forth, back = (group_cross_entropy(each, same, part) for each in directions)
+    return (forth + back) / 2
 
 
-class SimCLRSettings(Section):
+class SimCLRSettings(LabelSettings):
     """Options under `method.` for method=simclr."""
 
     temperature: float = Field(0.1, gt=0)
     loss: Literal["nt_xent", "infonce"] = "nt_xent"
 
 
-class SimCLR(JointEmbedding):
-    """Backbone and a two-layer projector."""
+class SimCLR(SomeLabels):
+    """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     Settings = SimCLRSettings
 
     settings: SimCLRSettings
 
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__(config, channels)
+        self.add_classifier(config)
+
     def build_projector(self, model: ModelConfig) -> nn.Module:
         """Two layers, the second one with biases."""
         return build_head(model, self.backbone.dim, model.projector_dim, bias=True)
 
-    def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
-        """The contrastive loss of one step."""
+    def loss(self, batch: Batch) -> Step:
+        """The contrastive loss of one step; with labels as :mod:`.semi_supervised` says."""
+        features, projections = self.embed(batch.views)
+        first, second = projections
         loss = info_nce_loss if self.settings.loss == "infonce" else nt_xent_loss
-        return {"contrastive": loss(first, second, self.settings.temperature)}
+        contrast = partial(loss, first, second, self.settings.temperature)
+        losses = self.losses("contrastive", contrast, features, batch.labels)
+        return Step(losses, {"backbone": features, "projector": projections})
 
     def information(self, step: Step) -> Tensor:
         """log B - InfoNCE, a bound for whichever loss is minimised, as its critic may be any."""

@@ -6,6 +6,7 @@ Chen and He, "Exploring Simple Siamese Representation Learning", CVPR 2021.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -13,37 +14,44 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import Projecting
+from orchestra_flwr.methods.frames import SomeLabels
 from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.methods.semi_supervised import Part
 from orchestra_flwr.models import build_head
 from orchestra_flwr.models.precision import in_float32
 
 
 @in_float32
-def symmetric_negative_cosine(predictions: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+def symmetric_negative_cosine(
+    predictions: Sequence[Tensor], targets: Sequence[Tensor], part: Part | None = None
+) -> Tensor:
     """D(p1, z2) / 2 + D(p2, z1) / 2 with the negative cosine D (SimSiam, equations 1 and 4).
 
     Args:
         predictions: (B, D) of each of the two views; only their directions matter.
         targets: (B, D) of each of the two views; no gradient goes through them.
+        part: the images that it is about; None: all of the batch.
 
     Returns:
         Scalar mean over the batch, from -1 (each predicts the other) to 1.
     """
     (p1, p2), (z1, z2) = predictions, targets
     cosines = F.cosine_similarity(p1, z2.detach()) + F.cosine_similarity(p2, z1.detach())
+    if part is not None:
+        cosines = cosines * part.images
     return -cosines.mean() / 2
 
 
-class SimSiam(Projecting):
-    """Backbone, a three-layer projector and a predictor of two layers."""
+class SimSiam(SomeLabels):
+    """Backbone, a three-layer projector and a predictor of two layers; a classifier with labels."""
 
-    roles: ClassVar = {"predictor": Role.SHARED}
+    roles: ClassVar = {"predictor": Role.SHARED, **SomeLabels.roles}
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         model, dim = config.model, config.model.projector_dim
         self.predictor = build_head(model, dim, dim, bias=True, last_norm=False, plain_norm=True)
+        self.add_classifier(config)
 
     def build_projector(self, model: ModelConfig) -> nn.Module:
         """Three layers, the hidden ones half as wide."""
@@ -51,10 +59,11 @@ class SimSiam(Projecting):
         return build_head(model, self.backbone.dim, *hidden, plain_norm=True)
 
     def loss(self, batch: Batch) -> Step:
-        """Each view predicts the other one."""
+        """Each view predicts the other one; with labels as :mod:`.semi_supervised` says."""
         features, projections = self.embed(batch.views)
         predictions = tuple(self.predictor(projection) for projection in projections)
+        similarity = partial(symmetric_negative_cosine, predictions, projections)
         return Step(
-            {"similarity": symmetric_negative_cosine(predictions, projections)},
+            self.losses("similarity", similarity, features, batch.labels),
             {"backbone": features, "projector": projections, "predictor": predictions},
         )

@@ -7,14 +7,18 @@ in the Orchestra paper.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestra_flwr.config import ModelConfig, Section
-from orchestra_flwr.methods.frames import JointEmbedding
+from orchestra_flwr.config import Config, ModelConfig
+from orchestra_flwr.methods.base import Batch, Step
+from orchestra_flwr.methods.frames import SomeLabels
+from orchestra_flwr.methods.labels import LabelSettings
+from orchestra_flwr.methods.semi_supervised import Part
 from orchestra_flwr.models import build_head
 from orchestra_flwr.models.precision import in_float32
 
@@ -22,7 +26,9 @@ Norm = Literal["sphere", "ball", "none"]
 
 
 @in_float32
-def spectral_contrastive_loss(first: Tensor, second: Tensor, norm: Norm = "none") -> Tensor:
+def spectral_contrastive_loss(
+    first: Tensor, second: Tensor, norm: Norm = "none", part: Part | None = None
+) -> Tensor:
     """-2 E<x, x+> + E<x, y>^2 over pairs of views of one and of different images.
 
     Args:
@@ -30,6 +36,7 @@ def spectral_contrastive_loss(first: Tensor, second: Tensor, norm: Norm = "none"
         second: (B, D) outputs for another view of the same images.
         norm: "sphere": outputs are brought to unit length first; "ball": those longer than 1 are,
             as in the authors' code (mu = 1); "none": they stay as they are.
+        part: the images that it is about; None: all of the batch.
 
     Returns:
         Scalar: the means over the B equal and the B (B - 1) different pairs. A single image has no
@@ -42,27 +49,37 @@ def spectral_contrastive_loss(first: Tensor, second: Tensor, norm: Norm = "none"
     count = len(first)
     products = first @ second.T
     same = torch.eye(count, dtype=torch.bool, device=products.device)
-    different = products.square().masked_fill(same, 0).sum() / max(count * (count - 1), 1)
-    return -2 * products.diagonal().mean() + different
+    matching, squares = products.diagonal(), products.square().masked_fill(same, 0)
+    if part is not None:
+        matching, squares = matching * part.images, squares * part.pairs
+    return -2 * matching.mean() + squares.sum() / max(count * (count - 1), 1)
 
 
-class SpectralSettings(Section):
+class SpectralSettings(LabelSettings):
     """Options under `method.` for method=spectral."""
 
     norm: Norm = "ball"
 
 
-class Spectral(JointEmbedding):
-    """Backbone and a two-layer projector."""
+class Spectral(SomeLabels):
+    """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     Settings = SpectralSettings
 
     settings: SpectralSettings
 
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__(config, channels)
+        self.add_classifier(config)
+
     def build_projector(self, model: ModelConfig) -> nn.Module:
         """Two layers, the second one with biases."""
         return build_head(model, self.backbone.dim, model.projector_dim, bias=True)
 
-    def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
-        """The spectral loss of one step."""
-        return {"spectral": spectral_contrastive_loss(first, second, self.settings.norm)}
+    def loss(self, batch: Batch) -> Step:
+        """The spectral loss of one step; with labels as :mod:`.semi_supervised` says."""
+        features, projections = self.embed(batch.views)
+        first, second = projections
+        spectral = partial(spectral_contrastive_loss, first, second, self.settings.norm)
+        losses = self.losses("spectral", spectral, features, batch.labels)
+        return Step(losses, {"backbone": features, "projector": projections})

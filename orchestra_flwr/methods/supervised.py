@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch.nn.functional as F
-from pydantic import Field
 from torch import nn
 
-from orchestra_flwr.config import Config, ConfigError, Section
-from orchestra_flwr.data import Recipe
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import UNLABELLED, Recipe
 from orchestra_flwr.methods.base import Batch, Classes, Method, Step
+from orchestra_flwr.methods.labels import LabelSettings, configured_classes, required_classes
 from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods.semi_supervised import label_loss
 from orchestra_flwr.models import Backbone, build_backbone
 from orchestra_flwr.models.precision import in_float32
 
@@ -26,41 +27,30 @@ CROPPED = Recipe(jitter_p=0, gray_p=0, blur_p=0)
 ROLES = {"backbone": Role.SHARED, "classifier": Role.SHARED}
 
 
-class SupervisedSettings(Section):
-    """Options under `method.` for method=supervised."""
-
-    classes: tuple[str, ...] | None = Field(None, min_length=2)
-
-
 class Supervised(Method):
-    """Backbone and a linear classifier.
+    """Backbone and a linear classifier. With `labels.fraction` unlabelled images teach nothing.
 
     Raises:
         ConfigError: nothing says how many classes there are.
     """
 
-    Settings = SupervisedSettings
+    Settings = LabelSettings
     learns_labels = True
+    semi_supervised = True
 
-    settings: SupervisedSettings
+    settings: LabelSettings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        classes = self.classes(config)
-        if classes is None:
-            raise ConfigError(
-                f"method.classes: must be given with data={config.data.name}, the names of the "
-                "class folders: method.classes=[cat,dog]"
-            )
+        classes = required_classes(config)
+        self._some_labels = config.labels.fraction is not None
         self.backbone = build_backbone(config.model, channels)
         self.classifier = nn.Linear(self.backbone.dim, classes.count)
 
     @classmethod
     def classes(cls, config: Config) -> Classes | None:
-        """Those that `method.classes` names, else as many as the data set has."""
-        names = tuple(sorted(set(config.method.settings.classes or ())))
-        count = len(names) or config.data.classes
-        return Classes(count, names) if count else None
+        """As :func:`configured_classes`."""
+        return configured_classes(config)
 
     def role(self, name: str) -> Role:
         """As :meth:`Method.role`."""
@@ -74,7 +64,11 @@ class Supervised(Method):
         """Cross-entropy of the classes."""
         assert batch.labels is not None
         feature = self.backbone(batch.views[0])
-        classification = cross_entropy(self.classifier(feature), batch.labels)
+        if self._some_labels:
+            labelled = batch.labels != UNLABELLED
+            classification = label_loss(self.classifier, (feature,), batch.labels, labelled)
+        else:
+            classification = cross_entropy(self.classifier(feature), batch.labels)
         return Step({"classification": classification}, {"backbone": (feature,)})
 
     def classification_head(self) -> nn.Module:

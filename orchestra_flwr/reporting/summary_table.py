@@ -18,6 +18,7 @@ SCORES = (("kNN", "knn"), ("linear probe", "linear"))
 ASKED_FOR = (  # shown where there are any
     ("linear probe, 10 % of the labels", "linear_10"),
     ("linear probe, 1 % of the labels", "linear_1"),
+    ("linear probe, clients' labels", "linear_labelled"),
     ("classifier itself", "accuracy"),
 )
 MUCH = 0.02  # a difference of accuracies that is worth a line

@@ -23,7 +23,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, Section
+from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import Batch, Method, Received, Role, Step, role_of
+from orchestra_flwr.methods.semi_supervised import masked_mean
 from orchestra_flwr.models.heads import plain_head
 from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.terms.base import Term
@@ -33,7 +35,13 @@ ROLES = {"head": Role.SHARED, "rows": Role.SHARED}
 
 @in_float32
 def user_verification_loss(
-    features: Tensor, rows: Tensor, own: Tensor, temperature: float, population: Tensor
+    features: Tensor,
+    rows: Tensor,
+    own: Tensor,
+    temperature: float,
+    population: Tensor,
+    *,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """-log r(s | z), averaged over the batch: a cross-entropy of the client over all clients.
 
@@ -44,13 +52,17 @@ def user_verification_loss(
         temperature: tau, by which the cosines of features and rows are divided.
         population: (1,) int64, how many rows, from the first, have been given to clients; the
             others take no part. Greater than `own`.
+        mask: (B,), the images that it is about; None: all of the batch.
 
     Returns:
-        Scalar; log `population` for features that say nothing of the client.
+        Scalar; log `population` for features that say nothing of the client, 0 without images.
     """
     logits = F.normalize(features, dim=1) @ F.normalize(rows, dim=1).T / temperature
     unused = torch.arange(len(rows), device=rows.device) >= population
-    return F.cross_entropy(logits.masked_fill(unused, -torch.inf), own.expand(len(features)))
+    logits, targets = logits.masked_fill(unused, -torch.inf), own.expand(len(features))
+    if mask is None:
+        return F.cross_entropy(logits, targets)
+    return masked_mean(F.cross_entropy(logits, targets, reduction="none"), mask)
 
 
 class VerificationSettings(Section):
@@ -61,6 +73,7 @@ class VerificationSettings(Section):
     temperature: float = Field(0.1, gt=0)
     rows: Literal["own", "fixed"] = "own"  # fixed: random ones, from the run's seed
     capacity: int | None = Field(None, ge=2, le=2**20)  # rows; None: federation.clients
+    images: Literal["unlabelled", "all"] = "unlabelled"  # where labels.fraction is given
 
 
 class Verification(Term):
@@ -83,6 +96,9 @@ class Verification(Term):
 
     def __init__(self, settings: VerificationSettings, config: Config, method: Method) -> None:
         super().__init__(settings, config, method)
+        self._unlabelled_only = (
+            config.labels.fraction is not None and settings.images == "unlabelled"
+        )
         # Every method's trained backbone has this name.
         inputs: int = method.backbone.dim  # type: ignore[assignment]
         self.capacity = settings.capacity or config.federation.clients
@@ -136,10 +152,14 @@ class Verification(Term):
 
     def loss(self, method: Method, batch: Batch, step: Step) -> Tensor:
         """The sum over the views; only the client's own row gets a gradient, the others 0."""
-        rows = self._rows()
+        rows, mask = self._rows(), None
+        if self._unlabelled_only:
+            assert batch.labels is not None
+            mask = batch.labels == UNLABELLED
+        settings, population = self.settings, self.population
         views = [
             user_verification_loss(
-                self.head(features), rows, self.own, self.settings.temperature, self.population
+                self.head(features), rows, self.own, settings.temperature, population, mask=mask
             )
             for features in step.features["backbone"]
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -54,7 +54,8 @@ def train_round(
         images: (n, C, H, W) uint8, n >= 1.
         config: of the run.
         seed: the client's randomness.
-        labels: (n,) int64 classes of the images; only methods that learn from labels see them.
+        labels: (n,) int64 classes of the images, UNLABELLED where none is known; only methods that
+            learn from labels see them.
         contribute: false: arrays without rows are contributed.
         received: what the client knows when the round starts; None: the seed's client and round,
             without the received state.
@@ -64,9 +65,11 @@ def train_round(
         TrainingError: the loss is not finite at the end of the round.
         ValueError: labels, or the state as received, are needed and are missing.
     """
-    if learner.method.learns_labels and labels is None:
+    if not learner.method.sees_labels(config):
+        labels = None
+    elif labels is None:
         raise ValueError("the method learns from labels, and there are none")
-    received = _received(received, learner.needs_received, images, seed)
+    received = _received(received, learner.needs_received, images, labels, seed)
     learner.train()
     learner.start_round(received)
     batch_of = BatchMaker(learner.method, images, labels, config, seed)
@@ -95,19 +98,21 @@ def observe_round(
     config: Config,
     seed: ClientSeed,
     *,
+    labels: Tensor | None = None,
     contribute: bool = True,
     received: Received | None = None,
 ) -> LocalResult:
     """The first round: nothing is trained, the method only looks at each image once.
 
-    Arguments as in :func:`train_round`, but no labels. The shared state is left bit-identical;
+    Arguments as in :func:`train_round`. The shared state is left bit-identical;
     terms, which only add to a loss, take no part.
     """
     method = learner.method
-    received = _received(received, method.needs_received, images, seed)
+    labels = labels if method.sees_labels(config) else None
+    received = _received(received, method.needs_received, images, labels, seed)
     learner.train()
     method.start_round(received)
-    batch_of = BatchMaker(method, images, None, config, seed)
+    batch_of = BatchMaker(method, images, labels, config, seed)
     for batches in _epochs(images, config.training, seed, epochs=1):
         for rows in batches:
             batch = batch_of(rows.to(images.device))
@@ -117,7 +122,11 @@ def observe_round(
 
 
 def _received(
-    received: Received | None, needs_state: bool, images: Tensor, seed: ClientSeed
+    received: Received | None,
+    needs_state: bool,
+    images: Tensor,
+    labels: Tensor | None,
+    seed: ClientSeed,
 ) -> Received:
     if received is None:
         received = Received(seed.client, None, seed.round, images)
@@ -126,7 +135,7 @@ def _received(
             f"client {seed.client}: the method or one of its terms needs the state as the server "
             "sent it, and it is missing (received.state)"
         )
-    return received
+    return replace(received, labels=labels)
 
 
 def _contribution(

@@ -43,7 +43,7 @@ class BatchMaker:
     ) -> None:
         self._images = images
         self._normalisation = config.data.normalise
-        self._labels = labels if method.learns_labels else None
+        self._labels = labels if method.sees_labels(config) else None
         self._recipes = _recipes(method, config)
         self._augment, self._loss = (
             seed.generator(purpose, images.device) for purpose in ("augment", "loss")

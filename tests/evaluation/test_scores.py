@@ -36,6 +36,19 @@ def test_scores_of_an_encoder_are_those_of_its_features():
     assert scores.keys() == {"knn", "linear", "feature_std"}
 
 
+def test_a_probe_on_the_labels_that_clients_show():
+    train, test = striped(200, 0), striped(100, 1)
+    shown = torch.zeros(200, dtype=torch.bool)
+    shown[5::9] = True
+    scores = evaluate(
+        Pixels(), train, test, config=EvaluationConfig(every=1), shown=shown,
+        augmentation=AugmentationConfig(),
+    )  # fmt: skip
+    part = Pixels()(train[0])[shown], train[1][shown]
+    expected = linear_accuracy(*part, Pixels()(test[0]), test[1])
+    assert scores["linear_labelled"] == expected < scores["linear"]
+
+
 def test_the_published_probe_takes_the_place_of_the_converged_one(monkeypatch):
     monkeypatch.setitem(PUBLISHED_PROBES, "linear_published", lambda *a, **k: 0.25)
     monkeypatch.setitem(PUBLISHED_PROBES, "linear_dec_ssl", lambda *a, **k: 0.75)

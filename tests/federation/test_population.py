@@ -3,8 +3,14 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data import Dataset, ImageSet
-from orchestra_flwr.federation.population import Population, check_population, load_population
+from orchestra_flwr.data import UNLABELLED, Dataset, ImageSet, shift_images
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.population import (
+    Population,
+    check_population,
+    evaluation_dataset,
+    load_population,
+)
 from orchestra_flwr.methods import Classes
 from orchestra_flwr.methods.labels import with_class_names
 
@@ -69,3 +75,51 @@ def test_what_is_known_or_not_wanted_stays_as_it_is(tiny, overrides):
 def test_images_without_labels_name_nothing(tiny):
     config = tiny(*PHOTOS, "method=supervised")
     assert with_class_names(config, ()) == config
+
+
+def test_the_images_that_judge_are_all_images_as_they_are(tiny):
+    whole = load_population(tiny())
+    judging = evaluation_dataset(tiny(), whole)
+    assert judging.train is whole.dataset.train and judging.test is whole.dataset.test
+    assert judging.shown is None
+
+
+def test_the_server_of_a_simulation_knows_which_labels_are_shown(tiny):
+    """They are those that the clients train with."""
+    config = tiny("method=simclr", "labels.fraction=0.1")
+    whole = load_population(config)
+    train, shown = whole.dataset.train, evaluation_dataset(config, whole).shown
+    for client, part in whole.parts.items():
+        own = OrchestraClient(config, client, train.images[part], train.labels[part])
+        assert torch.equal(own.labels != UNLABELLED, shown[part])
+        assert 1 <= shown[part].sum() <= max(1, round(0.1 * len(part)))
+
+
+def test_images_without_a_label_judge_nothing(tiny):
+    config = tiny(*PHOTOS, "method=simclr", "labels.fraction=0.5", "method.classes=[cat,dog]")
+    whole = population("cat", "dog", sizes=(4, 6))
+    whole.dataset.train.labels[1:4] = UNLABELLED
+    judging = evaluation_dataset(config, whole)
+    assert len(judging.train) == len(judging.shown) == 7
+    assert judging.shown.tolist()[0] and judging.shown[1:].sum() == 3
+
+
+def test_encoders_can_be_judged_by_the_images_as_clients_have_them(tiny):
+    """Turned images train the probe; those that nobody has do not."""
+    config = tiny("shift=rotation", "shift.range=90", "evaluation.training_images=shifted",
+                  "partition.share=0.5", "method=simclr", "labels.fraction=0.1")  # fmt: skip
+    whole = load_population(config)
+    judging = evaluation_dataset(config, whole)
+    train, start = whole.dataset.train, 0
+    for client, part in whole.parts.items():
+        rows, indices = slice(start, start + len(part)), torch.from_numpy(part)
+        turned = shift_images(config.shift, train.images[part], indices, client, config.seed)
+        assert torch.equal(judging.train.images[rows], turned)
+        assert torch.equal(judging.train.labels[rows], train.labels[part])
+        own = OrchestraClient(config, client, turned, train.labels[part])
+        assert torch.equal(own.labels != UNLABELLED, judging.shown[rows])
+        start += len(part)
+    assert start == len(judging.train) < len(train)
+    assert judging.test is whole.dataset.test
+    with pytest.raises(ConfigError, match="evaluation.training_images=shifted: must be original"):
+        tiny("evaluation.training_images=shifted")

@@ -53,7 +53,8 @@ def task(request, tiny):
         overrides = (*NEEDS.get(name, ()), *overrides)
         if request.param == "digits":
             return tiny(*GRAY, f"method={name}", *overrides), digits()
-        named = ["method.classes=[a,b,c,d]"] if name == "supervised" else []
+        learns = MethodConfig.room.find(name).learns_labels
+        named = ["method.classes=[a,b,c,d]"] if learns else []
         return tiny(f"method={name}", *COLOUR, *named, *overrides), stripes()
 
     return configured

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data import ImageSet
+from orchestra_flwr.data import UNLABELLED, ImageSet
 from orchestra_flwr.methods import Classes, labels_for
-from orchestra_flwr.methods.labels import with_class_names
+from orchestra_flwr.methods.labels import shown_labels, with_class_names
 
 PHOTOS = ("method=supervised", "data=image_folder", "data.root=x")
 
@@ -50,3 +50,57 @@ def test_a_simulation_names_the_classes_that_it_has_loaded(tiny):
     for settled in (tiny("method=supervised"), tiny()):
         assert with_class_names(settled, ("cat", "dog")) is settled
     assert with_class_names(tiny(*PHOTOS), ()).method.plugin.classes(tiny(*PHOTOS)) is None
+
+
+# --- some labels --------------------------------------------------------------------------------
+
+SOME = ("method=simclr", "labels.fraction=0.1")
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.001, 1), (0.1, 3), (0.5, 15), (1, 30)])
+def test_a_share_of_the_labels_is_shown_and_at_least_one(tiny, fraction, count):
+    config = tiny("method=simclr", f"labels.fraction={fraction}")
+    labels = torch.arange(40) % 4
+    labels[::4] = UNLABELLED  # what nobody labelled cannot be shown
+    shown = shown_labels(config, labels, "7")
+    known = shown != UNLABELLED
+    assert known.sum() == count and torch.equal(shown[known], labels[known])
+    assert not known[::4].any()
+    assert torch.equal(shown_labels(config, labels, "7"), shown)  # in every round
+
+
+def test_which_labels_are_shown_is_drawn_for_each_client_and_seed(tiny):
+    labels = torch.zeros(200, dtype=torch.int64)
+
+    def known(client, *overrides):
+        return (shown_labels(tiny(*SOME, *overrides), labels, client) != UNLABELLED).nonzero()
+
+    assert not torch.equal(known("0"), known("1"))
+    assert not torch.equal(known("0"), known("0", "seed=1"))
+    larger = set(known("0", "labels.fraction=0.3").flatten().tolist())
+    assert set(known("0").flatten().tolist()) < larger  # a larger share holds a smaller one
+
+
+def test_the_draw_does_not_depend_on_the_classes(tiny):
+    labels = torch.arange(50) % 10
+    shown, other = (shown_labels(tiny(*SOME), each, "0") for each in (labels, labels.flip(0)))
+    assert torch.equal(shown == UNLABELLED, other == UNLABELLED)
+
+
+def test_nothing_is_hidden_where_nothing_was_said(tiny):
+    labels = torch.tensor([3, UNLABELLED, 1])
+    assert shown_labels(tiny("method=supervised"), labels, "0") is labels
+    nobody = torch.full((3,), UNLABELLED)
+    assert torch.equal(shown_labels(tiny(*SOME), nobody, "0"), nobody)
+
+
+def test_images_that_nobody_labelled_take_part_if_some_labels_are_enough(tiny):
+    named = tiny(*SOME, "data=image_folder", "data.root=x", "method.classes=[dog,ant,cat]")
+    mixed = photos(["cat", "dog"], [0, UNLABELLED, 1])
+    assert labels_for(named, mixed).tolist() == [1, UNLABELLED, 2]
+    nobody = ImageSet(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    assert labels_for(named, nobody).tolist() == [UNLABELLED] * 2
+    assert labels_for(tiny("method=simclr"), mixed) is None
+    needs_all = tiny(*PHOTOS, "method.classes=[dog,cat]")
+    with pytest.raises(ConfigError, match=r"1 of the images lie outside.*labels.fraction=1"):
+        labels_for(needs_all, mixed)

@@ -112,7 +112,12 @@ def test_one_image_has_no_negative_and_teaches_nothing(method):
 
 
 def test_the_published_parts(tiny):
-    config = tiny("method=mocov2", "model.projector=plain", "model.projector_dim=16")
+    config = tiny(
+        "method=mocov2",
+        "model.projector=plain",
+        "model.projector_dim=16",
+        "training.setting=device",
+    )
     method = build_method(config, 1)
     dim = method.backbone.dim
     layers = [(type(m).__name__, *getattr(m, "weight", torch.empty(0)).shape)

@@ -294,7 +294,7 @@ def test_target_starts_as_the_online_encoder(tiny):
         (["method.ema=1"], "method.ema=1"),
         (["method.temperature=0"], "method.temperature=0"),
         (["+method.emaa=.9"], "method.emaa: unknown option of method=orchestra, which has "),
-        (["method.name=mocov9"], "method=mocov9: must be one of byol, mae, orchestra, "),
+        (["method.name=mocov9"], "method=mocov9: must be one of barlow_twins, byol, "),
     ],
 )
 def test_wrong_options_are_refused(tiny, overrides, says):

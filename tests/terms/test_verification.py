@@ -153,6 +153,20 @@ def test_rows_that_were_not_given_out_do_not_count():
     assert alone.item() == 0
 
 
+def test_only_chosen_images_count():
+    """Of the others neither the value nor a gradient depends; without images it is 0."""
+    features, rows = randn(6, 8).requires_grad_(), randn(5, 8, seed=1)
+    mask = torch.tensor([True, False, True, True, False, False])
+    population, own = torch.tensor([5]), torch.tensor([2])
+    loss = user_verification_loss(features, rows, own, 0.5, population, mask=mask)
+    expected = loss_of(features[mask], rows, 2, temperature=0.5)
+    torch.testing.assert_close(loss, expected)
+    (gradient,) = torch.autograd.grad(loss, features)
+    assert not gradient[~mask].any() and (gradient[mask].abs().sum(1) > 0).all()
+    nobody = user_verification_loss(features, rows, own, 0.5, population, mask=mask & ~mask)
+    assert nobody.item() == 0
+
+
 def test_it_is_float32_in_bfloat16():
     with torch.autocast("cpu", torch.bfloat16):
         loss = loss_of(randn(6, 8).bfloat16(), randn(5, 8, seed=1), 2)
@@ -225,7 +239,7 @@ def images():
 
 def a_learner(config):
     learner = build_learner(config, 1)
-    for tensor in learner.state(Role.SERVER).values():
+    for tensor in (t for t in learner.state(Role.SERVER).values() if t.ndim > 1):
         torch.nn.init.orthogonal_(tensor, generator=torch.Generator().manual_seed(0))
     return learner
 
@@ -276,6 +290,28 @@ def test_it_is_the_sum_over_both_views_of_the_head_on_the_backbone(tiny):
     assert len(views) == 2 and loss.item() == pytest.approx(expected, rel=1e-4)
     swapped = Step(step.losses, {"backbone": step.features["backbone"][::-1]})
     torch.testing.assert_close(term.loss(learner.method, None, swapped), loss)
+
+
+@pytest.mark.parametrize("chosen", ["unlabelled", "all"])
+def test_with_some_labels_it_is_about_the_unlabelled_images(tiny, chosen):
+    """As Algorithm 2 has it; about all images if that is asked for."""
+    config = tiny("method=simclr", "labels.fraction=0.5", *ON,
+                  f"terms.verification.images={chosen}")  # fmt: skip
+    learner = a_learner(config)
+    learner.train().start_round(received(2))
+    term = learner.terms["verification"]
+    labels = torch.tensor([-1, 3, -1, 4, 4, -1])
+    views = (torch.zeros(6, 1, 8, 8),) * 2
+    batch = Batch(torch.arange(6), views, (None, None), SEED.generator("loss"), labels)
+    dim = learner.method.backbone.dim
+    features = tuple(randn(6, dim, seed=seed) for seed in (0, 1))
+    loss = term.loss(learner.method, batch, Step({}, {"backbone": features}))
+    rows = labels < 0 if chosen == "unlabelled" else torch.ones(6, dtype=bool)
+    expected = sum(
+        slow_loss(term.head(view[rows]).tolist(), term.rows.detach().tolist(), 2, 0.1)
+        for view in features
+    )
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_gradients_of_other_rows_are_exactly_0_and_the_own_is_orthogonal_to_its_row(tiny):

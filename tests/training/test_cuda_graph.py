@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from orchestra_flwr.methods import Received
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 from orchestra_flwr.training.cuda_graph import CapturedStep
@@ -52,6 +53,25 @@ def test_a_captured_round_is_a_plain_one(tiny, method, optimizer, precision):
     assert results[1].steps == results[0].steps == 18
     rel = 1e-3 if precision == "float32" else 2e-2
     assert results[1].losses == pytest.approx(results[0].losses, rel=rel)
+
+
+@pytest.mark.parametrize("method", ["simclr", "spectral", "simsiam", "semifed", "cbafed"])
+def test_a_captured_round_with_some_labels_is_a_plain_one(tiny, method):
+    """Whatever labels are in a batch: some have none, or two of a class."""
+    images = torch.randint(0, 256, (90, 1, 8, 8), dtype=torch.uint8, device="cuda")
+    labels = torch.full((90,), -1, device="cuda")
+    labels[::9] = torch.arange(10, device="cuda") % 4
+    results = []
+    for captured in ("false", "true"):
+        config = tiny(
+            "training.local_epochs=3", f"training.cuda_graphs={captured}", f"method={method}",
+            "labels.fraction=0.1", "terms.verification.weight=1",
+        )  # fmt: skip
+        learner = build_learner(config, 1).cuda()
+        received = Received("0", 1, 1, images, None, 4)
+        seed = ClientSeed(0, 1, "0")
+        results.append(train_round(learner, images, config, seed, labels=labels, received=received))
+    assert results[1].losses == pytest.approx(results[0].losses, rel=1e-3, abs=1e-5)
 
 
 def test_a_loss_that_draws_is_captured_too(tiny, monkeypatch):

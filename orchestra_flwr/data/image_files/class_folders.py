@@ -9,15 +9,19 @@ import torch
 
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
 from orchestra_flwr.data.image_files.file_lists import Contents, FileList
+from orchestra_flwr.data.images import UNLABELLED
 from orchestra_flwr.printable import printable
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-LAYOUT = "train/<class>/* and maybe test/<class>/*, <class>/*, or images without folders"
+LAYOUT = (
+    "train/<class>/* and maybe test/<class>/*, <class>/*, or images without folders, which have "
+    "no label"
+)
 
 
-def survey(root: str) -> tuple[int, bool]:
-    """How many training images there are below `root`, and whether they lie in class folders.
+def survey(root: str) -> tuple[int, int]:
+    """How many training images there are below `root`, and how many of them in class folders.
 
     Raises:
         ConfigError: the root is missing, empty or laid out otherwise.
@@ -25,7 +29,8 @@ def survey(root: str) -> tuple[int, bool]:
     path = Path(root).expanduser()
     with Archive(path) as archive:
         train = arrange(path, archive.files()).train
-    return len(train.files), train.labels is not None
+    labelled = 0 if train.labels is None else int((train.labels != UNLABELLED).sum())
+    return len(train.files), labelled
 
 
 def arrange(root: Path, files: list[ImageFile]) -> Contents:
@@ -37,7 +42,7 @@ def arrange(root: Path, files: list[ImageFile]) -> Contents:
 
     Returns:
         Training files, test files and the names of the classes, in the order of their folders
-        (none without labels).
+        (none without labels). Training images beside class folders have no label.
 
     Raises:
         ConfigError: there are no images, or they are laid out in another way than `LAYOUT`.
@@ -45,12 +50,19 @@ def arrange(root: Path, files: list[ImageFile]) -> Contents:
     if not files:
         raise wrong_root(root, f"holds no images; expected {LAYOUT}")
     train, test = _splits(root, _without_outer_folders([(file.parts, file) for file in files]))
-    names, test_names = _class_names(root, train), _class_names(root, test)
+    names, test_names = _class_names(train), _class_names(test)
+    if test_names is not None and None in test_names:
+        raise wrong_root(root, "has images in test/ that lie in no class folder")
     if test and test_names is None:
         logger.warning("data.root=%s: test/ has no class folders and is left out", root)
         test = []
-    classes = tuple(sorted(set(names or ())))
-    unknown = sorted(set(test_names or ()) - set(classes))
+    if names is not None and (loose := names.count(None)):
+        logger.warning(
+            "data.root=%s: %d of %d images lie in no class folder, so they have no label",
+            root, loose, len(names),
+        )  # fmt: skip
+    classes = tuple(sorted({name for name in names or () if name is not None}))
+    unknown = sorted({name for name in test_names or () if name is not None} - set(classes))
     if unknown:
         raise wrong_root(root, f"test/{printable(unknown[0])} is no class of the training images")
     shown = tuple(map(printable, classes))
@@ -87,21 +99,18 @@ def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
     return below["train"], below["test"]
 
 
-def _class_names(root: Path, placed: Placed) -> list[str] | None:
-    """The class folder of each file; None where all files lie loose."""
-    loose = [file.name for parts, file in placed if len(parts) == 1]
-    if len(loose) == len(placed):
-        return None
-    if loose:
-        raise wrong_root(
-            root, f"mixes class folders and loose images ({printable(loose[0])}); expected {LAYOUT}"
-        )
-    return [parts[0] for parts, _ in placed]
+def _class_names(placed: Placed) -> list[str | None] | None:
+    """The class folder of each file, None where it lies loose; None where all files do."""
+    names = [parts[0] if len(parts) > 1 else None for parts, _ in placed]
+    return None if all(name is None for name in names) else names
 
 
-def _file_list(placed: Placed, names: list[str] | None, classes: tuple[str, ...]) -> FileList:
+def _file_list(
+    placed: Placed, names: list[str | None] | None, classes: tuple[str, ...]
+) -> FileList:
     files = [file for _, file in placed]
     if names is None:
         return FileList(files, None)
-    index = {name: position for position, name in enumerate(classes)}
+    index: dict[str | None, int] = {name: position for position, name in enumerate(classes)}
+    index[None] = UNLABELLED
     return FileList(files, torch.tensor([index[name] for name in names]))

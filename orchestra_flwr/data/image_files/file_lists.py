@@ -23,7 +23,8 @@ class FileList:
 
     Attributes:
         files: n files.
-        labels: int64, (n,), indices into the sorted names of the classes; None without classes.
+        labels: int64, (n,), indices into the sorted names of the classes, UNLABELLED for files that
+            are in none; None without classes.
     """
 
     files: list[ImageFile]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, Plugin
 from orchestra_flwr.config.sections import PartitionConfig
-from orchestra_flwr.data.images import ImageSet
+from orchestra_flwr.data.images import UNLABELLED, ImageSet
 from orchestra_flwr.seeding import numpy_generator
 
 Indices = NDArray[np.int64]
@@ -104,6 +104,12 @@ def partition(
     if chosen.needs_labels and labels is None:
         raise ConfigError(
             f"partition={config.name}: needs labels, and these images have none; use partition=iid"
+        )
+    missing = 0 if labels is None else int((labels == UNLABELLED).sum())
+    if chosen.needs_labels and missing:
+        raise ConfigError(
+            f"partition={config.name}: needs labels, and {missing} of the "
+            "images have none; put them into class folders, or use partition=iid"
         )
     parts = chosen.split(labels, count, clients, seed)
     problem = _broken_contract(parts, count, clients)

@@ -47,6 +47,8 @@ def run_client(config: ClientConfig) -> None:
         scratch = stack.enter_context(scratch_folder())
         report = _reporter(name)
         kind = "in class folders" if labelled else "without labels"
+        if 0 < labelled < count:
+            kind = f"{labelled} of them in class folders, the others without labels"
         report(f"{count} images in {root} ({kind})")
         report(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
         trainer = Trainer(config, name, folder, report)

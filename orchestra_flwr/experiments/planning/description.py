@@ -21,6 +21,7 @@ Measure = Literal[
     "linear",
     "linear_10",
     "linear_1",
+    "linear_labelled",
     "linear_recalibrated",
     "accuracy",
     "accuracy_recalibrated",

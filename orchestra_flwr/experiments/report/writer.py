@@ -57,7 +57,8 @@ def write_report(folder: str | Path) -> Path:
     title = "Experiments" if plans else f"Runs in {folder.resolve().name}"
     blocks: list[Block] = [Heading(1, title)]
     if plans:
-        blocks.append(Paragraph(f"The paper: {paper_source()}", "quiet"))
+        sources = dict.fromkeys(paper_source(plan.name) for plan in plans)
+        blocks += [Paragraph(f"The paper: {source}", "quiet") for source in sources]
         blocks += _scale_warning(plans)
     for plan in plans:
         blocks += _experiment(read_results(plan, folder), folder)

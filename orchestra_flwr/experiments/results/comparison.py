@@ -25,6 +25,7 @@ UNITS: Mapping[Measure, Unit] = {
     "linear": Unit("linear probe, %", 100),
     "linear_10": Unit("probe, 10 % of the labels, %", 100),
     "linear_1": Unit("probe, 1 % of the labels, %", 100),
+    "linear_labelled": Unit("probe, clients' labels, %", 100),
     "linear_recalibrated": Unit("linear probe, norms recalibrated, %", 100),
     "accuracy": Unit("classifier, %", 100),
     "accuracy_recalibrated": Unit("classifier, norms recalibrated, %", 100),

@@ -1,7 +1,8 @@
-"""The numbers that the paper prints, beside which ours are shown: `paper.yaml`."""
+"""The numbers that the papers print, beside which ours are shown: the YAML files of this folder."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -11,19 +12,21 @@ from omegaconf import OmegaConf
 
 from orchestra_flwr.experiments.results.statistics import Sample
 
-SEEDS = 3  # "All results are averaged over 3 seeds" (section 6)
+SEEDS = 3  # "All results are averaged over 3 seeds" (Orchestra, section 6)
+MUTUAL_INFORMATION = "mutual_information"
+FILES = ("paper", MUTUAL_INFORMATION)
 
 
 @cache
-def _values() -> dict[str, Any]:
-    values = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_name("paper.yaml")))
+def _values(file: str) -> dict[str, Any]:
+    values = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_name(f"{file}.yaml")))
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
 
-def paper_source() -> str:
-    """The citation of the paper."""
-    return " ".join(str(_values()["source"]).split())
+def paper_source(experiment: str) -> str:
+    """The citation of the paper whose numbers an experiment repeats."""
+    return " ".join(str(_values(_file(experiment))["source"]).split())
 
 
 def paper_value(experiment: str, values: Mapping[str, str], measure: str) -> Sample | None:
@@ -34,10 +37,22 @@ def paper_value(experiment: str, values: Mapping[str, str], measure: str) -> Sam
         values: the row's value on each axis; axes that the paper's entry does not name are free.
         measure: the measure's name.
     """
-    for entry in _values().get(experiment, []):
+    for entry in _values(_file(experiment)).get(experiment, []):
         axes = {key: value for key, value in entry.items() if isinstance(value, str)}
         if measure in entry and axes.items() <= values.items():
             printed = entry[measure]
-            mean, deviation = printed if isinstance(printed, list) else (printed, None)
-            return Sample(float(mean), None if deviation is None else float(deviation), SEEDS)
+            mean, error = printed if isinstance(printed, list) else (printed, None)
+            return _sample(_file(experiment), float(mean), error)
     return None
+
+
+def _file(experiment: str) -> str:
+    return MUTUAL_INFORMATION if experiment in _values(MUTUAL_INFORMATION) else FILES[0]
+
+
+def _sample(file: str, mean: float, error: float | None) -> Sample:
+    """With the deviation over seeds, also where a paper prints the standard error of the mean."""
+    if file != MUTUAL_INFORMATION:
+        return Sample(mean, None if error is None else float(error), SEEDS)
+    seeds = int(_values(file)["seeds"])
+    return Sample(mean, None if error is None else error * math.sqrt(seeds), seeds)

@@ -21,6 +21,7 @@ from orchestra_flwr.federation.messages.arrays import OWN, SMALLEST_GROUP
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
 from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
 from orchestra_flwr.methods import Received, Release, Role, classification_head_of, kept_first
+from orchestra_flwr.methods.labels import shown_labels
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
@@ -68,7 +69,8 @@ class OrchestraClient(NumPyClient):
         config: the run's configuration.
         name: which client this is; its randomness follows from it.
         images: (n, C, H, W) uint8 on the device to train on.
-        labels: (n,) int64 beside them, for methods that learn from labels.
+        labels: (n,) int64 beside them, for methods that learn from labels; those that
+            `labels.fraction` hides are dropped here, before anything sees them.
         state_folder: where its state is kept from round to round, for runs in which clients do.
         own_classes: what its own model is judged by; simulations alone have it.
         secret_noise: whether the noise of private releases is drawn afresh from the system, as it
@@ -97,7 +99,7 @@ class OrchestraClient(NumPyClient):
         self.config = config
         self.name = name
         self.images = images
-        self.labels = labels
+        self.labels = None if labels is None else shown_labels(config, labels, name)
         self.state_folder = state_folder
         self.own_classes = own_classes
         self.secret_noise = secret_noise
@@ -188,6 +190,7 @@ class OrchestraClient(NumPyClient):
             self.images,
             self.config,
             work.seed,
+            labels=self.labels,
             contribute=work.contribute,
             received=received,
         )

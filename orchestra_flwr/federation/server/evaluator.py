@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -38,7 +39,8 @@ class Evaluator:
 
     def __init__(self, config: Config, dataset: Dataset | None) -> None:
         self.config = config
-        self.dataset = dataset
+        # Images that lie beside class folders cannot be told right from wrong.
+        self.dataset = dataset and replace(dataset, train=dataset.train.labelled)
         self.spec = EncoderSpec.of(config)
 
     @property
@@ -140,6 +142,7 @@ class Evaluator:
                 config=self.config.evaluation,
                 augmentation=self.config.data.augmentation,
                 seed=self.config.seed,
+                shown=self.dataset.shown,
             )
         except ValueError as error:
             raise FederationError(f"the encoder cannot be evaluated: {error}") from error

@@ -11,7 +11,11 @@ from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
 from orchestra_flwr.federation.messages.object_store import Broadcast
-from orchestra_flwr.federation.population import check_population, load_population
+from orchestra_flwr.federation.population import (
+    check_population,
+    evaluation_dataset,
+    load_population,
+)
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import record_split
@@ -37,6 +41,5 @@ def main(grid: Grid, context: Context) -> None:
         record_split(named, population, folder)
         streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), alone=ran_out_of_memory)
         members = SimulatedMembers(streaming, list(population.parts))
-        run_federation(
-            streaming, named, members, dataset=population.dataset, folder=folder, progress=progress
-        )
+        dataset = evaluation_dataset(named, population)
+        run_federation(streaming, named, members, dataset=dataset, folder=folder, progress=progress)

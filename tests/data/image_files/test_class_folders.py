@@ -17,12 +17,14 @@ def _write(root: Path, *names: str) -> str:
 def test_a_survey_counts_training_images(tmp_path: Path):
     names = ["train/a/1.png", "train/b/1.png", "train/b/2.png", "test/a/1.png"]
 
-    assert survey(_write(tmp_path / "1", *names)) == (3, True)
-    assert survey(_write(tmp_path / "2", "1.png", "2.png")) == (2, False)
+    assert survey(_write(tmp_path / "1", *names)) == (3, 3)
+    assert survey(_write(tmp_path / "2", "1.png", "2.png")) == (2, 0)
+    mixed = ["a/1.png", "a/2.png", "x.png", "y.png"]
+    assert survey(_write(tmp_path / "3", *mixed)) == (4, 2)
 
 
 def test_a_survey_refuses_what_cannot_be_loaded(tmp_path: Path):
     with pytest.raises(ConfigError, match="does not exist"):
         survey(str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="mixes class folders and loose images"):
-        survey(_write(tmp_path / "mixed", "a/1.png", "1.png"))
+    with pytest.raises(ConfigError, match="images in test/ that lie in no class folder"):
+        survey(_write(tmp_path / "mixed", "train/a/1.png", "test/a/1.png", "test/1.png"))

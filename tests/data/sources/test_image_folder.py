@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.config import ConfigError, DataConfig
-from orchestra_flwr.data import Dataset, load_dataset
+from orchestra_flwr.data import UNLABELLED, Dataset, load_dataset
 from orchestra_flwr.data.image_files.archive import Archive
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "cifar10-jpeg.zip"
@@ -247,8 +247,23 @@ def test_names_that_are_no_text_can_be_shown_and_stored(tmp_path: Path):
         assert dataset.skipped == ((r"\x1b[31m\xff/\x1b[31m\xff.png", "not an image"),)
 
 
+def test_loose_images_beside_class_folders_have_no_label(tmp_path: Path, caplog):
+    """Decoded, and from the cache; the folder may also be the one named train."""
+    for outer in ("", "train/"):
+        names = [f"{outer}{name}" for name in ("a/1.png", "b/1.png", "x.png", "b/2.png")]
+        root = _write(tmp_path / f"images{outer}", names)
+        for _ in range(2):
+            train = _load(root).train
+            found = dict(zip(train.files, train.labels.tolist(), strict=True))
+            assert found == dict(zip(names, (0, 1, UNLABELLED, 1), strict=True))
+            assert train.classes == ("a", "b")
+            assert sorted(train.labelled.labels.tolist()) == [0, 1, 1]
+            assert "x.png" not in "".join(train.labelled.files)
+        assert "1 of 4 images lie in no class folder, so they have no label" in caplog.text
+
+
 def test_wrong_layouts_are_refused(tmp_path: Path):
-    _refused(_write(tmp_path / "1", ["a/1.png", "b/1.png", "x.png"]), "mixes class folders.*x.png")
+    _refused(_write(tmp_path / "1", ["test/1.png"]), "no images in train/")
     _refused(_write(tmp_path / "2", ["test/a/1.png"]), "no images in train/")
     unknown = ["train/a/1.png", "train/b/1.png", "test/c/1.png"]
     _refused(_write(tmp_path / "3", unknown), "test/c is no class of the training images")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from orchestra_flwr import __version__
+from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS
 
@@ -152,6 +153,33 @@ def test_without_the_right_labels_a_client_is_refused(
         into_folders(photos, *names)
     told = ask(trainer(), "greet", greeting(supervised))[CONFIG]
     assert told["refusal"] == "data_unsuitable" and says in said[-1]
+
+
+@pytest.mark.parametrize("method", ["simclr", "cbafed"])
+def test_loose_images_beside_class_folders_are_the_unlabelled_ones(
+    trainer, configured, photos, ask, greeting, task, method
+):
+    """All labels that a real client has are used with labels.fraction=1."""
+    server = configured(f"method={method}", "method.classes=[ant,bee,cat]", "labels.fraction=1")
+    for i, name in enumerate(("cat", "bee", "cat")):
+        (photos / name).mkdir(exist_ok=True)
+        (photos / f"{i}.png").rename(photos / name / f"{i}.png")
+    one = trainer()
+    assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
+    reply = ask(one, "train", task(server))
+    assert reply[METRICS]["loss/classification"] > 0
+    labels = one._latest[1].labels
+    assert sorted(labels[labels >= 0].tolist()) == [1, 2, 2]
+    assert (labels == UNLABELLED).sum() == 17
+
+
+def test_a_client_without_any_label_takes_part(trainer, configured, ask, greeting, task):
+    server = configured("method=simsiam", "method.classes=[ant,bee]", "labels.fraction=1")
+    one = trainer()
+    assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
+    metrics = ask(one, "train", task(server))[METRICS]
+    assert metrics["loss/classification"] == metrics["loss/similarity_class"] == 0
+    assert metrics["loss/similarity"] != 0
 
 
 def test_labels_that_nobody_needs_are_not_held(trainer, server, photos, ask, task):

@@ -12,7 +12,7 @@ from orchestra_flwr.experiments import (
     run_name,
 )
 
-OFTEN = {("table1", "paper"), ("figure5", "small")}
+OFTEN = {("table1", "paper"), ("figure5", "small"), ("mi_table5", "small")}
 
 
 # A row takes .15 s: most are composed where minutes do not matter.
@@ -64,6 +64,40 @@ def test_settings_of_the_paper():
     assert base.model.name == "resnet18" and base.engine.name == "ray"
     assert base.method.options["target"] is False and base.method.options["rotation"] is True
     assert Counter(row.seed for row in plan.rows) == {0: 6, 1: 6, 2: 6}
+
+
+def test_settings_of_the_mutual_information_paper():
+    plan, configs = make_plan("mi_table5", "paper", seeds=[0], only=["joint shift", "CBAFed + UV"])
+    (row,) = plan.rows
+    config = configs[row.run]
+    assert (config.federation.clients, config.federation.participation) == (100, 0.1)
+    assert config.federation.weighting == "uniform" and config.server_optimizer.name == "adam"
+    assert (config.training.local_epochs, config.training.batch_size) == (1, 128)
+    assert config.training.lr == 0.1 and config.optimizer.options["momentum"] == 0
+    assert (config.partition.name, config.partition.settings.alpha) == ("prior_dirichlet", 0.1)
+    assert (config.shift.name, config.shift.settings.range) == ("rotation", 360)
+    assert config.labels.fraction == 0.1 and config.method.name == "cbafed"
+    assert config.method.views == "plain" and config.model.norm == "group"
+    assert {term.name for term in config.active_terms} == {"verification"}
+    plan, configs = make_plan("mi_table3", "paper", seeds=[0], only=["covariate shift", "Spectral"])
+    (row,) = plan.rows
+    config = configs[row.run]
+    assert config.labels.fraction is None and not config.active_terms
+    assert (config.partition.name, config.data.name) == ("iid", "cifar10")
+
+
+def test_the_sweeps_change_one_thing_at_a_time():
+    plan, configs = make_plan("mi_sweeps", "small", seeds=[0])
+    assert len(plan.rows) == 2 * 6 + 3
+    base = cell(plan, configs, method="Federated SimCLR", variant="base").model_dump()
+    for row in plan.rows:
+        other = configs[row.run].model_dump()
+        changed = {key for key, value in other.items() if value != base[key]}
+        sections = {"partition", "training", "terms"}
+        assert len(changed) == (row.values["variant"] != "base") + (
+            row.values["method"] == "Local SimCLR"
+        )
+        assert changed <= sections
 
 
 def test_specloss_compares_as_many_outputs_as_orchestra_has_clusters():

@@ -1,7 +1,7 @@
 import pytest
 
 from orchestra_flwr.experiments import load_experiment, load_scale
-from orchestra_flwr.experiments.results.paper import _values, paper_source, paper_value
+from orchestra_flwr.experiments.results.paper import FILES, _values, paper_source, paper_value
 from orchestra_flwr.experiments.results.statistics import Sample
 
 
@@ -12,6 +12,9 @@ from orchestra_flwr.experiments.results.statistics import Sample
         ("table1", ("CIFAR-100", "cross-silo", "f-BYOL"), "finetune_10", Sample(66.13, 0.63, 3)),
         ("table1", ("CIFAR-10", "cross-silo", "RotPred"), "finetune_1", Sample(45.84, 0.53, 3)),
         ("table6", ("CIFAR-100", "no target"), "linear", Sample(36.8, None, 3)),
+        ("mi_table3", ("label skew", "Spectral + UV"), "linear", Sample(87.8, 0.3 * 5**0.5, 5)),
+        ("mi_table5", ("joint shift", "CBAFed"), "linear_labelled", Sample(34.8, None, 5)),
+        ("mi_table7", ("covariate shift", "SimSiam"), "linear_labelled", Sample(8.1, None, 5)),
     ],
 )
 def test_values_as_printed(experiment, values, measure, printed):
@@ -24,14 +27,17 @@ def test_what_is_not_printed():
     assert paper_value("table4", values, "classes") is None
     assert paper_value("figure5", {}, "linear") is None
     assert paper_value("tuning", {}, "correlation").mean == 0.87
-    assert "ICML 2022" in paper_source()
+    assert paper_value("mi_sweeps", {"variant": "base"}, "linear") is None
+    assert "ICML 2022" in paper_source("table1") == paper_source("figure5")
+    assert "ICLR 2024" in paper_source("mi_table3") == paper_source("mi_sweeps")
 
 
 def test_every_entry_belongs_to_one_row_of_its_experiment():
     """A misspelt value would never be found."""
     settings, seen = load_scale("paper"), 0
-    for name, entries in _values().items():
-        if name in ("source", "tuning"):
+    tables = [item for file in FILES for item in _values(file).items()]
+    for name, entries in tables:
+        if name in ("source", "seeds", "tuning"):
             continue
         experiment = load_experiment(name)
         keys = [tuple(entry[axis] for axis in experiment.axes) for entry in entries]
@@ -42,4 +48,5 @@ def test_every_entry_belongs_to_one_row_of_its_experiment():
             for axis, choices in experiment.axes.items():
                 known = settings.axes[choices] if isinstance(choices, str) else choices
                 assert entry[axis] in known, (name, entry)
-    assert seen == 28 + 16 + 10 + 6 + 5
+    orchestra, mutual_information = 28 + 16 + 10 + 6 + 5, 3 * (8 + 7 + 11 + 9 + 7)
+    assert seen == orchestra + mutual_information

@@ -206,3 +206,38 @@ def test_what_is_not_needed_is_not_kept(tiny, monkeypatch):
     _, parameters = down(tiny())
     OrchestraClient(tiny(), "3", images()).fit(parameters, {"round": 1, "train": True})
     assert seen[0].state is None and seen[0].index is None
+
+
+@pytest.mark.parametrize(
+    "method", ["simclr", "spectral", "simsiam", "supervised", "semifed", "cbafed"]
+)
+def test_hidden_labels_never_reach_a_loss(tiny, method):
+    """Garbage in their place ends in the same bits; garbage in place of a shown one does not."""
+    config = tiny(f"method={method}", "labels.fraction=0.2", "terms.verification.weight=1",
+                  "training.lr=0.1")  # fmt: skip
+    learner = build_learner(config, 1)
+    parameters = list(pack_state(learner, Schemas.of(learner, config)).values())
+    labels = torch.arange(20) % 10
+    shown = OrchestraClient(config, "3", images(), labels).labels >= 0
+    assert shown.sum() == 4
+
+    def sent(labels):
+        client = OrchestraClient(config, "3", images(), labels)
+        task = {"round": 1, "train": True, "index": 0, "population": 4}
+        arrays, _, metrics = client.fit(parameters, task)
+        return [array.tobytes() for array in arrays], metrics["loss/classification"]
+
+    expected = sent(labels)
+    assert sent(torch.where(shown, labels, 7 - labels.flip(0).clamp(max=7))) == expected
+    assert sent(torch.where(shown, 9 - labels, labels)) != expected
+
+
+def test_hidden_labels_are_hidden_before_training_as_well(tiny):
+    """CBAFed's clients count their labels in the first round."""
+    config = tiny("method=cbafed", "labels.fraction=0.2")
+    learner = build_learner(config, 1)
+    parameters = list(pack_state(learner, Schemas.of(learner, config)).values())
+    client = OrchestraClient(config, "3", images(), torch.arange(20) % 10)
+    (counts,), *_ = client.fit(parameters, {"round": 0, "train": False})
+    shown = client.labels[client.labels >= 0]
+    assert counts.tolist() == [torch.bincount(shown, minlength=10).tolist()] and counts.sum() == 4

@@ -1,0 +1,172 @@
+"""CBAFed: pseudo-labels with a threshold for each class, lower for classes that were seldom used.
+
+Li, Li and Wang, "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning",
+CVPR 2023, without its residual weight connection, as "A Mutual Information Perspective on Federated
+Contrastive Learning" (arXiv 2405.02081) has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
+from orchestra_flwr.methods.base import Batch, Classes, Method, Received, Step
+from orchestra_flwr.methods.labels import LabelSettings, configured_classes, required_classes
+from orchestra_flwr.methods.pseudo_labels import class_probabilities, with_pseudo_labels
+from orchestra_flwr.methods.release import Contribution, Release
+from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods.semi_supervised import label_loss
+from orchestra_flwr.models import Backbone, build_backbone
+from orchestra_flwr.seeding import ClientSeed
+
+COUNTS = "class_counts"
+TEN = 10  # classes for which the constants were chosen: shares are scaled to as many
+
+ROLES = {"backbone": Role.SHARED, "classifier": Role.SHARED, "shares": Role.SERVER}
+
+
+def class_thresholds(shares: Tensor, base: float, upper: float) -> Tensor:
+    """(K,) probabilities that a pseudo-label of each class must exceed.
+
+    q + base - std(q), at most `upper`, for (K,) shares q of the classes among the images that were
+    used, times K / 10. The deviation is that over the K classes.
+    """
+    return (shares + base - shares.std(correction=0)).clamp(max=upper)
+
+
+def balanced_classes(
+    probabilities: Tensor, shares: Tensor, thresholds: Tensor, rare: float
+) -> Tensor:
+    """(n,) pseudo-labels, UNLABELLED for images that are not used.
+
+    That is the most probable class, if its probability exceeds the threshold of the class. Else it
+    is the second most probable one, if that is rare.
+
+    Args:
+        probabilities: (n, K).
+        shares: (K,), as in :func:`class_thresholds`.
+        thresholds: (K,).
+        rare: a class with a smaller share is rare.
+    """
+    (largest, _), (first, second) = (each.unbind(1) for each in probabilities.topk(2))
+    others = second.where(shares[second] < rare, torch.full_like(second, UNLABELLED))
+    return first.where(largest > thresholds[first], others)
+
+
+class CBAFedSettings(LabelSettings):
+    """Options under `method.` for method=cbafed."""
+
+    base: float = Field(0.84, ge=0, le=1)  # of the thresholds
+    upper: float = Field(0.95, ge=0, le=1)  # thresholds are at most this
+    rare: float = Field(0.03, ge=0, le=1)  # a class with a smaller share may be a second choice
+
+
+class CBAFed(Method):
+    """Backbone, a linear classifier, and the classes' shares of the images used so far.
+
+    Each client counts the images that it uses by class, and the server makes the shares of all
+    counts of a round. Before training, clients count their labels.
+    """
+
+    Settings = CBAFedSettings
+    learns_labels = True
+    semi_supervised = True
+
+    settings: CBAFedSettings
+    shares: Tensor
+
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__(config, channels)
+        self._normalisation = config.data.normalise
+        self._batch_size = config.training.batch_size
+        self._pseudo: Tensor | None = None
+        self._count = required_classes(config).count
+        self._used = torch.zeros(self._count)
+        self.backbone = build_backbone(config.model, channels)
+        self.classifier = nn.Linear(self.backbone.dim, self._count)
+        self.register_buffer("shares", torch.zeros(self._count))
+
+    @classmethod
+    def classes(cls, config: Config) -> Classes | None:
+        """As :func:`configured_classes`."""
+        return configured_classes(config)
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Method.check`; also refuses noise, which the counts would not have."""
+        super().check(config)
+        noise = config.privacy.noise_multiplier
+        if noise > 0:
+            raise ValueError(
+                f"privacy.noise_multiplier={noise:g}: must be 0 with method=cbafed, whose clients "
+                "send class counts without noise"
+            )
+
+    @classmethod
+    def release(cls, config: Config) -> Release | None:
+        """A row of counts; None as long as the classes are not known."""
+        classes = cls.classes(config)
+        if classes is None:
+            return None
+        return Release({COUNTS: (1, classes.count)}, label="class counts", before_training=True)
+
+    def role(self, name: str) -> Role:
+        """As :meth:`Method.role`."""
+        return role_of(name, ROLES)
+
+    def recipes(self) -> Sequence[Recipe]:
+        """The same augmentation for both views."""
+        return (SIMCLR, SIMCLR)
+
+    def start_round(self, received: Received) -> None:
+        """Labels the client's images for the whole round, with the model that it starts from."""
+        labels = received.labels
+        if labels is None:
+            labels = torch.full((len(received.images),), UNLABELLED, device=self.shares.device)
+        self._pseudo = None
+        if received.round > 0:  # before it nothing is trained
+            self._pseudo = self._pseudo_labels(received.images)
+        rows = torch.arange(len(labels), device=labels.device)
+        used = with_pseudo_labels(labels, self._pseudo, rows)
+        self._used = torch.bincount(used[used != UNLABELLED], minlength=self._count).float()
+
+    def _pseudo_labels(self, images: Tensor) -> Tensor:
+        probabilities = class_probabilities(
+            self.backbone, self.classifier, images, self._normalisation, self._batch_size
+        )
+        settings = self.settings
+        thresholds = class_thresholds(self.shares, settings.base, settings.upper)
+        return balanced_classes(probabilities, self.shares, thresholds, settings.rare)
+
+    def loss(self, batch: Batch) -> Step:
+        """Cross-entropy of labels and pseudo-labels alike, added up over the views."""
+        assert batch.labels is not None
+        views = tuple(self.backbone(view) for view in batch.views)
+        targets = with_pseudo_labels(batch.labels, self._pseudo, batch.images)
+        used = targets != UNLABELLED
+        losses = {"classification": label_loss(self.classifier, views, targets, used)}
+        return Step(losses, {"backbone": views})
+
+    def end_round(self, images: Tensor, seed: ClientSeed) -> Contribution:
+        """How many images of each class were used, (1, K)."""
+        return Contribution({COUNTS: self._used[None]})
+
+    def update_server_state(
+        self, contributions: Mapping[str, Tensor], generator: torch.Generator
+    ) -> None:
+        """The classes' shares of all images that were used, times K / 10."""
+        counts = contributions[COUNTS].clamp(min=0).sum(0)
+        self.shares.copy_(counts / counts.sum().clamp(min=1) * (self._count / TEN))
+
+    def classification_head(self) -> nn.Module:
+        """The linear classifier."""
+        return self.classifier
+
+    def backbones(self) -> dict[str, Backbone]:
+        """The one backbone."""
+        return {"online": self.backbone}

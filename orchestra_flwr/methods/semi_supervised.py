@@ -1,0 +1,147 @@
+"""What labels of some of the images add to a loss that needs none.
+
+"A Mutual Information Perspective on Federated Contrastive Learning", ICLR 2024 (arXiv 2405.02081),
+Algorithm 2. The loss without labels compares images of one client. With labels it compares
+unlabelled images with each other, and images of one class with each other, and both views have to
+tell the class:
+
+    L = L_u(unlabelled) + sum over classes c of L_u(images of c) + CE(view 1) + CE(view 2).
+
+Each L_u is a mean over its own images; the sum is over the classes in the batch, without weights.
+All shapes are those of the batch, whatever the labels, so that a step can be captured as a CUDA
+graph: what is left out has the weight 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import UNLABELLED
+from orchestra_flwr.methods.labels import required_classes
+from orchestra_flwr.models.precision import in_float32
+
+
+@dataclass(frozen=True)
+class Part:
+    """The images of a batch that a loss is about, and which of them it compares.
+
+    The images fall into groups: one of each class, and one of all unlabelled images. Weights are
+    such that the mean over the batch is the sum of the means over the part's groups: 1 if one
+    group is the whole batch, 0 for images of other parts.
+
+    Attributes:
+        same: (B, B), whether two images are in one group.
+        images: (B,) weights of the images.
+        pairs: (B, B) weights of pairs of two different images; 0 on the diagonal.
+    """
+
+    same: Tensor
+    images: Tensor
+    pairs: Tensor
+
+
+def parts_of(labels: Tensor) -> tuple[Part, Part]:
+    """The unlabelled images of a batch, and its classes.
+
+    Args:
+        labels: (B,), UNLABELLED where there is none.
+    """
+    count = len(labels)
+    same = labels[:, None] == labels
+    sizes = same.sum(1).float()
+    images = count / sizes
+    pairs = count * (count - 1) / (sizes * (sizes - 1)).clamp(min=1)
+    itself = torch.eye(count, dtype=torch.bool, device=labels.device)
+    compared = same & ~itself
+    unlabelled = labels == UNLABELLED
+
+    def part(chosen: Tensor) -> Part:
+        return Part(same, images * chosen, pairs[:, None] * (compared & chosen))
+
+    return part(unlabelled), part(~unlabelled)
+
+
+@in_float32
+def group_cross_entropy(logits: Tensor, targets: Tensor, part: Part | None = None) -> Tensor:
+    """Cross-entropy of which candidate belongs to an image, a scalar.
+
+    Args:
+        logits: (k B, k B), k views of B images; an image's candidates are in its row.
+        targets: (k B,), the right ones.
+        part: whose means are added up; candidates are then of the image's own group. None: the
+            mean over all, with all as candidates.
+    """
+    if part is None:
+        return F.cross_entropy(logits, targets)
+    views = len(logits) // len(part.images)
+    grouped = logits.masked_fill(~part.same.repeat(views, views), -torch.inf)
+    entropies = F.cross_entropy(grouped, targets, reduction="none")
+    return (entropies * part.images.repeat(views)).mean()
+
+
+@in_float32
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of those of (B,) values that a (B,) mask chooses, a scalar; 0 if it chooses none."""
+    return (values * (mask * (len(values) / mask.sum().clamp(min=1)))).mean()
+
+
+@in_float32
+def label_loss(
+    classifier: nn.Module, views: Sequence[Tensor], labels: Tensor, mask: Tensor
+) -> Tensor:
+    """Cross-entropy of the class, averaged over the chosen images and added up over the views.
+
+    Args:
+        classifier: makes (B, K) logits of (B, dim) features.
+        views: features of each view.
+        labels: (B,); read only where they are chosen.
+        mask: (B,), which images are chosen; if none is, the loss and all gradients are 0.
+    """
+    targets = labels.where(mask, torch.zeros_like(labels))
+    entropies = [F.cross_entropy(classifier(view), targets, reduction="none") for view in views]
+    return torch.stack([masked_mean(each, mask) for each in entropies]).sum()
+
+
+def build_classifier(config: Config, inputs: int) -> nn.Linear | None:
+    """A linear classifier of the run's classes; None if the method sees no labels.
+
+    To be built last, so that all else begins with the same weights as without.
+
+    Raises:
+        ConfigError: nothing says how many classes there are.
+    """
+    if not config.method.plugin.sees_labels(config):
+        return None
+    return nn.Linear(inputs, required_classes(config).count)
+
+
+def losses_with_labels(
+    name: str,
+    loss: Callable[[Part | None], Tensor],
+    classifier: nn.Module | None,
+    views: Sequence[Tensor],
+    labels: Tensor | None,
+) -> dict[str, Tensor]:
+    """The named parts of a loss that needs no labels, and of what labels add to it.
+
+    Args:
+        name: of the loss.
+        loss: of a part of the batch; of None, over all of it.
+        classifier: of the backbone's features; None: there are no labels.
+        views: (B, dim) features of the backbone for each view.
+        labels: (B,), UNLABELLED where there is none.
+    """
+    if classifier is None or labels is None:
+        return {name: loss(None)}
+    unlabelled, classes = parts_of(labels)
+    return {
+        name: loss(unlabelled),
+        f"{name}_class": loss(classes),
+        "classification": label_loss(classifier, views, labels, labels != UNLABELLED),
+    }
