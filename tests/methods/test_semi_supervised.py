@@ -137,7 +137,7 @@ def test_no_shape_and_no_branch_depends_on_the_labels(loss):
         rows, own, population = torch.zeros(4, 6), *torch.ones(2, 1, dtype=torch.int64)
         targets = with_pseudo_labels(labels, pseudo, torch.arange(9))
         losses = losses_with_labels(
-            "x", partial(loss, first, second), classifier, (first, second), targets
+            "x", lambda part: loss(first, second, part=part), classifier, (first, second), targets
         )
         verified = user_verification_loss(
             first, rows, own, 0.1, population, mask=targets == UNLABELLED
