@@ -138,7 +138,7 @@ class _Run:
         self.federation = Federation(
             config, self.models, exchange, self.release, progress.client_done, self.privacy.key
         )
-        self.evaluator = Evaluator(config, dataset)
+        self.evaluator = Evaluator(config, dataset, progress.images_evaluated)
         self.late: set[str] = set()  # clients for whom there was no place any more
         self.skipped = len(dataset.skipped) if dataset else 0
         self.record = FolderRecord(folder.path)
@@ -187,7 +187,11 @@ class _Run:
         by_model: dict[str, Any] = {}
         if evaluated:
             scores, by_model = evaluate_models(
-                self.evaluator, self.models, self.federation.exchange, untrained=number == 0
+                self.evaluator,
+                self.models,
+                self.federation.exchange,
+                untrained=number == 0,
+                kept_only=0 < number < self.config.federation.rounds,
             )
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
