@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from orchestra_flwr import usage
 from orchestra_flwr.config import (
@@ -21,10 +21,12 @@ from orchestra_flwr.config import (
     every_key,
     load,
 )
-from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.output_streams import outlast_output
 from orchestra_flwr.printable import printable, printable_lines
+
+if TYPE_CHECKING:
+    from orchestra_flwr.deployment.client_config import ClientConfig
+    from orchestra_flwr.deployment.server_config import ServerConfig
 
 EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "folder", "jobs")
 C = TypeVar("C", bound=Composed)
@@ -37,11 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def server_main(arguments: Sequence[str] | None = None) -> int:
     """`run_server.py`: a federation of real clients; returns the exit code."""
+    from orchestra_flwr.deployment.server_config import ServerConfig
+
     return _command(ServerConfig, _serve, usage.SERVER, arguments)
 
 
 def client_main(arguments: Sequence[str] | None = None) -> int:
     """`run_client.py`: one real client; returns the exit code."""
+    from orchestra_flwr.deployment.client_config import ClientConfig
+
     return _command(ClientConfig, _take_part, usage.CLIENT, arguments)
 
 

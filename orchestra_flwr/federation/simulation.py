@@ -41,7 +41,10 @@ def simulate(
             workers=workers,
         )
 
-    engine: Engine = config.engine.build(config)
+    configured: Engine = config.engine.build(config)
+    engine, why = configured.chosen(population)
+    if why:
+        progress.message(why)
     return engine.run(serve, len(population.parts))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.federation.population import Population
 
 # Runs the whole federation on a grid with so many clients at work at the same time.
 Serve = Callable[[Grid, int], dict[str, Any]]
@@ -37,6 +38,13 @@ class Engine(Plugin, ABC):
         Raises:
             ConfigError: a GPU that is not there, or a package that is not installed.
         """
+
+    def chosen(self, population: Population) -> tuple[Engine, str | None]:
+        """The engine that runs this population, and a line about why.
+
+        Itself, without a line, unless it is one that leaves that to another.
+        """
+        return self, None
 
     @abstractmethod
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:

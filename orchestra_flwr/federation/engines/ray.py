@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from pydantic import Field, model_validator
 
-from orchestra_flwr.config import ConfigError, Section
+from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.federation.engines.ray_processes import ended_process, load_ray
 from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
 from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
+from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.messages.object_store import Broadcast
+from orchestra_flwr.federation.server.members import registered_nodes
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.training import resolve_device
 
@@ -85,7 +87,24 @@ class RayEngine(Engine):
         )
         window = workers + 2  # enough to keep all workers busy, and bounds the memory
         nodes = min(clients, max(MOST_NODES, window))
-        return _run_ray(nodes, backend, window, lambda grid: serve(grid, workers))
+
+        def warmed(grid: Grid) -> dict[str, Any]:
+            warm_up(grid, workers, self.config)
+            return serve(grid, workers)
+
+        return _run_ray(nodes, backend, window, warmed)
+
+
+def warm_up(grid: Grid, workers: int, config: Config) -> None:
+    """Lets all workers load their code and the run's images while the server does something else.
+
+    Nobody waits for the answers: workers take a round's messages when they have done this.
+    """
+    nodes = registered_nodes(grid)
+    task = RecordDict({CONFIG: ConfigRecord({"config": config.to_json()})})
+    grid.push_messages(
+        [Message(task, nodes[i % len(nodes)], MessageType.QUERY) for i in range(workers)]
+    )
 
 
 def _run_ray(

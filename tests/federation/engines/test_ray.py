@@ -16,7 +16,10 @@ from safetensors.torch import load_file
 
 from orchestra_flwr.cli import main
 from orchestra_flwr.federation import simulation
+from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines import ray as ray_engine
+from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.federation.server.round_report import FederationError
 
@@ -411,3 +414,21 @@ def wait_until(happened, seconds):
     while not happened():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.05)
+
+
+def test_every_worker_is_asked_to_load_the_runs_images(tiny):
+    """Before the server does anything else; nobody waits for the answers."""
+    sent = []
+
+    class TwoNodes(InlineGrid):
+        def get_node_ids(self):
+            return [1, 2]
+
+        def push_messages(self, messages):
+            sent.extend(messages)
+            return []
+
+    ray_engine.warm_up(TwoNodes(client_app), 5, tiny())
+    assert [message.metadata.dst_node_id for message in sent] == [1, 2, 1, 2, 1]
+    assert {message.metadata.message_type for message in sent} == {"query"}
+    assert {message.content[CONFIG]["config"] for message in sent} == {tiny().to_json()}
