@@ -160,17 +160,21 @@ def _simulate(config: Config) -> int:
     from orchestra_flwr.reporting import Progress, RunFolder
     from orchestra_flwr.training import build_learner, check_memory
 
-    check_resources(config)
-    population = load_population(config)
-    named = with_class_names(config, population.dataset.train.classes)
-    check_population(named, population)
-    check_memory(named, config.data.channels)
-    build_learner(named, config.data.channels)  # what cannot be built is refused here
+    engine = check_resources(config)
+    engine.begin()  # while images are decoded
+    try:
+        population = load_population(config)
+        named = with_class_names(config, population.dataset.train.classes)
+        check_population(named, population)
+        check_memory(named, config.data.channels)
+        build_learner(named, config.data.channels)  # what cannot be built is refused here
 
-    def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
-        return simulate(named, population, folder, progress)
+        def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
+            return simulate(named, population, folder, progress)
 
-    return _run_in_folder(config, run)
+        return _run_in_folder(config, run)
+    finally:
+        engine.abandon()  # unless the run has made use of it
 
 
 def _serve(config: ServerConfig) -> int:

@@ -39,6 +39,16 @@ class Engine(Plugin, ABC):
             ConfigError: a GPU that is not there, or a package that is not installed.
         """
 
+    def begin(self) -> None:
+        """Starts in the background what takes long and needs no images; :meth:`run` waits for it.
+
+        Called when resources have been checked, before images are loaded. The engine that runs may
+        be another object of this class.
+        """
+
+    def abandon(self) -> None:
+        """Ends what :meth:`begin` started, unless :meth:`run` has made use of it."""
+
     def chosen(self, population: Population) -> tuple[Engine, str | None]:
         """The engine that runs this population, and a line about why.
 

@@ -53,7 +53,9 @@ def test_whoever_gives_an_option_of_ray_gets_ray(tiny, training):
 
 def test_without_ray_clients_run_inline_unless_it_was_asked_for(tiny, monkeypatch):
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "ray" and found(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
+    )
     monkeypatch.setattr(auto, "seconds_of_training", lambda *given: 1e6)
     config = tiny("engine=auto")
     config.engine.build(config).check_resources()

@@ -18,6 +18,7 @@ from orchestra_flwr.cli import main
 from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines import ray as ray_engine
+from orchestra_flwr.federation.engines import ray_start
 from orchestra_flwr.federation.engines.inline import InlineGrid
 from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.population import Population
@@ -291,7 +292,7 @@ def test_ray_that_does_not_start_is_one_line():
     """Really Ray: it refuses to start with less than no core."""
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(FederationError, match="^engine=ray: Ray does not start here: ") as error:
-        ray_engine._start_ray({"num_cpus": -1})
+        ray_start.finish({"num_cpus": -1})
     assert "\n" not in str(error.value)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -304,8 +305,8 @@ def test_ray_is_started_a_second_time(monkeypatch, caplog):
         if len(asked) == 1:
             raise RuntimeError("timed out during startup")
 
-    monkeypatch.setattr(ray_engine, "_init_ray", fail_once)
-    ray_engine._start_ray({"num_cpus": 1})
+    monkeypatch.setattr(ray_start, "_init_ray", fail_once)
+    ray_start.finish({"num_cpus": 1})
     assert asked == [{"num_cpus": 1}] * 2
     assert "Ray did not start: starting it again" in caplog.text
 

@@ -1,0 +1,85 @@
+"""When Ray is started and ended, on a Ray that only counts; a real one is in test_ray.py."""
+
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from orchestra_flwr.federation.engines import ray_start
+from orchestra_flwr.federation.server.round_report import FederationError
+
+ARGUMENTS = {"num_cpus": 2}
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """A Ray that starts when it `may`."""
+    state = SimpleNamespace(started=[], may=threading.Event(), fails=False, running=False, ended=0)
+
+    def init(**named):
+        assert state.may.wait(20)
+        if state.fails:
+            raise RuntimeError("no memory for it\nand more")
+        state.started.append({key: named[key] for key in ARGUMENTS})
+        state.running = True
+
+    def shutdown():
+        state.ended += state.running
+        state.running = False
+
+    module = SimpleNamespace(init=init, shutdown=shutdown, is_initialized=lambda: state.running)
+    monkeypatch.setitem(sys.modules, "ray", module)
+    monkeypatch.setitem(sys.modules, "flwr.simulation", SimpleNamespace())
+    yield state
+    state.may.set()
+    ray_start.abandon()
+
+
+def threads_end():
+    for thread in threading.enumerate():
+        if thread.name == "ray start":
+            thread.join(20)
+
+
+def test_what_was_begun_is_used_once(ray):
+    ray_start.begin(ARGUMENTS)
+    assert not ray.running  # images are decoded meanwhile
+    ray.may.set()
+    ray_start.finish(ARGUMENTS)
+    assert ray.running and ray.started == [ARGUMENTS]
+    ray_start.abandon()  # a run made use of it, which will end it
+    assert ray.running
+
+
+def test_without_a_beginning_it_is_started_where_it_is_needed(ray):
+    ray.may.set()
+    ray_start.finish(ARGUMENTS)
+    assert ray.started == [ARGUMENTS]
+
+
+def test_a_run_that_does_not_come_about_leaves_no_ray_and_waits_for_none(ray):
+    ray_start.begin(ARGUMENTS)
+    ray_start.abandon()  # returns though Ray is not up
+    ray.may.set()
+    threads_end()
+    assert ray.ended == 1 and not ray.running
+    ray_start.begin(ARGUMENTS)
+    threads_end()
+    ray_start.abandon()
+    assert ray.ended == 2 and not ray.running
+
+
+def test_a_run_with_other_resources_gets_a_ray_of_its_own(ray):
+    ray_start.begin(ARGUMENTS)
+    ray.may.set()
+    ray_start.finish({"num_cpus": 1})
+    assert ray.started == [ARGUMENTS, {"num_cpus": 1}] and ray.ended == 1
+
+
+def test_what_kept_it_from_starting_is_told_where_it_is_needed(ray):
+    ray.fails = True
+    ray.may.set()
+    ray_start.begin(ARGUMENTS)
+    with pytest.raises(FederationError, match="Ray does not start here: no memory for it"):
+        ray_start.finish(ARGUMENTS)
