@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,9 +68,12 @@ def evaluate(
         classifier=classifier,
         passed=passed,
     )
-    linear = {"linear": scores[protocol], **{name: scores[name]["mean"] for name in few}}
-    accuracy = {key: scores[key] for key in ("accuracy",) if key in scores}
-    return {"knn": scores["knn"], **linear, "feature_std": scores["feature_std"], **accuracy}
+    found = {"knn": scores["knn"], "linear": scores[protocol]}
+    found |= {name: scores[name]["mean"] for name in few}
+    found["feature_std"] = scores["feature_std"]
+    if classifier is not None:
+        found["accuracy"] = scores["accuracy"]
+    return found
 
 
 def evaluate_by(
@@ -122,16 +126,9 @@ def evaluate_by(
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
         )
     if "finetune" in protocols:
+        tuned = partial(finetune, encoder, train, test, seeds=seeds, augmentation=augmentation)
         scores["finetune"] = {
-            str(fraction): finetune(
-                encoder,
-                train,
-                test,
-                fraction=fraction,
-                seeds=seeds,
-                augmentation=augmentation,
-                batch_size=config.batch_size,
-            ).summary()
+            str(fraction): tuned(fraction=fraction, batch_size=config.batch_size).summary()
             for fraction in EPOCHS
         }
     return scores

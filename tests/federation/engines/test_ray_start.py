@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestra_flwr.cli import main
+from orchestra_flwr.federation import population, simulation
 from orchestra_flwr.federation.engines import ray_start
 from orchestra_flwr.federation.server.round_report import FederationError
 
@@ -83,3 +85,20 @@ def test_what_kept_it_from_starting_is_told_where_it_is_needed(ray):
     ray_start.begin(ARGUMENTS)
     with pytest.raises(FederationError, match="Ray does not start here: no memory for it"):
         ray_start.finish(ARGUMENTS)
+
+
+def test_it_begins_before_images_are_decoded_and_ends_if_they_cannot_be(monkeypatch, tmp_path):
+    calls = []
+    engine = SimpleNamespace(
+        begin=lambda: calls.append("begin"), abandon=lambda: calls.append("abandon")
+    )
+    monkeypatch.setattr(simulation, "check_resources", lambda config: engine)
+    loaded = population.load_population
+
+    def load(config):
+        calls.append("images")
+        return loaded(config)
+
+    monkeypatch.setattr(population, "load_population", load)
+    assert main(["data=image_folder", f"data.root={tmp_path / 'missing'}"]) == 2
+    assert calls == ["begin", "images", "abandon"]
