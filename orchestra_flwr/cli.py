@@ -174,7 +174,7 @@ def _simulate(config: Config) -> int:
 
         return _run_in_folder(config, run)
     finally:
-        engine.abandon()  # unless the run has made use of it
+        engine.end()
 
 
 def _serve(config: ServerConfig) -> int:

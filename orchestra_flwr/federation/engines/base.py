@@ -46,8 +46,8 @@ class Engine(Plugin, ABC):
         be another object of this class.
         """
 
-    def abandon(self) -> None:
-        """Ends what :meth:`begin` started, unless :meth:`run` has made use of it."""
+    def end(self) -> None:
+        """Ends what :meth:`begin` started, whether a run has made use of it or not."""
 
     def chosen(self, population: Population) -> tuple[Engine, str | None]:
         """The engine that runs this population, and a line about why.

@@ -82,9 +82,9 @@ class RayEngine(Engine):
         if self.settings.address is None:
             ray_start.begin(ray_backend(self.config)["init_args"])
 
-    def abandon(self) -> None:
-        """As :meth:`Engine.abandon`."""
-        ray_start.abandon()
+    def end(self) -> None:
+        """As :meth:`Engine.end`."""
+        ray_start.end()
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
         """As :meth:`Engine.run`."""

@@ -22,7 +22,9 @@ _begun: list[_RayStart] = []  # none or one, as there is one Ray in a process
 
 
 class _RayStart:
-    """Ray, started in a thread.
+    """Ray, started in a thread, which lives as long as Ray does.
+
+    Ray has its processes killed when what started them ends, and to Linux that is the thread.
 
     Args:
         init_args: of `ray.init`.
@@ -31,11 +33,9 @@ class _RayStart:
     def __init__(self, init_args: dict[str, Any]) -> None:
         self.init_args = init_args
         self._error: BaseException | None = None
-        self._lock = threading.Lock()  # of the next two
-        self._is_up = self._abandoned = False
+        self._is_up, self._is_over = threading.Event(), threading.Event()
         # No daemon: a process that ends meanwhile waits, so that nothing of Ray outlives it.
-        self._thread = threading.Thread(target=self._run, name="ray start")
-        self._thread.start()
+        threading.Thread(target=self._run, name="ray start").start()
 
     def _run(self) -> None:
         with _one_at_a_time:
@@ -46,28 +46,25 @@ class _RayStart:
             except BaseException as error:  # wait() raises it in the thread that needs Ray
                 self._error = error
                 return
-            with self._lock:
-                self._is_up = True
-                if self._abandoned:
-                    _shut_down()
+            finally:
+                self._is_up.set()
+            self._is_over.wait()
+            _shut_down()  # nothing, where Flower has done it
 
     def wait(self) -> None:
         """Returns when Ray is up, or raises what kept it from starting."""
-        self._thread.join()
+        self._is_up.wait()
         if self._error is not None:
             raise self._error
 
-    def abandon(self) -> None:
-        """Ends Ray, or lets it end as soon as it is up, for which nobody waits."""
-        with self._lock:
-            self._abandoned = True
-            if self._is_up:
-                _shut_down()
+    def end(self) -> None:
+        """Lets Ray end as soon as it is up, for which nobody waits."""
+        self._is_over.set()
 
 
 def begin(init_args: dict[str, Any]) -> None:
-    """Begins to start Ray, with arguments of `ray.init`."""
-    abandon()
+    """Begins to start Ray, with arguments of `ray.init`; :func:`end` must follow."""
+    end()
     _begun.append(_RayStart(init_args))
 
 
@@ -78,17 +75,17 @@ def finish(init_args: dict[str, Any]) -> None:
         FederationError: it did not start.
     """
     if _begun and _begun[0].init_args == init_args:
-        _begun.pop().wait()
+        _begun[0].wait()
         return
-    abandon()
+    end()
     with _one_at_a_time:
         start_ray(init_args)
 
 
-def abandon() -> None:
-    """Ends Ray if its start was begun and nobody waited for it."""
+def end() -> None:
+    """Ends a Ray whose start was begun, if it has not ended yet."""
     if _begun:
-        _begun.pop().abandon()
+        _begun.pop().end()
 
 
 def start_ray(init_args: dict[str, Any]) -> None:

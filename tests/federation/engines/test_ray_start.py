@@ -35,13 +35,16 @@ def ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr.simulation", SimpleNamespace())
     yield state
     state.may.set()
-    ray_start.abandon()
+    ray_start.end()
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "ray start"]
 
 
 def threads_end():
-    for thread in threading.enumerate():
-        if thread.name == "ray start":
-            thread.join(20)
+    for thread in threads():
+        thread.join(20)
 
 
 def test_what_was_begun_is_used_once(ray):
@@ -50,8 +53,11 @@ def test_what_was_begun_is_used_once(ray):
     ray.may.set()
     ray_start.finish(ARGUMENTS)
     assert ray.running and ray.started == [ARGUMENTS]
-    ray_start.abandon()  # a run made use of it, which will end it
-    assert ray.running
+    (thread,) = threads()  # to which Ray ties its processes
+    assert thread.is_alive()
+    ray_start.end()
+    threads_end()
+    assert ray.ended == 1
 
 
 def test_without_a_beginning_it_is_started_where_it_is_needed(ray):
@@ -62,13 +68,14 @@ def test_without_a_beginning_it_is_started_where_it_is_needed(ray):
 
 def test_a_run_that_does_not_come_about_leaves_no_ray_and_waits_for_none(ray):
     ray_start.begin(ARGUMENTS)
-    ray_start.abandon()  # returns though Ray is not up
+    ray_start.end()  # returns though Ray is not up
     ray.may.set()
     threads_end()
     assert ray.ended == 1 and not ray.running
     ray_start.begin(ARGUMENTS)
+    ray_start._begun[0].wait()
+    ray_start.end()
     threads_end()
-    ray_start.abandon()
     assert ray.ended == 2 and not ray.running
 
 
@@ -89,9 +96,7 @@ def test_what_kept_it_from_starting_is_told_where_it_is_needed(ray):
 
 def test_it_begins_before_images_are_decoded_and_ends_if_they_cannot_be(monkeypatch, tmp_path):
     calls = []
-    engine = SimpleNamespace(
-        begin=lambda: calls.append("begin"), abandon=lambda: calls.append("abandon")
-    )
+    engine = SimpleNamespace(begin=lambda: calls.append("begin"), end=lambda: calls.append("end"))
     monkeypatch.setattr(simulation, "check_resources", lambda config: engine)
     loaded = population.load_population
 
@@ -101,4 +106,4 @@ def test_it_begins_before_images_are_decoded_and_ends_if_they_cannot_be(monkeypa
 
     monkeypatch.setattr(population, "load_population", load)
     assert main(["data=image_folder", f"data.root={tmp_path / 'missing'}"]) == 2
-    assert calls == ["begin", "images", "abandon"]
+    assert calls == ["begin", "images", "end"]
