@@ -34,7 +34,7 @@ SEED ?= 0
 test-faults: setup
 	$(BIN)/python benchmarks/run_faults.py minutes=$(MINUTES) seed=$(SEED)
 
-# Wants a quiet machine; up to 15 minutes.
+# Wants a quiet machine; up to 25 minutes.
 bench: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[bench]'
 	$(BIN)/python benchmarks/run_all.py

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from orchestra_flwr import usage
 from orchestra_flwr.config import (
@@ -21,10 +21,12 @@ from orchestra_flwr.config import (
     every_key,
     load,
 )
-from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.output_streams import outlast_output
 from orchestra_flwr.printable import printable, printable_lines
+
+if TYPE_CHECKING:
+    from orchestra_flwr.deployment.client_config import ClientConfig
+    from orchestra_flwr.deployment.server_config import ServerConfig
 
 EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "folder", "jobs")
 C = TypeVar("C", bound=Composed)
@@ -37,11 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def server_main(arguments: Sequence[str] | None = None) -> int:
     """`run_server.py`: a federation of real clients; returns the exit code."""
+    from orchestra_flwr.deployment.server_config import ServerConfig
+
     return _command(ServerConfig, _serve, usage.SERVER, arguments)
 
 
 def client_main(arguments: Sequence[str] | None = None) -> int:
     """`run_client.py`: one real client; returns the exit code."""
+    from orchestra_flwr.deployment.client_config import ClientConfig
+
     return _command(ClientConfig, _take_part, usage.CLIENT, arguments)
 
 
@@ -154,18 +160,22 @@ def _simulate(config: Config) -> int:
     from orchestra_flwr.reporting import Progress, RunFolder
     from orchestra_flwr.training import build_learner, check_memory, first_learner
 
-    check_resources(config)
-    population = load_population(config)
-    named = with_class_names(config, population.dataset.train.classes)
-    check_population(named, population)
-    check_memory(named, config.data.channels)
-    learner_of = first_learner if config.resume is None else build_learner
-    learner_of(named, config.data.channels)  # what cannot be built is refused here
+    engine = check_resources(config)
+    engine.begin()  # while images are decoded
+    try:
+        population = load_population(config)
+        named = with_class_names(config, population.dataset.train.classes)
+        check_population(named, population)
+        check_memory(named, config.data.channels)
+        learner_of = first_learner if config.resume is None else build_learner
+        learner_of(named, config.data.channels)  # what cannot be built is refused here
 
-    def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
-        return simulate(named, population, folder, progress)
+        def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
+            return simulate(named, population, folder, progress)
 
-    return _run_in_folder(config, run)
+        return _run_in_folder(config, run)
+    finally:
+        engine.end()
 
 
 def _serve(config: ServerConfig) -> int:

@@ -3,12 +3,11 @@
 The only package that reads Hydra's files. Everything else sees a :class:`Config`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from orchestra_flwr.config.choice import Choice, Plugin
-from orchestra_flwr.config.compose import config_to_yaml, every_key, load, load_config
-from orchestra_flwr.config.config_file import read_config_file
-from orchestra_flwr.config.evaluate import EvaluateConfig
 from orchestra_flwr.config.renamed import migrated, renamed
-from orchestra_flwr.config.resume import RESUME_MAY_CHANGE
 from orchestra_flwr.config.run import Config, requested_plugins
 from orchestra_flwr.config.section import (
     Composed,
@@ -36,7 +35,31 @@ from orchestra_flwr.config.sections import (
     WithPlugins,
     known_device,
 )
-from orchestra_flwr.config.translate import conf_dir
+
+if TYPE_CHECKING:
+    from orchestra_flwr.config.compose import config_to_yaml, every_key, load, load_config
+    from orchestra_flwr.config.config_file import read_config_file
+    from orchestra_flwr.config.evaluate import EvaluateConfig
+    from orchestra_flwr.config.resume import RESUME_MAY_CHANGE
+    from orchestra_flwr.config.translate import conf_dir
+else:
+    # These read files with Hydra. Clients get a configuration as JSON and do without its import.
+    _BY_HYDRA = {
+        "config_to_yaml": "compose",
+        "every_key": "compose",
+        "load": "compose",
+        "load_config": "compose",
+        "read_config_file": "config_file",
+        "EvaluateConfig": "evaluate",
+        "RESUME_MAY_CHANGE": "resume",
+        "conf_dir": "translate",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _BY_HYDRA:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_BY_HYDRA[name]}"), name)
+
 
 __all__ = [
     "RESUME_MAY_CHANGE",

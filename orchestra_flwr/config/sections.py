@@ -256,6 +256,7 @@ class ScoresConfig(Section):
     """How features are made and evaluated."""
 
     batch_size: int = Field(256, ge=1)
+    precision: Precision = "float32"  # of the passes that make features
     knn_k: int = Field(200, ge=1)
     knn_temperature: float = Field(0.1, gt=0)
 

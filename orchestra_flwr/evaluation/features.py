@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from orchestra_flwr.config import Precision
+from orchestra_flwr.models.precision import passes_in
 
-def extract_features(encoder: nn.Module, images: Tensor, batch_size: int) -> Tensor:
+
+def extract_features(
+    encoder: nn.Module,
+    images: Tensor,
+    batch_size: int,
+    *,
+    precision: Precision = "float32",
+    passed: Callable[[int], None] = lambda count: None,
+) -> Tensor:
     """Features of all images, in their order, without augmentation or gradients.
 
     The encoder works in evaluation mode (its running statistics stay as they are) and gets back
@@ -20,6 +31,8 @@ def extract_features(encoder: nn.Module, images: Tensor, batch_size: int) -> Ten
         encoder: maps uint8 images (B, C, H, W) to features (B, dim).
         images: (N, C, H, W) uint8, on any device.
         batch_size: images at once; the last batch may be smaller.
+        precision: in which the encoder computes.
+        passed: called after each batch with the number of images so far.
 
     Returns:
         (N, dim) float32 on the encoder's device.
@@ -30,8 +43,11 @@ def extract_features(encoder: nn.Module, images: Tensor, batch_size: int) -> Ten
     if len(images) == 0:
         raise ValueError("no images to extract features from")
     device = device_of(encoder)
-    with evaluation_mode(encoder), torch.inference_mode():
-        batches = [encoder(batch.to(device)).float() for batch in torch.split(images, batch_size)]
+    batches: list[Tensor] = []
+    with evaluation_mode(encoder), torch.inference_mode(), passes_in(precision, device.type):
+        for batch in torch.split(images, batch_size):
+            batches.append(encoder(batch.to(device)).float())
+            passed(min(len(images), len(batches) * batch_size))
     # Outside of inference mode cat makes an ordinary tensor, which autograd may use.
     return torch.cat(batches)
 
@@ -77,6 +93,22 @@ def device_of(encoder: nn.Module) -> torch.device:
     """Where an encoder's weights are; the CPU if it has none."""
     first = next(itertools.chain(encoder.parameters(), encoder.buffers()), None)
     return torch.device("cpu") if first is None else first.device
+
+
+def weights_digest(*networks: nn.Module) -> str:
+    """SHA-256 of all that decides what networks compute in evaluation mode, if they are of a kind.
+
+    How many batches a BatchNorm has seen is not part of that.
+    """
+    digest = hashlib.sha256()
+    for network in networks:
+        for name, tensor in network.state_dict().items():
+            if not name.endswith("num_batches_tracked"):
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+                # As bytes: numpy knows no bfloat16.
+                content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                digest.update(content.numpy())
+    return digest.hexdigest()
 
 
 @contextmanager

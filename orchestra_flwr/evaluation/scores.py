@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
-from orchestra_flwr.evaluation.features import extract_features, feature_std
+from orchestra_flwr.evaluation.features import device_of, extract_features, feature_std
 from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
 from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
 from orchestra_flwr.evaluation.knn import knn_accuracy
@@ -18,6 +20,8 @@ from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 LABELLED = "linear_labelled"  # the protocol whose labels are those that clients show
 
 Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
+Classifier = tuple[nn.Module, Tensor]  # makes logits (B, K) of features; the test images' classes
+Passed = Callable[[int, int], None]  # takes how many images have been passed, of so many
 
 
 def evaluate(
@@ -29,6 +33,8 @@ def evaluate(
     augmentation: AugmentationConfig,
     seed: int = 0,
     shown: Tensor | None = None,
+    classifier: Classifier | None = None,
+    passed: Passed = lambda done, total: None,
 ) -> dict[str, float]:
     """Evaluates an encoder on all test images, none left out.
 
@@ -36,16 +42,20 @@ def evaluate(
         encoder: maps images (B, C, H, W), uint8 or in [0, 1], to features (B, dim).
         train: images and labels; the kNN's bank and the probe's training set.
         test: images and labels.
-        config: batch size, the kNN's k and temperature, which linear probe, and whether there are
-            probes with few labels.
+        config: batch size and precision, the kNN's k and temperature, which linear probe, and
+            whether there are probes with few labels.
         augmentation: limits that the images set, for the published probe.
         seed: draws the few labels.
         shown: (N,) bool, the training images of which clients show the labels; None: not known.
+        classifier: what a method with labels makes of the features, and the test images' classes as
+            that numbers them.
+        passed: called while features are made.
 
     Returns:
         `knn` and `linear`, fractions, and `feature_std`, the spread of the normalised test
         features, from 0 (collapsed) to about 1; if asked for `linear_10` and `linear_1`, of probes
-        with 10 % and 1 % of the labels; with `shown` `linear_labelled`, of a probe on these images.
+        with 10 % and 1 % of the labels; with `shown` `linear_labelled`, of a probe on these images;
+        with a classifier its `accuracy`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
@@ -62,10 +72,16 @@ def evaluate(
         augmentation=augmentation,
         seeds=(seed,),
         shown=shown,
+        classifier=classifier,
+        passed=passed,
     )
-    linear = {"linear": scores[protocol], **{name: scores[name]["mean"] for name in few}}
-    linear |= {name: scores[name] for name in labelled}
-    return {"knn": scores["knn"], **linear, "feature_std": scores["feature_std"]}
+    found = {"knn": scores["knn"], "linear": scores[protocol]}
+    found |= {name: scores[name]["mean"] for name in few}
+    found |= {name: scores[name] for name in labelled}
+    found["feature_std"] = scores["feature_std"]
+    if classifier is not None:
+        found["accuracy"] = scores["accuracy"]
+    return found
 
 
 def evaluate_by(
@@ -78,16 +94,19 @@ def evaluate_by(
     augmentation: AugmentationConfig,
     seeds: Sequence[int] = (0,),
     shown: Tensor | None = None,
+    classifier: Classifier | None = None,
+    passed: Passed = lambda done, total: None,
 ) -> dict[str, Any]:
     """Evaluates an encoder by the protocols that are asked for; the features are made once.
 
     Args:
-        encoder: as in :func:`evaluate`; so are `train`, `test` and `augmentation`.
+        encoder: as in :func:`evaluate`; so are `train`, `test`, `augmentation`, `classifier` and
+            `passed`.
         train: images and labels.
         test: images and labels.
         protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl, finetune
             and, with `shown`, linear_labelled.
-        config: batch size, the kNN's k and temperature.
+        config: batch size and precision, the kNN's k and temperature.
         augmentation: limits that the images set.
         seeds: each draws other labels, for probes and fine-tunings with a fraction of them.
         shown: as in :func:`evaluate`.
@@ -100,9 +119,10 @@ def evaluate_by(
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
-    bank = extract_features(encoder, train[0], config.batch_size), train[1]
-    queries = extract_features(encoder, test[0], config.batch_size), test[1]
+    bank, queries = _features(encoder, train, test, config, passed)
     scores: dict[str, Any] = {"feature_std": feature_std(queries[0])}
+    if classifier is not None:
+        scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:
         k, temperature = config.knn_k, config.knn_temperature
         scores["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
@@ -112,19 +132,37 @@ def evaluate_by(
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
         )
     if "finetune" in protocols:
+        tuned = partial(finetune, encoder, train, test, seeds=seeds, augmentation=augmentation)
         scores["finetune"] = {
-            str(fraction): finetune(
-                encoder,
-                train,
-                test,
-                fraction=fraction,
-                seeds=seeds,
-                augmentation=augmentation,
-                batch_size=config.batch_size,
-            ).summary()
+            str(fraction): tuned(fraction=fraction, batch_size=config.batch_size).summary()
             for fraction in EPOCHS
         }
     return scores
+
+
+def _features(
+    encoder: nn.Module, train: Labelled, test: Labelled, config: ScoresConfig, passed: Passed
+) -> tuple[Labelled, Labelled]:
+    """Those of all images, once for all protocols on frozen features."""
+    total, done = len(train[0]) + len(test[0]), 0
+    found = []
+    for images, labels in (train, test):
+        features = extract_features(
+            encoder,
+            images,
+            config.batch_size,
+            precision=config.precision,
+            passed=lambda count, before=done: passed(before + count, total),  # type: ignore[misc]
+        )
+        found.append((features, labels))
+        done += len(images)
+    return found[0], found[1]
+
+
+@torch.inference_mode()
+def _accuracy(features: Tensor, head: nn.Module, targets: Tensor) -> float:
+    logits = head(features.to(device_of(head)))
+    return float((logits.argmax(1) == targets.to(logits.device)).double().mean())
 
 
 def _probe_scores(

@@ -15,7 +15,12 @@ from orchestra_flwr.training import Learner
 
 
 def evaluate_models(
-    evaluator: Evaluator, models: Models, exchange: Exchange, *, untrained: bool
+    evaluator: Evaluator,
+    models: Models,
+    exchange: Exchange,
+    *,
+    untrained: bool,
+    kept_only: bool = False,
 ) -> tuple[Scores | None, dict[str, Any]]:
     """The run's scores, and those of each model where there are several.
 
@@ -24,6 +29,7 @@ def evaluate_models(
         models: the server's.
         exchange: says which models are evaluated, and whether their mean is.
         untrained: whether nothing was trained yet: then the first model alone is evaluated.
+        kept_only: whether of each model only the backbone that is kept is evaluated.
 
     Returns:
         The scores, None without labels. And entries of the round's record: `models`, by name each
@@ -33,13 +39,14 @@ def evaluate_models(
     weights = exchange.evaluated()
     if untrained or len(weights) < 2:
         name = next(iter(weights), models.first)
-        return evaluator.scores(models.load(name).method, untrained=untrained), {}
+        method = models.load(name).method
+        return evaluator.scores(method, untrained=untrained, kept_only=kept_only), {}
     entries: dict[str, Any] = {}
     if exchange.averages:
         entries["consensus"] = models.consensus_distance(weights)
     found: dict[str, Any] = {}
     for name, weight in weights.items():
-        scores = evaluator.scores(models.load(name).method)
+        scores = evaluator.scores(models.load(name).method, kept_only=kept_only)
         if scores is None:
             return None, entries
         found[name] = {"weight": weight, "scores": scores}
@@ -48,7 +55,7 @@ def evaluate_models(
     if not exchange.averages:
         return mean, entries
     entries["nodes"] = _ranges(mean, [entry["scores"] for entry in found.values()])
-    return evaluator.scores(models.load_mean(weights).method), entries
+    return evaluator.scores(models.load_mean(weights).method, kept_only=kept_only), entries
 
 
 def _ranges(mean: Scores, scores: list[Scores]) -> dict[str, Any]:

@@ -41,12 +41,18 @@ def simulate(
             workers=workers,
         )
 
-    engine: Engine = config.engine.build(config)
+    configured: Engine = config.engine.build(config)
+    engine, why = configured.chosen(population)
+    if why:
+        progress.message(why)
     return engine.run(serve, len(population.parts))
 
 
-def check_resources(config: Config) -> None:
+def check_resources(config: Config) -> Engine:
     """Tells what this machine lacks for a run before anything is written.
+
+    Returns:
+        The engine, which may already begin.
 
     Raises:
         ConfigError: a GPU that is not there, or a package that is not installed.
@@ -55,3 +61,4 @@ def check_resources(config: Config) -> None:
         summary_writer()
     engine: Engine = config.engine.build(config)
     engine.check_resources()
+    return engine

@@ -78,6 +78,9 @@ class Progress:
         self.done += 1
         self.failed += not ok
 
+    def images_evaluated(self, backbone: str, done: int, total: int) -> None:
+        """The server has passed so many of its images through a backbone that it evaluates."""
+
     def round_finished(
         self,
         round: int,
@@ -135,12 +138,20 @@ class PlainProgress(Progress):
     def client_done(self, client: str, ok: bool) -> None:
         """As :meth:`Progress.client_done`."""
         super().client_done(client, ok)
+        if self.done < self.cohort:
+            self._now_and_then(self._position(), self._clients())
+
+    def images_evaluated(self, backbone: str, done: int, total: int) -> None:
+        """As :meth:`Progress.images_evaluated`."""
+        place = f"round {self.round}/{self.rounds} evaluating {backbone}"
+        self._now_and_then(place, f"{done:,}/{total:,} images")
+
+    def _now_and_then(self, *facts: str) -> None:
+        """A line, unless there was one within the last half minute."""
         now = time.monotonic()
-        if now - self._last_line >= PLAIN_INTERVAL and self.done < self.cohort:
+        if now - self._last_line >= PLAIN_INTERVAL:
             self._last_line = now
-            self.message(
-                _join(self._position(), self._clients(), duration(now - self._round_began))
-            )
+            self.message(_join(*facts, duration(now - self._round_began)))
 
     def round_finished(
         self,
@@ -220,6 +231,13 @@ class LiveProgress(Progress):
         super().client_done(client, ok)
         failed = f"[red]{self.failed} failed[/]" if self.failed else ""
         self._bars.update(self._clients_bar, completed=self.done, facts=failed)
+
+    def images_evaluated(self, backbone: str, done: int, total: int) -> None:
+        """As :meth:`Progress.images_evaluated`."""
+        text = escape(f"evaluating {backbone}")
+        self._bars.update(
+            self._clients_bar, description=text, completed=done, total=total, facts="images"
+        )
 
     def round_finished(
         self,

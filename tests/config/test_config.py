@@ -130,7 +130,7 @@ def test_the_command_line_wins_over_the_data_set():
             "training.setting=home",
             "training.setting=home: input should be 'small', 'device', 'silo' or 'dec_ssl'",
         ),
-        ("engine=dask", "engine=dask: must be one of inline, ray"),
+        ("engine=dask", "engine=dask: must be one of auto, inline, ray"),
         ("device=tpu", "device=tpu: must be auto, cpu, cuda or cuda:N"),
         (
             "data=imagenet",

@@ -4,6 +4,7 @@ from torch import nn
 
 from orchestra_flwr.config import ModelConfig
 from orchestra_flwr.evaluation import extract_features, feature_std
+from orchestra_flwr.evaluation.features import weights_digest
 from orchestra_flwr.models import Encoder, EncoderSpec
 
 
@@ -71,3 +72,36 @@ def test_feature_std_is_one_when_spread_out_and_zero_when_collapsed():
     assert feature_std(line) == pytest.approx(1)
     two_dims = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert feature_std(two_dims) == pytest.approx(0.5 * 2**0.5)
+
+
+def test_progress_of_the_passes():
+    seen = []
+    extract_features(convnet(), images(7), batch_size=3, passed=seen.append)
+    assert seen == [3, 6, 7]
+
+
+def test_features_in_bfloat16_are_those_in_float32_but_for_rounding():
+    encoder, x = convnet(), images(20)
+    exact = extract_features(encoder, x, batch_size=8)
+    rounded = extract_features(encoder, x, batch_size=8, precision="bfloat16")
+    assert rounded.dtype == torch.float32
+    error = (rounded - exact).norm() / exact.norm()
+    assert 1e-5 < error < 1e-2
+    torch.testing.assert_close(extract_features(encoder, x, batch_size=8), exact, rtol=0, atol=0)
+
+
+def test_a_digest_of_weights_changes_with_all_that_features_depend_on():
+    encoder, other = convnet(), convnet()
+    before = weights_digest(encoder)
+    assert weights_digest(other) == before
+    for module in other.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.num_batches_tracked += 1  # which no feature depends on
+    assert weights_digest(other) == before
+    digests = {before, weights_digest(encoder, encoder)}
+    tensors = [t for n, t in other.state_dict().items() if not n.endswith("num_batches_tracked")]
+    for tensor in tensors:
+        tensor[(-1,) * tensor.ndim] += 1
+        digests.add(weights_digest(other))
+    assert len(digests) == 2 + len(tensors)
+    assert weights_digest(convnet().to(torch.bfloat16)) not in digests

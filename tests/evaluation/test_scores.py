@@ -3,8 +3,17 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
-from orchestra_flwr.evaluation import evaluate, evaluate_by, knn_accuracy, linear_accuracy
+from orchestra_flwr.data import load_dataset
+from orchestra_flwr.evaluation import (
+    evaluate,
+    evaluate_by,
+    knn_accuracy,
+    linear_accuracy,
+    recalibrated,
+)
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
+from orchestra_flwr.models import Encoder, EncoderSpec
+from orchestra_flwr.training import build_learner
 
 
 class Pixels(nn.Module):
@@ -72,3 +81,29 @@ def test_collapsed_features_are_seen():
     scores = scored(Pixels(), (images, labels), (images, labels))
     assert scores["knn"] == scores["linear"] == 0.5
     assert scores["feature_std"] == pytest.approx(0, abs=1e-6)
+
+
+def test_features_in_bfloat16_leave_the_figures_alone(tiny):
+    """Of all digits, at most one test image counts otherwise."""
+    config = tiny("method=simclr", "data.train_limit=null", "data.test_limit=null")
+    dataset = load_dataset(config.data)
+    train, test = ((part.images, part.labels) for part in (dataset.train, dataset.test))
+    backbone = recalibrated(build_learner(config, 1).method.backbone, train[0], 256, "half")
+    encoder = Encoder(EncoderSpec.of(config), backbone)
+    passes = []
+
+    def scored_in(precision):
+        given = config.evaluation.model_copy(update={"precision": precision})
+        passes.clear()
+        return evaluate(
+            encoder, train, test, config=given, augmentation=AugmentationConfig(),
+            passed=lambda done, total: passes.append((done, total)),
+        )  # fmt: skip
+
+    exact, rounded = scored_in("float32"), scored_in("bfloat16")
+    assert exact["feature_std"] != rounded["feature_std"]  # it really was rounded
+    for key in ("knn", "linear"):
+        assert rounded[key] == pytest.approx(exact[key], abs=1.01 / len(test[0]))
+        assert exact[key] > 0.8
+    total = len(train[0]) + len(test[0])
+    assert passes[-1] == (total, total) and passes == sorted(passes)

@@ -72,6 +72,28 @@ def test_plain_lines_are_flushed_and_without_control_characters(clock):
     assert file.getvalue().strip().isprintable()
 
 
+def test_long_evaluations_give_a_line_every_half_minute_at_most(clock, capsys):
+    with make_progress("plain", 3) as progress:
+        progress.round_started(1, 2, "training")
+        for done in range(0, 2501, 100):
+            clock.now += 4
+            progress.images_evaluated("target", done, 2500)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "round 1/3 evaluating target  700/2,500 images  32 s"
+    assert len(lines) == 3
+
+
+def test_the_live_display_shows_an_evaluation_and_then_clients_again(clock):
+    console = Console(file=StringIO(), force_terminal=True, width=100)
+    with make_progress("live", 3, console) as progress:
+        bar = progress._bars.tasks[1]
+        progress.round_started(1, 2, "training")
+        progress.images_evaluated("target", 256, 2500)
+        assert (bar.description, bar.completed, bar.total) == ("evaluating target", 256, 2500)
+        progress.round_started(2, 2, "training")
+        assert (bar.description, bar.completed, bar.total) == ("training", 0, 2)
+
+
 def test_long_rounds_give_a_line_every_half_minute_at_most(clock, capsys):
     with make_progress("plain", 1) as progress:
         progress.round_started(1, 400, "training")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -11,6 +15,7 @@ from orchestra_flwr.data.subset import balanced_subset, limited
 
 TEST_SHARE = 0.2
 HIGHEST_VALUE = 16  # the gray values go from 0 to 16
+FILE = "datasets/data/digits.csv.gz"  # of scikit-learn: a row holds 64 gray values and the digit
 
 
 class Digits(Source):
@@ -33,15 +38,12 @@ class Digits(Source):
 
     def plain(self) -> Dataset:
         """All digits as they come, 8 x 8."""
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        values = np.round(digits.images * (255 / HIGHEST_VALUE)).astype(np.uint8)
-        labels = digits.target.astype(np.int64)
+        grays, labels = _read()
+        values = np.round(grays * (255 / HIGHEST_VALUE)).astype(np.uint8)
         images = ImageSet(
             torch.from_numpy(values)[:, None],
             torch.from_numpy(labels),
-            tuple(str(name) for name in digits.target_names),
+            tuple(str(name) for name in range(self.classes)),
         )
         test = balanced_subset(labels, len(labels), int(TEST_SHARE * len(labels)))
         train = np.setdiff1d(np.arange(len(labels)), test)
@@ -54,3 +56,21 @@ class Digits(Source):
 
 def _resized(digits: ImageSet, size: int) -> ImageSet:
     return ImageSet(resize(digits.images, size), digits.labels, digits.classes)
+
+
+def _read() -> tuple[np.ndarray, np.ndarray]:
+    """Gray values (N, 8, 8), float64, and labels (N,), int64.
+
+    The file alone is read, because every worker does so: importing scikit-learn, and with it scipy,
+    takes seconds.
+    """
+    spec = find_spec("sklearn")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (file := Path(folder) / FILE).is_file():
+            with gzip.open(file, "rt") as lines:
+                table = np.loadtxt(lines, delimiter=",")
+            return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits  # a version that keeps them elsewhere
+
+    digits = load_digits()
+    return digits.images, digits.target.astype(np.int64)

@@ -5,6 +5,7 @@ Lives in an importable module so that a worker process keeps its caches between 
 
 from __future__ import annotations
 
+import contextlib
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,7 +30,11 @@ app = ClientApp()
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Shows that this simulation's workers have started."""
+    """Shows that a worker has started; one that is sent a configuration loads that run's images."""
+    task = message.content.config_records.get(CONFIG)
+    if task is not None:
+        with contextlib.suppress(Exception):  # a round will say what is wrong
+            _loaded(str(task["config"]))
     return Message(RecordDict(), reply_to=message)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.federation.population import Population
 
 # Runs the whole federation on a grid with so many clients at work at the same time.
 Serve = Callable[[Grid, int], dict[str, Any]]
@@ -37,6 +38,23 @@ class Engine(Plugin, ABC):
         Raises:
             ConfigError: a GPU that is not there, or a package that is not installed.
         """
+
+    def begin(self) -> None:
+        """Starts in the background what takes long and needs no images; :meth:`run` waits for it.
+
+        Called when resources have been checked, before images are loaded. The engine that runs may
+        be another object of this class.
+        """
+
+    def end(self) -> None:
+        """Ends what :meth:`begin` started, whether a run has made use of it or not."""
+
+    def chosen(self, population: Population) -> tuple[Engine, str | None]:
+        """The engine that runs this population, and a line about why.
+
+        Itself, without a line, unless it is one that leaves that to another.
+        """
+        return self, None
 
     @abstractmethod
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:

@@ -17,10 +17,8 @@ from functools import lru_cache
 import torch
 
 from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.federation.engines.trial import trial_round
 from orchestra_flwr.federation.population import load_population
-from orchestra_flwr.methods import Received, Role, labels_for
-from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import build_learner, resolve_device, train_round
 
 RESERVE = 1.15  # what is measured varies: by cuDNN's choice of algorithms, by fragmentation
 STEP = 0.01  # shares are rounded up to it: Ray counts in steps of 0.0001
@@ -68,19 +66,7 @@ def _measured_share(config_json: str) -> float:
 
 def train_a_batch(config: Config) -> None:
     """What a client does in a round, with the images of one batch."""
-    population = load_population(config)
-    device = resolve_device(config.device)
-    everything = population.dataset.train.images.to(device)  # as every worker keeps them
-    images = everything[: config.training.batch_size]
-    labels = labels_for(config, population.dataset.train)
-    if labels is not None:
-        labels = labels[: len(images)].to(device)
-    training = config.training.model_copy(update={"local_epochs": 1})
-    config = config.model_copy(update={"training": training})
-    learner = build_learner(config, images.shape[1]).to(device)
-    state = {n: t.clone() for role in Role for n, t in learner.state(role).items()}
-    received = Received("0", 0, 1, images, state if learner.needs_received else None)
-    train_round(learner, images, config, ClientSeed(0, 1, "0"), labels=labels, received=received)
+    trial_round(config, load_population(config))(1)
 
 
 def main() -> None:

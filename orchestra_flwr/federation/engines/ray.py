@@ -6,26 +6,27 @@ import contextlib
 import importlib.util
 import io
 import logging
-import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from pydantic import Field, model_validator
 
-from orchestra_flwr.config import ConfigError, Section
+from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.engines import ray_start
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.federation.engines.ray_processes import ended_process, load_ray
 from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
 from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
+from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.messages.object_store import Broadcast
+from orchestra_flwr.federation.server.members import registered_nodes
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.training import resolve_device
 
@@ -76,6 +77,15 @@ class RayEngine(Engine):
             )
         ray_backend(self.config)
 
+    def begin(self) -> None:
+        """As :meth:`Engine.begin`."""
+        if self.settings.address is None:
+            ray_start.begin(ray_backend(self.config)["init_args"])
+
+    def end(self) -> None:
+        """As :meth:`Engine.end`."""
+        ray_start.end()
+
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
         """As :meth:`Engine.run`."""
         backend = ray_backend(self.config)
@@ -85,7 +95,24 @@ class RayEngine(Engine):
         )
         window = workers + 2  # enough to keep all workers busy, and bounds the memory
         nodes = min(clients, max(MOST_NODES, window))
-        return _run_ray(nodes, backend, window, lambda grid: serve(grid, workers))
+
+        def warmed(grid: Grid) -> dict[str, Any]:
+            warm_up(grid, workers, self.config)
+            return serve(grid, workers)
+
+        return _run_ray(nodes, backend, window, warmed)
+
+
+def warm_up(grid: Grid, workers: int, config: Config) -> None:
+    """Lets all workers load their code and the run's images while the server does something else.
+
+    Nobody waits for the answers: workers take a round's messages when they have done this.
+    """
+    nodes = registered_nodes(grid)
+    task = RecordDict({CONFIG: ConfigRecord({"config": config.to_json()})})
+    grid.push_messages(
+        [Message(task, nodes[i % len(nodes)], MessageType.QUERY) for i in range(workers)]
+    )
 
 
 def _run_ray(
@@ -97,7 +124,7 @@ def _run_ray(
     load_ray()
     from flwr.simulation import run_simulation  # takes seconds, which inline runs are spared
 
-    _start_ray(backend["init_args"])
+    ray_start.finish(backend["init_args"])
     over, served = threading.Event(), threading.Event()
     served.set()  # nothing is served yet
     outcome: dict[str, Any] = {}
@@ -179,47 +206,3 @@ def _ended_before_ray(over: threading.Event, served: threading.Event) -> Iterato
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _start_ray(init_args: dict[str, Any]) -> None:
-    """Starts Ray, of which Flower then makes use; a second time if a busy machine lets it fail.
-
-    Raises:
-        FederationError: it did not start.
-    """
-    import ray
-
-    if ray.is_initialized():  # a cluster that was joined
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with contextlib.suppress(Exception):  # whatever Ray raises where it does not start
-            _init_ray(init_args)
-        if not ray.is_initialized():
-            logger.warning("Ray did not start: starting it again")
-            _init_ray(init_args)
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise FederationError(
-            f"engine=ray: Ray does not start here: {reason} (is the machine too busy? "
-            "engine=inline needs no Ray)"
-        ) from None
-    finally:
-        # Ray's own handler would end the process before anything is told.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-
-
-def _init_ray(init_args: dict[str, Any]) -> None:
-    import ray
-
-    paths = os.pathsep.join(sys.path)  # as Flower would tell it to Ray
-    try:
-        ray.init(
-            logging_level=logging.CRITICAL,
-            runtime_env={"env_vars": {"PYTHONPATH": paths}},
-            **init_args,
-        )
-    except BaseException:
-        ray.shutdown()
-        raise

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.evaluation import evaluate, extract_features, recalibrated
-from orchestra_flwr.evaluation.features import device_of
+from orchestra_flwr.evaluation import evaluate, recalibrated
+from orchestra_flwr.evaluation.features import weights_digest
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, kept_first, labels_for
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
@@ -26,6 +27,7 @@ Scores = dict[str, dict[str, Any]]  # backbone -> score -> value
 
 RECALIBRATED = "recalibrated"  # a backbone's scores with statistics of the server's images
 AS_INITIALISED = "initial_statistics"  # an untrained backbone's scores with BatchNorm as it begins
+MOST_REMEMBERED = 1024  # scores of backbones, so that a run of any length takes no more memory
 
 
 class Evaluator:
@@ -35,13 +37,22 @@ class Evaluator:
         config: the run's configuration.
         dataset: its training images are the bank of the kNN and train the linear probe; None:
             there is nothing to evaluate with.
+        passed: called while features are made, with the backbone's name, how many images have been
+            passed through it, and of how many.
     """
 
-    def __init__(self, config: Config, dataset: Dataset | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset | None,
+        passed: Callable[[str, int, int], None] = lambda name, done, total: None,
+    ) -> None:
         self.config = config
         # Images that lie beside class folders cannot be told right from wrong.
         self.dataset = dataset and replace(dataset, train=dataset.train.labelled)
         self.spec = EncoderSpec.of(config)
+        self._passed = passed
+        self._remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     @property
     def why_not(self) -> str | None:
@@ -54,13 +65,15 @@ class Evaluator:
             return "there are no labelled test images"
         return None
 
-    def scores(self, method: Method, *, untrained: bool = False) -> Scores | None:
-        """kNN, linear probe and feature spread of every backbone; None without labels.
+    def scores(
+        self, method: Method, *, untrained: bool = False, kept_only: bool = False
+    ) -> Scores | None:
+        """kNN, linear probe and feature spread of a method's backbones; None without labels.
 
         Of a method that classifies, the first backbone also has the `accuracy` of its classifier.
         With `evaluation.recalibrated` the same scores with BatchNorm's statistics taken anew stand
-        beside them, as "recalibrated". Backbones of equal weights, as before training, are
-        evaluated once.
+        beside them, as "recalibrated". Equal weights are evaluated once: those of several
+        backbones, as before training, and those that nobody changed since an earlier round.
 
         Args:
             method: whose backbones are evaluated.
@@ -68,19 +81,26 @@ class Evaluator:
                 no images and would make any training look good, so the scores are those with
                 statistics of the server's images. Those with the initial ones stand beside them,
                 as "initial_statistics".
+            kept_only: whether only the backbone that is kept is evaluated.
 
         Raises:
             FederationError: features that are not finite.
         """
         if self.why_not is not None:
             return None
-        backbones = kept_first(method, self.config.evaluation.backbone)
+        backbones = list(kept_first(method, self.config.evaluation.backbone).items())
         found: Scores = {}
         with torch_threads():
-            for name, backbone in backbones.items():
-                equal = next((n for n in found if _equal(backbones[n], backbone)), None)
+            for name, backbone in backbones[:1] if kept_only else backbones:
                 head = classification_head_of(method, backbone)
-                found[name] = found[equal] if equal else self._scores(backbone, head, untrained)
+                digest = weights_digest(backbone, *([] if head is None else [head]))
+                digest += " untrained" * untrained
+                if digest not in self._remembered:
+                    self._remembered[digest] = self._scores(name, backbone, head, untrained)
+                self._remembered.move_to_end(digest)
+                found[name] = self._remembered[digest]
+        while len(self._remembered) > MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
         return found
 
     @property
@@ -112,21 +132,23 @@ class Evaluator:
             )
 
     def _scores(
-        self, backbone: Backbone, head: nn.Module | None, untrained: bool
+        self, name: str, backbone: Backbone, head: nn.Module | None, untrained: bool
     ) -> dict[str, Any]:
         has_norm = self.config.model.has_batch_norm
         replaced = has_norm and (untrained or self.batch_norm == RECALIBRATED)
         as_it_is = Encoder(self.spec, copy.deepcopy(backbone))
-        main = self._score(self._recalibrated(backbone) if replaced else as_it_is, head)
+        main = self._score(name, self._recalibrated(backbone) if replaced else as_it_is, head)
         scores: dict[str, Any] = dict(main)
         if self.config.evaluation.recalibrated:
             same = replaced or not has_norm
-            scores[RECALIBRATED] = main if same else self._score(self._recalibrated(backbone), head)
+            scores[RECALIBRATED] = (
+                main if same else self._score(name, self._recalibrated(backbone), head)
+            )
         if untrained and has_norm:
-            scores[AS_INITIALISED] = self._score(as_it_is, head)
+            scores[AS_INITIALISED] = self._score(name, as_it_is, head)
         return scores
 
-    def _score(self, encoder: Encoder, head: nn.Module | None) -> dict[str, float]:
+    def _score(self, name: str, encoder: Encoder, head: nn.Module | None) -> dict[str, float]:
         assert self.dataset is not None
         train, test = self.dataset.train, self.dataset.test
         assert test is not None and train.labels is not None and test.labels is not None
@@ -134,8 +156,9 @@ class Evaluator:
         engine = self.config.engine
         device = "auto" if engine.plugin.is_remote(engine.settings) else self.config.device
         encoder = encoder.to(resolve_device(device))
+        targets = None if head is None else self._targets
         try:
-            scores = evaluate(
+            return evaluate(
                 encoder,
                 (train.images, train.labels),
                 (test.images, test.labels),
@@ -143,13 +166,11 @@ class Evaluator:
                 augmentation=self.config.data.augmentation,
                 seed=self.config.seed,
                 shown=self.dataset.shown,
+                classifier=None if head is None or targets is None else (head, targets),
+                passed=lambda done, total: self._passed(name, done, total),
             )
         except ValueError as error:
             raise FederationError(f"the encoder cannot be evaluated: {error}") from error
-        targets = None if head is None else self._targets
-        if head is None or targets is None:
-            return scores
-        return {**scores, "accuracy": self._accuracy(encoder, head, targets)}
 
     @cached_property
     def _targets(self) -> Tensor | None:
@@ -160,17 +181,3 @@ class Evaluator:
         except ConfigError as error:  # a real server's images may have other classes
             log.warning("the classifier itself is not evaluated on the test images: %s", error)
             return None
-
-    @torch.inference_mode()
-    def _accuracy(self, encoder: Encoder, head: nn.Module, targets: Tensor) -> float:
-        """Of the classifier itself, on the test images."""
-        assert self.dataset is not None and self.dataset.test is not None
-        test = self.dataset.test
-        features = extract_features(encoder, test.images, self.config.evaluation.batch_size)
-        logits = head(features.to(device_of(head)))
-        return float((logits.argmax(1) == targets.to(logits.device)).double().mean())
-
-
-def _equal(first: Backbone, second: Backbone) -> bool:
-    a, b = first.state_dict(), second.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -57,6 +57,9 @@ from orchestra_flwr.reporting import (
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.training import build_learner, first_learner
 
+Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
+NOT_EVALUATED: Evaluated = (None, {})
+
 
 def run_federation(
     grid: Grid,
@@ -140,7 +143,7 @@ class _Run:
         self.federation = Federation(
             config, self.models, exchange, self.release, progress.client_done, self.privacy.key
         )
-        self.evaluator = Evaluator(config, dataset)
+        self.evaluator = Evaluator(config, dataset, progress.images_evaluated)
         self.late: set[str] = set()  # clients for whom there was no place any more
         self.skipped = len(dataset.skipped) if dataset else 0
         self.record = FolderRecord(folder.path)
@@ -176,6 +179,10 @@ class _Run:
         evaluated = self._is_evaluated(number)
         scored = evaluated and (evaluation.unsupervised or evaluation.clients)
         round_ = Round(number, {})
+        began, found = time.perf_counter(), NOT_EVALUATED
+        if self._is_evaluated_before(number):
+            found = self._evaluate(number)
+        evaluated_in = time.perf_counter() - began
         if exchanged or scored:
             round_, position = self._draw(number, position)
         started = time.perf_counter()  # waiting for clients to come is no part of a round
@@ -185,12 +192,9 @@ class _Run:
         seconds = time.perf_counter() - started
         if scored:
             self._ask_for_scores(round_, report)
-        scores: Scores | None = None
-        by_model: dict[str, Any] = {}
-        if evaluated:
-            scores, by_model = evaluate_models(
-                self.evaluator, self.models, self.federation.exchange, untrained=number == 0
-            )
+        if evaluated and not self._is_evaluated_before(number):
+            found = self._evaluate(number)
+        scores, by_model = found
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
         record = round_record(round_, report, seconds, scores)
@@ -204,7 +208,7 @@ class _Run:
         position = replace(
             position,
             round=number,
-            seconds=position.seconds + time.perf_counter() - started,
+            seconds=position.seconds + evaluated_in + time.perf_counter() - started,
             bytes_up=position.bytes_up + report.bytes_up,
             bytes_down=position.bytes_down + report.bytes_down,
             smallest_cluster=min(
@@ -324,6 +328,23 @@ class _Run:
         if self.members.share_disk:
             place[CLIENTS] = str(self.folder.clients.resolve())
         return place
+
+    def _is_evaluated_before(self, number: int) -> bool:
+        """Whether a round's scores are those of the model that it begins with.
+
+        Round 0 trains nothing, so its evaluation need not wait for workers that are still starting.
+        Several models may be mixed in it.
+        """
+        return number == 0 and len(self.models.names) == 1
+
+    def _evaluate(self, number: int) -> Evaluated:
+        return evaluate_models(
+            self.evaluator,
+            self.models,
+            self.federation.exchange,
+            untrained=number == 0,
+            kept_only=0 < number < self.config.federation.rounds,
+        )
 
     def _is_evaluated(self, number: int) -> bool:
         last = number == self.config.federation.rounds

@@ -63,10 +63,15 @@ class SimulatedMembers:
 
     def __init__(self, grid: Grid, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._nodes = dict(zip(names, cycle(_working_nodes(grid)), strict=False))
+        self._grid = grid
+        self._nodes: dict[str, int] = {}
 
     def connected(self) -> Mapping[str, int]:
-        """As :meth:`Members.connected`."""
+        """As :meth:`Members.connected`; the first call waits until a worker has started."""
+        if not self._nodes:
+            nodes = registered_nodes(self._grid)
+            _ask(self._grid, nodes[0])
+            self._nodes = dict(zip(self.names, cycle(nodes), strict=False))
         return self._nodes
 
     def mark_lost(self, names: Collection[str]) -> None:
@@ -210,8 +215,12 @@ class ConnectedMembers:
             self._tell(f"{line}; it is asked again")
 
 
-def _working_nodes(grid: Grid) -> list[int]:
-    """Waits until nodes are there, no more come, and the first of them answers."""
+def registered_nodes(grid: Grid) -> list[int]:
+    """Waits until a simulation's nodes are there and no more come.
+
+    Raises:
+        FederationError: none has come.
+    """
     deadline = time.monotonic() + NODE_WAIT_SECONDS
     before: list[int] = []
     ids = sorted(grid.get_node_ids())
@@ -220,8 +229,12 @@ def _working_nodes(grid: Grid) -> list[int]:
             raise FederationError("no node has come that could be a client")
         time.sleep(NODE_POLL_SECONDS)
         before, ids = ids, sorted(grid.get_node_ids())
-    question = Message(RecordDict(), ids[0], MessageType.QUERY)
+    return ids
+
+
+def _ask(grid: Grid, node: int) -> None:
+    """Waits until a node answers."""
+    question = Message(RecordDict(), node, MessageType.QUERY)
     for reply in grid.send_and_receive([question], timeout=NODE_WAIT_SECONDS):
         if reply.has_error():
             raise FederationError(f"no client can be asked: {reply.error.reason}")
-    return ids

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from orchestra_flwr.federation.client import client_app
 from orchestra_flwr.federation.client.client_app import app
 from orchestra_flwr.federation.engines.inline import identify_process
 from orchestra_flwr.federation.messages.arrays import (
@@ -76,3 +77,19 @@ def test_a_client_trains_on_its_shifted_images_in_every_round(tiny):
         assert not torch.equal(expected, upright)
         assert all(torch.equal(client.images, expected) for client in clients)
         assert (clients[0].labels == int(name)).all()
+
+
+def test_a_question_with_a_configuration_loads_the_runs_images(tiny):
+    config = tiny("seed=11")
+    context = Context(0, 1, {}, RecordDict(), {})
+
+    def question(text):
+        content = RecordDict({CONFIG: ConfigRecord({"config": text})})
+        return app(Message(content, 1, "query"), context)
+
+    client_app._loaded.cache_clear()
+    assert not question(config.to_json()).has_error()
+    assert client_app._loaded.cache_info().currsize == 1
+    client_app._loaded(config.to_json())
+    assert client_app._loaded.cache_info().hits == 1
+    assert not question("no configuration").has_error()  # the round will say so

@@ -16,7 +16,11 @@ from safetensors.torch import load_file
 
 from orchestra_flwr.cli import main
 from orchestra_flwr.federation import simulation
+from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines import ray as ray_engine
+from orchestra_flwr.federation.engines import ray_start
+from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.federation.server.round_report import FederationError
 
@@ -288,7 +292,7 @@ def test_ray_that_does_not_start_is_one_line():
     """Really Ray: it refuses to start with less than no core."""
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(FederationError, match="^engine=ray: Ray does not start here: ") as error:
-        ray_engine._start_ray({"num_cpus": -1})
+        ray_start.finish({"num_cpus": -1})
     assert "\n" not in str(error.value)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -301,8 +305,8 @@ def test_ray_is_started_a_second_time(monkeypatch, caplog):
         if len(asked) == 1:
             raise RuntimeError("timed out during startup")
 
-    monkeypatch.setattr(ray_engine, "_init_ray", fail_once)
-    ray_engine._start_ray({"num_cpus": 1})
+    monkeypatch.setattr(ray_start, "_init_ray", fail_once)
+    ray_start.finish({"num_cpus": 1})
     assert asked == [{"num_cpus": 1}] * 2
     assert "Ray did not start: starting it again" in caplog.text
 
@@ -411,3 +415,21 @@ def wait_until(happened, seconds):
     while not happened():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.05)
+
+
+def test_every_worker_is_asked_to_load_the_runs_images(tiny):
+    """Before the server does anything else; nobody waits for the answers."""
+    sent = []
+
+    class TwoNodes(InlineGrid):
+        def get_node_ids(self):
+            return [1, 2]
+
+        def push_messages(self, messages):
+            sent.extend(messages)
+            return []
+
+    ray_engine.warm_up(TwoNodes(client_app), 5, tiny())
+    assert [message.metadata.dst_node_id for message in sent] == [1, 2, 1, 2, 1]
+    assert {message.metadata.message_type for message in sent} == {"query"}
+    assert {message.content[CONFIG]["config"] for message in sent} == {tiny().to_json()}

@@ -84,7 +84,51 @@ def test_backbones_of_equal_weights_are_evaluated_once(tiny, monkeypatch):
     with torch.no_grad():
         next(method.backbone.parameters()).mul_(2)
     evaluator.scores(method)
-    assert len(calls) == 3
+    assert len(calls) == 2  # the target's weights are still those of the first time
+    evaluator.scores(method, untrained=True)
+    assert len(calls) == 6  # with statistics of images and as they are, of both backbones
+
+
+def test_the_memory_of_scores_has_an_end(tiny, monkeypatch):
+    monkeypatch.setattr("orchestra_flwr.federation.server.evaluator.MOST_REMEMBERED", 2)
+    config = tiny("method=simclr")
+    method = build_learner(config, 1).method
+    evaluator = Evaluator(config, load_dataset(config.data))
+    scores = []
+    for _ in range(4):
+        scores.append(evaluator.scores(method))
+        assert len(evaluator._remembered) <= 2
+        with torch.no_grad():
+            next(method.backbone.parameters()).add_(0.5)
+    assert len({str(each) for each in scores}) > 1
+
+
+def test_in_mid_run_only_the_kept_backbone_is_evaluated(tiny):
+    config = tiny("evaluation.backbone=online")
+    method = build_learner(config, 1).method
+    with torch.no_grad():
+        next(method.backbone.parameters()).mul_(2)
+    evaluator = Evaluator(config, load_dataset(config.data))
+    kept = evaluator.scores(method, kept_only=True)
+    assert list(kept) == ["online"]
+    assert list(evaluator.scores(method)) == ["online", "target"]
+    assert evaluator.scores(method)["online"] == kept["online"]
+
+
+def test_features_are_made_once_for_all_scores(tiny):
+    """kNN, probe, spread and the classifier's accuracy: one pass of each image."""
+    config = tiny("method=supervised", "model.norm=group")
+    method, dataset = build_learner(config, 1).method, load_dataset(config.data)
+    images, seen = [], []
+    evaluator = Evaluator(config, dataset, lambda *given: seen.append(given))
+    encoder = evaluator.encoder(method.backbone)
+    encoder.backbone.register_forward_hook(lambda *given: images.append(len(given[1][0])))
+    head = method.classification_head()
+    assert "accuracy" in evaluator._score("online", encoder, head)
+    count = len(dataset.train.images) + len(dataset.test.images)
+    assert sum(images) == count
+    assert seen[-1] == ("online", count, count)
+    assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from orchestra_flwr.federation.messages.arrays import (
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import check_population, load_population
 from orchestra_flwr.federation.server.checkpoint import KEY_FILE, load_checkpoint
+from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.server.named_models import Models
@@ -88,7 +89,9 @@ def test_a_run_leaves_a_complete_folder(config, pictures):
     records = folder.read_metrics()
     assert [r["round"] for r in records] == [0, 1, 2]
     assert records[0]["loss"] == {} and set(records[1]["loss"]) == {"cluster", "rotation", "total"}
-    assert all(set(r["scores"]) == {"target", "online"} for r in records)
+    assert [list(r["scores"]) for r in records] == [
+        ["target", "online"], ["target"], ["target", "online"]
+    ]  # fmt: skip
     assert json.loads((folder.path / "summary.json").read_text()) == summary
     assert {"knn", "linear", "untrained", "rounds", "seconds", "bytes_up", "bytes_down"} <= set(
         summary
@@ -100,6 +103,27 @@ def test_a_run_leaves_a_complete_folder(config, pictures):
     assert (folder.path / "curves.png").stat().st_size > 1000
     encoder = load_encoder(folder.path)
     assert encoder(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, encoder.dim)
+
+
+def test_the_untrained_encoder_is_evaluated_while_workers_start(config, monkeypatch):
+    """And with the bits that it has after round 0, which trains nothing."""
+    order, asked, scores = [], SimulatedMembers.connected, Evaluator.scores
+    monkeypatch.setattr(
+        SimulatedMembers, "connected", lambda self: order.append("asked") or asked(self)
+    )
+
+    def evaluated(self, method, **named):
+        order.append("evaluated")
+        return scores(self, method, **named)
+
+    monkeypatch.setattr(Evaluator, "scores", evaluated)
+    _, folder = run(config())
+    assert order == ["evaluated", "asked", *["asked", "evaluated"] * 2]
+    records = folder.read_metrics()
+    dataset = load_population(config()).dataset
+    method = build_learner(config(), 1).method
+    expected = Evaluator(config(), dataset).scores(method, untrained=True)
+    assert records[0]["scores"] == expected
 
 
 def test_two_rounds_are_clients_training_averaging_and_global_clustering(config):

@@ -235,13 +235,15 @@ def hurried(monkeypatch):
 
 def test_missing_nodes_are_told(hurried):
     with pytest.raises(FederationError, match="no node has come"):
-        SimulatedMembers(Registering(client_app, 0), ["0", "1", "2"])
+        SimulatedMembers(Registering(client_app, 0), ["0", "1", "2"]).connected()
 
 
 def test_simulated_clients_share_the_nodes_of_which_one_is_asked_whether_workers_are_there(hurried):
     grid = Registering(client_app, 0, 1, 2, 2)
     members = SimulatedMembers(grid, ["x", "y", "z"])
     members.mark_lost(["x"])
+    assert grid.asked == []  # what the server does first need not wait for them
+    assert members.connected() == {"x": 1, "y": 2, "z": 1}
     assert members.connected() == {"x": 1, "y": 2, "z": 1}
     assert len(grid.asked) == 1
 
@@ -254,4 +256,4 @@ def test_workers_that_cannot_start_are_told():
         return Message(Error(5, "no memory for workers"), reply_to=message)
 
     with pytest.raises(FederationError, match="no client can be asked: no memory for workers"):
-        SimulatedMembers(InlineGrid(broken), ["0", "1"])
+        SimulatedMembers(InlineGrid(broken), ["0", "1"]).connected()
