@@ -130,7 +130,7 @@ def _command(
             chosen = [a for a in arguments if "=" in a]  # of data=cifar10 --help the values
             print(text + "\nEvery key with its value:\n\n" + every_key(kind, chosen))
             return 0
-        config = load(kind, [a for a in arguments if a != "--cfg"])
+        config = load(kind, [a for a in arguments if a != "--cfg"], all_read=True)
         if "--cfg" in arguments:
             print(config_to_yaml(config), end="")
             return 0

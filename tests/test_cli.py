@@ -131,7 +131,8 @@ def test_a_simulation_knows_the_classes_of_its_images(sim, tmp_path, tiny_overri
             Image.fromarray(pixels).save(folder / f"{number}.png")
     photos = ("data=image_folder", f"data.root={root}", "data.image_size=8", "partition=iid",
               "federation.clients=2", "method=supervised", "training.local_epochs=1")  # fmt: skip
-    assert sim(*tiny_overrides, *photos, "federation.rounds=1", "run_dir=mine")[0] == 0
+    read = [o for o in tiny_overrides if not o.startswith(("clustering.", "model.projector"))]
+    assert sim(*read, *photos, "federation.rounds=1", "run_dir=mine")[0] == 0
     assert not re.search(r"\bcat\b", (tmp_path / "mine" / "config.yaml").read_text())
     assert sim("resume=mine")[0] == 0
 

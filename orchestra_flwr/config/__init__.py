@@ -37,6 +37,7 @@ from orchestra_flwr.config.sections import (
     known_device,
 )
 from orchestra_flwr.config.translate import conf_dir
+from orchestra_flwr.config.unread import without_unread
 
 __all__ = [
     "RESUME_MAY_CHANGE",
@@ -75,4 +76,5 @@ __all__ = [
     "read_config_file",
     "renamed",
     "requested_plugins",
+    "without_unread",
 ]

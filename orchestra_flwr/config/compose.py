@@ -27,33 +27,40 @@ from orchestra_flwr.config.section import (
 )
 from orchestra_flwr.config.sections import are_packages
 from orchestra_flwr.config.translate import conf_dir, for_hydra, rooms_of
+from orchestra_flwr.config.unread import refuse_unread
 
 C = TypeVar("C", bound=Composed)
 
 
-def load_config(overrides: Sequence[str] = ()) -> Config:
+def load_config(overrides: Sequence[str] = (), *, all_read: bool = False) -> Config:
     """A simulation's configuration: see :func:`load`."""
-    return load(Config, overrides)
+    return load(Config, overrides, all_read=all_read)
 
 
-def load(section: type[C], overrides: Sequence[str] = ()) -> C:
+def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = False) -> C:
     """Composes `conf/` with Hydra overrides such as ``data=cifar10 training.lr=0.01``.
 
     Args:
         section: the kind of configuration.
         overrides: as on a command line.
+        all_read: whether overrides that the run does not read are refused, as those of one command
+            are; several runs may share others.
 
     With ``resume=<run folder>`` the configuration is the run's own; overrides may only repeat it
     or change where it runs (`RESUME_MAY_CHANGE`).
 
     Raises:
-        ConfigError: an unknown key, a wrong value, or a resume with another configuration.
+        ConfigError: an unknown key, a key that nothing reads, a wrong value, or a resume with
+            another configuration.
     """
     request = _read(section, overrides)
     composed = _compose(section, request)
     if composed.get("resume"):
         return parse(section, resumed(section, composed, request))
-    return parse(section, _resolved(section, composed))
+    config = parse(section, _resolved(section, composed))
+    if all_read:
+        refuse_unread(config, request)
+    return config
 
 
 def config_to_yaml(config: Section) -> str:

@@ -105,6 +105,20 @@ class Config(WithPlugins, Composed):
         """The terms that are added to the loss, in the order of their names."""
         return [term for _, term in sorted(self.terms.items()) if term.weight > 0]
 
+    def unread(self) -> dict[str, str]:
+        """As :meth:`Composed.unread`: what the chosen plug-ins and a simulation do not read."""
+        found = {
+            f"federation.{key}": "in a simulation, only by a server of real clients"
+            for key in ("min_clients", "min_images")
+        }
+        for term in self.terms.values():
+            if term.weight == 0:
+                why = f"with {term.path}.weight=0"
+                found |= {f"{term.path}.{option}": why for option in term.options}
+        for choice in self.choices():
+            found |= choice.plugin.unread(self)
+        return found
+
     @model_validator(mode="after")
     def _choices_exist_and_agree(self) -> Self:
         for choice in self.choices():

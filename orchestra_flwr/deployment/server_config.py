@@ -62,6 +62,12 @@ class ServerConfig(Config):
             )
         return self
 
+    def unread(self) -> dict[str, str]:
+        """As :meth:`Composed.unread`: what real clients decide themselves."""
+        found = super().unread()
+        del found["federation.min_clients"], found["federation.min_images"]
+        return found | dict.fromkeys(("engine", "partition"), "with real clients, only simulated")
+
     @property
     def tls(self) -> bool:
         """Whether the server speaks TLS: always, but for `insecure` and keyless loopback."""

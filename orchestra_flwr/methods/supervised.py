@@ -39,6 +39,7 @@ class Supervised(Method):
         ConfigError: nothing says how many classes there are.
     """
 
+    has_projector = False
     Settings = SupervisedSettings
     learns_labels = True
 
