@@ -11,18 +11,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from orchestra_flwr import usage
+from orchestra_flwr import __version__, usage
 from orchestra_flwr.config import (
     Composed,
     Config,
     ConfigError,
     EvaluateConfig,
     config_to_yaml,
-    every_key,
+    described,
     load,
 )
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.flags import Flags, read_flags
 from orchestra_flwr.output_streams import outlast_output
 from orchestra_flwr.printable import printable, printable_lines
 
@@ -50,12 +51,17 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
     from orchestra_flwr.experiments import experiment_names
 
     outlast_output()
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if {"-h", "--help"} & set(arguments) or not arguments:
-            print(usage.EXPERIMENT.format(names=", ".join(experiment_names())))
+        known = ("--help", "--version", "--list")
+        flags = read_flags(sys.argv[1:] if arguments is None else arguments, known)
+        if "--version" in flags:
+            print(f"orchestra-flwr {__version__}")
             return 0
-        return _experiment(arguments)
+        if "--help" in flags or not (flags.overrides or flags.flags):
+            names = ", ".join(experiment_names())
+            print(usage.as_called(usage.EXPERIMENT, sys.argv[0]).format(names=names))
+            return 0
+        return _experiment(flags)
     except ConfigError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -64,11 +70,12 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
         return _stopped(stop)
 
 
-def _experiment(arguments: Sequence[str]) -> int:
+def _experiment(flags: Flags) -> int:
     from orchestra_flwr.experiments import experiment_names, make_plan
 
+    arguments = flags.overrides
     given = dict(a.partition("=")[::2] for a in arguments if a.partition("=")[0] in EXPERIMENT_KEYS)
-    extra = [a for a in arguments if a.partition("=")[0] not in (*EXPERIMENT_KEYS, "--list")]
+    extra = [a for a in arguments if a.partition("=")[0] not in EXPERIMENT_KEYS]
     if "experiment" not in given:
         raise ConfigError(f"experiment: must be given, one of {', '.join(experiment_names())}")
     plan, configs = make_plan(
@@ -86,7 +93,7 @@ def _experiment(arguments: Sequence[str]) -> int:
     from orchestra_flwr.experiments.report.writer import write_report
     from orchestra_flwr.experiments.sweep import jobs_of, run_plan
 
-    if "--list" in arguments:
+    if "--list" in flags:
         missing = {job.name: job for job in jobs_of(plan, folder)}
         for row in plan.rows:
             job = missing.get(row.run)
@@ -124,14 +131,16 @@ def _command(
     kind: type[C], run: Callable[[C], int], text: str, arguments: Sequence[str] | None
 ) -> int:
     outlast_output()
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if {"-h", "--help"} & set(arguments):
-            chosen = [a for a in arguments if "=" in a]  # of data=cifar10 --help the values
-            print(text + "\nEvery key with its value:\n\n" + every_key(kind, chosen))
+        flags = read_flags(sys.argv[1:] if arguments is None else arguments)
+        if "--version" in flags:
+            print(f"orchestra-flwr {__version__}")
             return 0
-        config = load(kind, [a for a in arguments if a != "--cfg"], all_read=True)
-        if "--cfg" in arguments:
+        if "--help" in flags:
+            print(_help(kind, text, flags))
+            return 0
+        config = load(kind, flags.overrides, all_read=True)
+        if "--cfg" in flags:
             print(config_to_yaml(config), end="")
             return 0
         _log_to_stderr()
@@ -144,6 +153,14 @@ def _command(
     except KeyboardInterrupt as stop:  # later, a run says how it is continued
         print("stopped before the run began; nothing was written", file=sys.stderr)
         return _stopped(stop)
+
+
+def _help(kind: type[C], text: str, flags: Flags) -> str:
+    keys = described(kind, flags.overrides)
+    if flags.groups:
+        return "\n".join(map(keys.group, flags.groups))
+    usage_lines = usage.as_called(text, sys.argv[0])
+    return f"{usage_lines}\nEvery key with its value:\n\n{keys.every_key()}"
 
 
 def _simulate(config: Config) -> int:

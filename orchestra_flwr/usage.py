@@ -1,8 +1,34 @@
 """What the commands say of themselves, for --help."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+# How programs are called that are installed, by the names of those in a checkout.
+INSTALLED = {
+    "run_sim.py": "orchestra-sim",
+    "run_server.py": "orchestra-server",
+    "run_client.py": "orchestra-client",
+    "run_experiment.py": "orchestra-experiment",
+}
+
+
+def as_called(text: str, program: str) -> str:
+    """A text with the names of programs as they are called here; `program`: `sys.argv[0]`."""
+    name = Path(program).name
+    if name in INSTALLED.values():
+        for script, installed in INSTALLED.items():
+            text = text.replace(script, installed)
+    elif name == "__main__.py":
+        text = text.replace("run_sim.py", "python -m orchestra_flwr")
+    return text
+
+
 _COMMON = """\
-  --help    this text and every key with its value; with data=cifar10 those of that choice
-  --cfg     the composed configuration, nothing is run
+  --help         this text and every key, its value with what else is on the line, and its meaning
+  --help data    one group or section alone: what it can be, and its keys
+  --cfg job      the composed configuration, nothing is run
+  --version      of this program
 """
 SIM = f"""\
 usage: run_sim.py [key=value ...]      train an encoder in a simulated federation

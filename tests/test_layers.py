@@ -14,7 +14,7 @@ LAYERS = [
     ["plugins", "seeding", "files", "folder_lock", "output_streams"],
     ["tensor_files"],
     ["config"],
-    ["models", "privacy"],
+    ["models", "privacy", "flags"],
     ["data"],
     ["clustering"],
     ["methods"],

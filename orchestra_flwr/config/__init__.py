@@ -4,7 +4,7 @@ The only package that reads Hydra's files. Everything else sees a :class:`Config
 """
 
 from orchestra_flwr.config.choice import Choice, Plugin
-from orchestra_flwr.config.compose import config_to_yaml, every_key, load, load_config
+from orchestra_flwr.config.compose import config_to_yaml, described, every_key, load, load_config
 from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.evaluate import EvaluateConfig
 from orchestra_flwr.config.renamed import migrated, renamed
@@ -67,6 +67,7 @@ __all__ = [
     "WithPlugins",
     "conf_dir",
     "config_to_yaml",
+    "described",
     "every_key",
     "known_device",
     "load",

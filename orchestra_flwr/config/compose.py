@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.described import Described
 from orchestra_flwr.config.overrides import read_overrides
 from orchestra_flwr.config.resume import resumed
 from orchestra_flwr.config.run import Config
@@ -26,7 +27,7 @@ from orchestra_flwr.config.section import (
     suggestion,
 )
 from orchestra_flwr.config.sections import are_packages
-from orchestra_flwr.config.translate import conf_dir, for_hydra, rooms_of
+from orchestra_flwr.config.translate import conf_dir, conf_folders_of, for_hydra, rooms_of
 from orchestra_flwr.config.unread import refuse_unread
 
 C = TypeVar("C", bound=Composed)
@@ -68,14 +69,20 @@ def config_to_yaml(config: Section) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump()))
 
 
-def every_key(section: type[Composed], overrides: Sequence[str] = ()) -> str:
-    """All keys with the values that they have with these overrides, as YAML, unchecked.
+def described(section: type[Composed], overrides: Sequence[str] = ()) -> Described:
+    """What all keys mean, with the values that they have with these overrides, unchecked.
 
     Raises:
         ConfigError: an override that does not compose.
     """
-    composed = _compose(section, _read(section, overrides))
-    return OmegaConf.to_yaml(OmegaConf.create(_resolved(section, composed)))
+    request = _read(section, overrides)
+    values = _resolved(section, _compose(section, request))
+    return Described(section, values, conf_folders_of(request))
+
+
+def every_key(section: type[Composed], overrides: Sequence[str] = ()) -> str:
+    """:meth:`Described.every_key`."""
+    return described(section, overrides).every_key()
 
 
 def _read(section: type[Composed], overrides: Sequence[str]) -> list[Override]:

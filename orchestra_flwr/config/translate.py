@@ -86,10 +86,9 @@ def _lines(
     if group in (*section.unused, *section.referred, "hydra") or override.package is not None:
         raise ConfigError(f"{text.partition('=')[0]}: unknown key (see --help)")
     rooms = rooms_of(section)
-    if dot and not override.is_delete() and (group in rooms or group == "terms"):
+    free = group in rooms or group == "terms" or key in known_keys(section)
+    if dot and free and not override.is_delete():  # a key that need not stand in a file
         return [f"++{key}={value_text(override)}"]
-    if dot and not override.is_delete() and key in known_keys(section):
-        return [f"++{key}={value_text(override)}"]  # which need not stand in a file
     if dot or override.is_delete() or isinstance(override.value(), dict):
         return [text]
     if key == "terms":

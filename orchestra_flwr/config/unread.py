@@ -31,9 +31,7 @@ def without_unread(config: Composed, overrides: Sequence[str]) -> list[str]:
     """
     unread = config.unread()
     keys = [override.key_or_group for override in read_overrides(overrides)]
-    return [
-        text for text, key in zip(overrides, keys, strict=True) if not _why_unread(key, unread)
-    ]
+    return [text for text, key in zip(overrides, keys, strict=True) if not _why_unread(key, unread)]
 
 
 def _why_unread(key: str, unread: Mapping[str, str]) -> str | None:

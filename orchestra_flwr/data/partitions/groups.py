@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import torch
 from pydantic import Field

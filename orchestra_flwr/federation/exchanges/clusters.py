@@ -73,7 +73,8 @@ class Clusters(Exchange):
     def unread(cls, config: Config) -> dict[str, str]:
         """Only clients that are to be grouped have rounds of one model before."""
         start = config.exchange.settings.start
-        return {} if start == "grouped" else {"exchange.warm_rounds": f"with exchange.start={start}"}
+        unread = {"exchange.warm_rounds": f"with exchange.start={start}"}
+        return {} if start == "grouped" else unread
 
     @classmethod
     def check(cls, config: Config) -> None:

@@ -31,6 +31,8 @@ SMALL = (
     "logging.progress=plain",
     "device=cpu",
 )
+
+
 def small(overrides):
     """What makes a run small, as far as its method reads it."""
     clusters = not any(override.startswith("method=") for override in overrides)
