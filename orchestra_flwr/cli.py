@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -25,6 +26,7 @@ from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.flags import Flags, read_flags
 from orchestra_flwr.output_streams import outlast_output
+from orchestra_flwr.phases import phase
 from orchestra_flwr.printable import printable, printable_lines
 
 EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "folder", "jobs")
@@ -171,12 +173,13 @@ def _simulate(config: Config) -> int:
     from orchestra_flwr.reporting import Progress, RunFolder
     from orchestra_flwr.training import build_learner, check_memory
 
-    check_resources(config)
-    population = load_population(config)
-    named = with_class_names(config, population.dataset.train.classes)
-    check_population(named, population)
-    check_memory(named, config.data.channels)
-    build_learner(named, config.data.channels)  # what cannot be built is refused here
+    with _phase(config, "reading and splitting the images"):
+        check_resources(config)
+        population = load_population(config)
+        named = with_class_names(config, population.dataset.train.classes)
+        check_population(named, population)
+        check_memory(named, config.data.channels)
+        build_learner(named, config.data.channels)  # what cannot be built is refused here
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return simulate(named, population, folder, progress)
@@ -184,12 +187,20 @@ def _simulate(config: Config) -> int:
     return _run_in_folder(config, run)
 
 
+def _phase(config: Config, text: str) -> AbstractContextManager[None]:
+    """What goes on before there is a run folder, as far as anything is to be shown."""
+    if config.logging.progress == "off":
+        return nullcontext()
+    return phase(text, lambda line: print(line, flush=True))
+
+
 def _serve(config: ServerConfig) -> int:
     from orchestra_flwr.deployment.processes.server_process import check, serve
     from orchestra_flwr.reporting import Progress, RunFolder
     from orchestra_flwr.training import check_memory
 
-    check(config)
+    with _phase(config, "reading the images"):
+        check(config)
     check_memory(config, config.data.channels)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -216,6 +227,7 @@ def _run_and_show(config: Config, folder: Any, run: Callable[[Any, Any], dict[st
     progress = make_progress(config.logging.progress, config.federation.rounds)
     try:
         with progress:
+            progress.message(f"run folder: {folder.path}")
             summary = run(folder, progress)
     except (FederationError, OSError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)

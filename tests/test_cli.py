@@ -75,6 +75,12 @@ def test_a_run_then_its_table_and_folder(sim, tmp_path, tiny_overrides):
     assert code == 0
     (folder,) = (tmp_path / "outputs" / "orchestra-digits").iterdir()
     assert "untrained" in out and "trained" in out and "gain" in out
+    assert out.splitlines()[:4] == [
+        f"run folder: {folder.relative_to(tmp_path)}",
+        "method=orchestra data=digits: 120 training and 60 test images, 4 clients, 2 rounds",
+        "device: cpu, engine=inline",
+        "clients at the same time: 1",
+    ]
     assert str(folder.name) in out.strip().splitlines()[-1]
     assert {p.name for p in folder.iterdir()} == {
         ".lock",
@@ -279,7 +285,8 @@ def test_stopping_while_images_are_decoded_is_one_line(sim, tmp_path, monkeypatc
         return np.zeros((3, size, size), np.uint8)
 
     monkeypatch.setattr(decoding, "decode_image", decode)
-    assert sim("data=image_folder", "data.root=photos", "engine=inline") == (
+    quiet = "logging.progress=off"
+    assert sim("data=image_folder", "data.root=photos", "engine=inline", quiet) == (
         code, "", "stopped before the run began; nothing was written\n",
     )  # fmt: skip
     assert len(decoded) < 1900

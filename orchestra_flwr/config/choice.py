@@ -100,10 +100,10 @@ class Choice(Section):
             if option in plugin.Settings.model_fields
         ]
         hint = f"did you mean {self.path}.{close[0]}?" if close else ""
-        if option in self.usual:
-            hint = f"did you mean {self.written(self.usual[option])}?"
-        elif not close and others:
+        if not close and others:
             hint = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it"
+            if option in self.usual:
+                hint += f"; did you mean {self.written(self.usual[option])}?"
         options = ", ".join(known) or "no options"
         return (
             f"{self.path}.{option}: unknown option of {self.written(self.name)}, "

@@ -72,9 +72,7 @@ class Described:
         text = self._of_section((name,))
         if choices:
             width = max(map(len, choices))
-            lines = [
-                f"  {name}={choice:<{width}}  {choices[choice]}".rstrip() for choice in choices
-            ]
+            lines = [f"  {name}={each:<{width}}  {choices[each]}".rstrip() for each in choices]
             text = "\n".join([text, "", *lines])
         if name in self.values:
             text += f"\n\n{name}:\n" + "\n".join(self._lines(self.values[name], (name,)))

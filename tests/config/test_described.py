@@ -63,16 +63,8 @@ def test_help_has_the_values_of_a_run():
 
 
 def test_a_users_own_choice_is_explained_from_its_file(user_package):
-    user_package(
-        {
-            "optimizers/mine.py": """
-                from orchestra_flwr.training.optimizers.sgd import SGD
-                class Mine(SGD):
-                    pass
-            """,
-        }
-    )
-    conf = user_package({}).parent / "my_package" / "conf" / "optimizer"
+    code = "from orchestra_flwr.training.optimizers.sgd import SGD\nclass Mine(SGD): pass\n"
+    conf = user_package({"optimizers/mine.py": code}) / "conf" / "optimizer"
     conf.mkdir(parents=True)
     (conf / "mine.yaml").write_text("# What I like best.\nname: mine\nmomentum: 0.5  # of mine\n")
     overview = described(Config, ["plugins=[my_package]", "optimizer=mine"]).group("optimizer")

@@ -73,7 +73,7 @@ def test_a_run_takes_of_shared_overrides_what_it_reads():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("data.root=photos", "(did you mean data=image_folder?)"),
+        ("data.root=photos", "have it; did you mean data=image_folder?)"),
         ("rounds=5", "rounds: unknown key (did you mean federation.rounds?)"),
         ("lr=1", "lr: unknown key (did you mean training.lr"),
         ("epochs=1", "epochs: unknown key (did you mean training.local_epochs?)"),

@@ -192,3 +192,31 @@ def test_names_do_not_command_the_terminal(mode):
     shown = console.file.getvalue()
     assert r"client \x1b]0;owned\x07 is refused" in shown and r"\x1b[2Jkitchen" in shown
     assert "\x1b]0" not in shown and "\x1b[2Jk" not in shown
+
+
+def test_plain_says_what_takes_long_between_rounds(monkeypatch, capsys):
+    monkeypatch.setattr("orchestra_flwr.phases.phase.__wrapped__.__defaults__", (0.01,))
+    with make_progress("plain", 1) as progress:
+        with progress.phase("judging the encoder"):
+            time.sleep(0.3)
+        progress.phase_started("starting Ray")
+        time.sleep(0.3)
+        progress.phase_ended()
+    assert capsys.readouterr().out.splitlines() == ["judging the encoder ...", "starting Ray ..."]
+
+
+def test_live_shows_what_goes_on_as_a_bar_while_it_does():
+    def judge(progress):
+        with progress.phase("judging [the encoder]"):
+            progress._bars.refresh()
+        progress.message("after")
+
+    text = live_run(act=judge)
+    assert "judging [the encoder]" in text
+    assert "judging" not in text[text.index("after") :]
+
+
+def test_off_is_silent_about_phases(capsys):
+    with make_progress("off", 1) as progress, progress.phase("judging"):
+        pass
+    assert capsys.readouterr() == ("", "")

@@ -186,9 +186,10 @@ class _Run:
         scores: Scores | None = None
         by_model: dict[str, Any] = {}
         if evaluated:
-            scores, by_model = evaluate_models(
-                self.evaluator, self.models, self.federation.exchange, untrained=number == 0
-            )
+            with self.progress.phase(f"judging the encoder after round {number}"):
+                scores, by_model = evaluate_models(
+                    self.evaluator, self.models, self.federation.exchange, untrained=number == 0
+                )
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
         record = round_record(round_, report, seconds, scores)
