@@ -171,7 +171,7 @@ def _simulate(config: Config) -> int:
     from orchestra_flwr.federation.simulation import check_resources, simulate
     from orchestra_flwr.methods.labels import with_class_names
     from orchestra_flwr.reporting import Progress, RunFolder
-    from orchestra_flwr.training import build_learner, check_memory
+    from orchestra_flwr.training import build_learner, check_memory, initial_encoder
 
     with _phase(config, "reading and splitting the images"):
         check_resources(config)
@@ -180,6 +180,8 @@ def _simulate(config: Config) -> int:
         check_population(named, population)
         check_memory(named, config.data.channels)
         build_learner(named, config.data.channels)  # what cannot be built is refused here
+        if not config.resume:
+            initial_encoder(config)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return simulate(named, population, folder, progress)
@@ -197,10 +199,12 @@ def _phase(config: Config, text: str) -> AbstractContextManager[None]:
 def _serve(config: ServerConfig) -> int:
     from orchestra_flwr.deployment.processes.server_process import check, serve
     from orchestra_flwr.reporting import Progress, RunFolder
-    from orchestra_flwr.training import check_memory
+    from orchestra_flwr.training import check_memory, initial_encoder
 
     with _phase(config, "reading the images"):
         check(config)
+        if not config.resume:
+            initial_encoder(config)
     check_memory(config, config.data.channels)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:

@@ -16,19 +16,19 @@ LONGEST_SECONDS = 600.0  # between two lines
 
 
 @contextmanager
-def phase(text: str, show: Callable[[str], None], first: float = FIRST_SECONDS) -> Iterator[None]:
+def phase(text: str, show: Callable[[str], None], first: float | None = None) -> Iterator[None]:
     """Shows, from another thread, that something goes on for as long as the block runs.
 
     Args:
         text: what goes on, such as "starting Ray".
         show: shows a line.
-        first: seconds until the first line.
+        first: seconds until the first line; None: two.
     """
     over = threading.Event()
 
     def watch() -> None:
         began, wait = time.monotonic(), LATER_SECONDS
-        if over.wait(first):
+        if over.wait(FIRST_SECONDS if first is None else first):
             return
         show(f"{text} ...")
         while not over.wait(wait):

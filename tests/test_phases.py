@@ -23,7 +23,7 @@ def test_a_long_phase_is_said_soon_and_then_seldom(monkeypatch):
         while len(lines) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert lines[:3] == ["reading ...", "reading: 0 s so far", lines[2]]
-    assert phases.FIRST_SECONDS < 3
+    assert phases.FIRST_SECONDS < 3  # nothing is silent for longer
 
 
 def test_an_error_ends_the_phase():

@@ -8,7 +8,7 @@ from orchestra_flwr.config.compose import config_to_yaml, described, every_key, 
 from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.evaluate import EvaluateConfig
 from orchestra_flwr.config.renamed import migrated, renamed
-from orchestra_flwr.config.resume import RESUME_MAY_CHANGE
+from orchestra_flwr.config.resume import MAY_GROW, RESUME_MAY_CHANGE
 from orchestra_flwr.config.run import Config, requested_plugins
 from orchestra_flwr.config.section import (
     Composed,
@@ -40,6 +40,7 @@ from orchestra_flwr.config.translate import conf_dir
 from orchestra_flwr.config.unread import without_unread
 
 __all__ = [
+    "MAY_GROW",
     "RESUME_MAY_CHANGE",
     "AugmentationConfig",
     "Choice",

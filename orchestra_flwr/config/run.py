@@ -65,6 +65,7 @@ class Config(WithPlugins, Composed):
     seed: int = Field(0, ge=0)
     name: str = Field("orchestra", min_length=1)
     run_dir: OptionalPathText = None
+    init: OptionalPathText = None
     resume: OptionalPathText = None
 
     _device_is_known = field_validator("device")(known_device)
@@ -125,6 +126,11 @@ class Config(WithPlugins, Composed):
             _ = choice.settings
         self._check_normalisation()
         self._check_update_privacy()
+        if self.init is not None and self.merging.plugin.local_norms:
+            raise ValueError(
+                f"init={self.init}: must not be given with merging={self.merging.name}, whose "
+                "clients begin with BatchNorm of their own"
+            )
         for choice in self.choices():
             choice.plugin.check(self)
         return self

@@ -85,6 +85,12 @@ class ServerConfig(Config):
         calls them; so do those of engine and partition, which only simulations have.
         """
         values = self.model_dump(include=set(Config.model_fields))
-        values |= {"run_dir": None, "resume": None, "engine": "inline", "partition": "iid"}
+        values |= {
+            "run_dir": None,
+            "init": None,
+            "resume": None,
+            "engine": "inline",
+            "partition": "iid",
+        }
         values["data"] = {name: values["data"][name] for name in DataConfig.model_fields}
         return Config.model_validate(values)

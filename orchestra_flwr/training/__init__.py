@@ -6,6 +6,7 @@ from orchestra_flwr.training.local_round import LocalResult, observe_round, trai
 from orchestra_flwr.training.needed_memory import check_memory
 from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
 from orchestra_flwr.training.step import TrainingError
+from orchestra_flwr.training.warm_start import initial_encoder, starting_learner
 
 __all__ = [
     "Learner",
@@ -13,10 +14,12 @@ __all__ = [
     "TrainingError",
     "build_learner",
     "check_memory",
+    "initial_encoder",
     "keep_freed_memory",
     "observe_round",
     "resolve_device",
     "return_freed_memory",
+    "starting_learner",
     "torch_threads",
     "train_round",
     "usable_cpus",

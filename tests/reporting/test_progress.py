@@ -195,7 +195,7 @@ def test_names_do_not_command_the_terminal(mode):
 
 
 def test_plain_says_what_takes_long_between_rounds(monkeypatch, capsys):
-    monkeypatch.setattr("orchestra_flwr.phases.phase.__wrapped__.__defaults__", (0.01,))
+    monkeypatch.setattr("orchestra_flwr.phases.FIRST_SECONDS", 0.01)
     with make_progress("plain", 1) as progress:
         with progress.phase("judging the encoder"):
             time.sleep(0.3)

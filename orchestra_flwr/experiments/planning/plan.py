@@ -161,6 +161,8 @@ def run_name(config: Config, work: str = "train") -> str:
     """
     values = config.model_dump()
     values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
+    if config.init is None:  # a key that earlier versions do not have
+        del values["init"]
     root = config.data.options.get("root")
     for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
         *path, last = key.split(".")

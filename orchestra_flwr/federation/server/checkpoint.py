@@ -73,6 +73,11 @@ def save_checkpoint(
         raise FederationError(f"cannot write the checkpoint in {folder}: {error}") from error
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether there is a checkpoint from which the run goes on."""
+    return (folder / FILE).is_file()
+
+
 def load_checkpoint(folder: Path, models: Models) -> Position | None:
     """Restores the server's models; None if there is no checkpoint yet.
 
@@ -80,7 +85,7 @@ def load_checkpoint(folder: Path, models: Models) -> Position | None:
         FederationError: the file is damaged or holds other models.
     """
     path = folder / FILE
-    if not path.is_file():
+    if not is_begun(folder):
         return None
     try:
         saved, values = load_tensors(path, earlier=folder_record.EARLIER)

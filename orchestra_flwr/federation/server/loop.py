@@ -19,6 +19,7 @@ from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
     forget_noise_key,
+    is_begun,
     load_checkpoint,
     run_id,
     save_checkpoint,
@@ -54,7 +55,7 @@ from orchestra_flwr.reporting import (
     plot_curves,
 )
 from orchestra_flwr.reporting.folder_record import FolderRecord
-from orchestra_flwr.training import build_learner
+from orchestra_flwr.training import Learner, build_learner, starting_learner
 
 
 def run_federation(
@@ -117,7 +118,8 @@ class _Run:
         self.folder = folder
         self.progress = progress
         self.workers = workers
-        self.learner = build_learner(config, config.data.channels)
+        begun = is_begun(folder.checkpoint)
+        self.learner = _learner(config, begun)
         exchange: Exchange = config.exchange.build()
         schemas = Schemas.of(self.learner, config)
         names = exchange.models(members.names)
@@ -126,7 +128,7 @@ class _Run:
         for name in names:
             if (seed := exchange.seed_of(name, config.seed)) != config.seed:
                 other = config.model_copy(update={"seed": seed})
-                self.models.begin(name, build_learner(other, config.data.channels))
+                self.models.begin(name, _learner(other, begun))
         self.release: Release | None = config.method.plugin.release(config)
         self.privacy = RunPrivacy(
             config,
@@ -152,7 +154,11 @@ class _Run:
         self.folder.truncate_after(-1 if position is None else position.round)
         if position is not None:
             self.progress.message(f"resumed after round {position.round}")
+            if position.round < self.config.federation.rounds:
+                self.folder.summary.unlink(missing_ok=True)  # of a finished run that is extended
             self.federation.exchange.load_state(position.exchange)
+        elif self.config.init is not None:
+            self.progress.message(f"begins with the encoder of {self.config.init}")
         if self.skipped:
             self.progress.message(f"{self.skipped} image files could not be read and are left out")
         if self.evaluator.why_not:
@@ -367,3 +373,8 @@ class _Run:
         if self.log:
             self.log.close()
         return summary
+
+
+def _learner(config: Config, begun: bool) -> Learner:
+    """The server's learner; of a run that has begun, its state is in the checkpoint."""
+    return build_learner(config, config.data.channels) if begun else starting_learner(config)
