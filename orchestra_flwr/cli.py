@@ -24,7 +24,7 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.flags import Flags, read_flags
+from orchestra_flwr.flags import COMMON, Flags, read_flags
 from orchestra_flwr.output_streams import outlast_output
 from orchestra_flwr.phases import phase
 from orchestra_flwr.printable import printable, printable_lines
@@ -35,7 +35,7 @@ C = TypeVar("C", bound=Composed)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`run_sim.py`: simulates a federation; returns the exit code."""
-    return _command(Config, _simulate, usage.SIM, arguments)
+    return _command(Config, _simulate, usage.SIM, arguments, (*COMMON, "--multirun"))
 
 
 def server_main(arguments: Sequence[str] | None = None) -> int:
@@ -114,6 +114,29 @@ def _experiment(flags: Flags) -> int:
     return 1 if failed else 0
 
 
+def _run_several(flags: Flags) -> int:
+    from orchestra_flwr.experiments.multirun import FOLDER, make_sweep, print_sweep
+    from orchestra_flwr.experiments.sweep import jobs_of, run_jobs
+
+    plan, configs = make_sweep(flags.overrides)
+    if "--cfg" in flags:
+        print("\n---\n".join(config_to_yaml(config) for config in configs.values()), end="")
+        return 0
+    _stop_on_sigterm()
+    todo = jobs_of(plan, FOLDER)
+    print(f"{len(configs)} runs, {len(configs) - len(todo)} complete already", flush=True)
+    try:
+        failed = run_jobs(todo, FOLDER, 1, lambda line: print(printable(line), flush=True))
+    except (OSError, ValueError) as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as stop:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return _stopped(stop)
+    print_sweep(plan, FOLDER)
+    return 1 if failed else 0
+
+
 def _whole(key: str, text: str, least: int) -> int:
     if not text.strip().isdecimal() or int(text) < least:
         raise ConfigError(f"{key}={text}: must be a whole number, at least {least}")
@@ -130,17 +153,23 @@ def evaluate_main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(
-    kind: type[C], run: Callable[[C], int], text: str, arguments: Sequence[str] | None
+    kind: type[C],
+    run: Callable[[C], int],
+    text: str,
+    arguments: Sequence[str] | None,
+    known: Sequence[str] = COMMON,
 ) -> int:
     outlast_output()
     try:
-        flags = read_flags(sys.argv[1:] if arguments is None else arguments)
+        flags = read_flags(sys.argv[1:] if arguments is None else arguments, known)
         if "--version" in flags:
             print(f"orchestra-flwr {__version__}")
             return 0
         if "--help" in flags:
             print(_help(kind, text, flags))
             return 0
+        if "--multirun" in flags:
+            return _run_several(flags)
         config = load(kind, flags.overrides, all_read=True)
         if "--cfg" in flags:
             print(config_to_yaml(config), end="")

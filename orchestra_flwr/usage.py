@@ -37,8 +37,12 @@ usage: run_sim.py [key=value ...]      train an encoder in a simulated federatio
   run_sim.py data=image_folder data.root=photos.zip   your own images
   run_sim.py data=cifar10                             the paper's cross-device run
   run_sim.py resume=outputs/<name>/<date_time>        go on with an interrupted run
+  run_sim.py resume=... federation.rounds=40          give a finished one more rounds
+  run_sim.py init=outputs/<name>/<date_time>          begin with the encoder of another run
+  run_sim.py -m method=simclr,orchestra seed=0,1      four runs, one table
 
-{_COMMON}
+{_COMMON}  --multirun     -m: every combination of values with commas is a run in outputs/multirun
+
 Values may be groups (data=cifar10 takes conf/data/cifar10.yaml) or single keys (training.lr=0.01).
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
 damaged, and nothing was written.

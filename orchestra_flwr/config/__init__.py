@@ -7,6 +7,7 @@ from orchestra_flwr.config.choice import Choice, Plugin
 from orchestra_flwr.config.compose import config_to_yaml, described, every_key, load, load_config
 from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.evaluate import EvaluateConfig
+from orchestra_flwr.config.overrides import swept_values
 from orchestra_flwr.config.renamed import migrated, renamed
 from orchestra_flwr.config.resume import MAY_GROW, RESUME_MAY_CHANGE
 from orchestra_flwr.config.run import Config, requested_plugins
@@ -78,5 +79,6 @@ __all__ = [
     "read_config_file",
     "renamed",
     "requested_plugins",
+    "swept_values",
     "without_unread",
 ]

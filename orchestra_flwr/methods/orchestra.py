@@ -118,8 +118,6 @@ class Orchestra(Method):
         found = super().unread(config)
         if clustering_settings(config).name == "features":
             found["clustering.local_clusters"] = "with clustering=features"
-        if not config.method.settings.target:
-            found["method.ema"] = "with method.target=false"
         return found
 
     @classmethod
