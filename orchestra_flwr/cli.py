@@ -162,18 +162,13 @@ def _command(
     outlast_output()
     try:
         flags = read_flags(sys.argv[1:] if arguments is None else arguments, known)
-        if "--version" in flags:
-            print(f"orchestra-flwr {__version__}")
-            return 0
-        if "--help" in flags:
-            print(_help(kind, text, flags))
-            return 0
-        if "--multirun" in flags:
+        if "--multirun" in flags and "--help" not in flags:
             return _run_several(flags)
-        config = load(kind, flags.overrides, all_read=True)
-        if "--cfg" in flags:
-            print(config_to_yaml(config), end="")
+        shown = _shown(kind, text, flags)
+        if shown is not None:
+            print(shown, end="")
             return 0
+        config = load(kind, flags.overrides, all_read=True)
         _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         _stop_on_sigterm()
@@ -186,12 +181,19 @@ def _command(
         return _stopped(stop)
 
 
-def _help(kind: type[C], text: str, flags: Flags) -> str:
-    keys = described(kind, flags.overrides)
-    if flags.groups:
-        return "\n".join(map(keys.group, flags.groups))
-    usage_lines = usage.as_called(text, sys.argv[0])
-    return f"{usage_lines}\nEvery key with its value:\n\n{keys.every_key()}"
+def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
+    """What flags ask to be shown instead of a run; None: they do not."""
+    if "--version" in flags:
+        return f"orchestra-flwr {__version__}\n"
+    if "--help" in flags:
+        keys = described(kind, flags.overrides)
+        if flags.groups:
+            return "\n".join(map(keys.group, flags.groups))
+        usage_lines = usage.as_called(text, sys.argv[0])
+        return f"{usage_lines}\nEvery key with its value:\n\n{keys.every_key()}"
+    if "--cfg" in flags:
+        return config_to_yaml(load(kind, flags.overrides, all_read=True))
+    return None
 
 
 def _simulate(config: Config) -> int:

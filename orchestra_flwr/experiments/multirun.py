@@ -1,4 +1,4 @@
-"""One command for several runs: every combination of the values that keys are given (--multirun)."""
+"""One command for several runs, --multirun: all combinations of the values that keys are given."""
 
 from __future__ import annotations
 
