@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from orchestra_flwr import __version__, usage
+from orchestra_flwr.completion import completion_script
 from orchestra_flwr.config import (
     Composed,
     Config,
@@ -24,7 +25,7 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.flags import COMMON, Flags, read_flags
+from orchestra_flwr.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.output_streams import outlast_output
 from orchestra_flwr.phases import phase
 from orchestra_flwr.printable import printable, printable_lines
@@ -35,17 +36,17 @@ C = TypeVar("C", bound=Composed)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`run_sim.py`: simulates a federation; returns the exit code."""
-    return _command(Config, _simulate, usage.SIM, arguments, (*COMMON, "--multirun"))
+    return _command(Config, _simulate, usage.SIM, arguments, SEVERAL)
 
 
 def server_main(arguments: Sequence[str] | None = None) -> int:
     """`run_server.py`: a federation of real clients; returns the exit code."""
-    return _command(ServerConfig, _serve, usage.SERVER, arguments)
+    return _command(ServerConfig, _serve, usage.SERVER, arguments, PROGRAM)
 
 
 def client_main(arguments: Sequence[str] | None = None) -> int:
     """`run_client.py`: one real client; returns the exit code."""
-    return _command(ClientConfig, _take_part, usage.CLIENT, arguments)
+    return _command(ClientConfig, _take_part, usage.CLIENT, arguments, PROGRAM)
 
 
 def experiment_main(arguments: Sequence[str] | None = None) -> int:
@@ -191,6 +192,11 @@ def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
             return "\n".join(map(keys.group, flags.groups))
         usage_lines = usage.as_called(text, sys.argv[0])
         return f"{usage_lines}\nEvery key with its value:\n\n{keys.every_key()}"
+    if "--completion" in flags:
+        known = SEVERAL if kind is Config else PROGRAM
+        words = [*described(kind, flags.overrides).words(), *known]
+        script = usage.script_of(text)
+        return completion_script([usage.INSTALLED.get(script, script), script], words)
     if "--cfg" in flags:
         return config_to_yaml(load(kind, flags.overrides, all_read=True))
     return None

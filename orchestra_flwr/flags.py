@@ -9,6 +9,8 @@ from orchestra_flwr.config import ConfigError
 
 SHORT = {"-h": "--help", "-m": "--multirun"}
 COMMON = ("--help", "--version", "--cfg")
+PROGRAM = (*COMMON, "--completion")  # of one that is installed under a name of its own
+SEVERAL = (*PROGRAM, "--multirun")
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,19 @@ def as_called(text: str, program: str) -> str:
     return text
 
 
+def script_of(text: str) -> str:
+    """The name of the program that a text is about."""
+    return text.removeprefix("usage: ").split()[0]
+
+
 _COMMON = """\
   --help         this text and every key, its value with what else is on the line, and its meaning
   --help data    one group or section alone: what it can be, and its keys
   --cfg job      the composed configuration, nothing is run
   --version      of this program
+"""
+_COMPLETION = """\
+  --completion   a script for tab completion in bash and zsh: eval "$(... --completion)"
 """
 SIM = f"""\
 usage: run_sim.py [key=value ...]      train an encoder in a simulated federation
@@ -41,7 +49,7 @@ usage: run_sim.py [key=value ...]      train an encoder in a simulated federatio
   run_sim.py init=outputs/<name>/<date_time>          begin with the encoder of another run
   run_sim.py -m method=simclr,orchestra seed=0,1      four runs, one table
 
-{_COMMON}  --multirun     -m: every combination of values with commas is a run in outputs/multirun
+{_COMMON}{_COMPLETION}  --multirun     -m: every combination of values with commas is a run in outputs/multirun
 
 Values may be groups (data=cifar10 takes conf/data/cifar10.yaml) or single keys (training.lr=0.01).
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
@@ -57,7 +65,7 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
 
 Keys: python -m orchestra_flwr.deployment.keys server --host <name or address of this machine>
 
-{_COMMON}
+{_COMMON}{_COMPLETION}
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
 damaged, and nothing was written.
 """
@@ -69,7 +77,7 @@ usage: run_client.py server=HOST:PORT data.root=IMAGES [key=value ...]      take
 
 Runs until it is stopped, reconnects by itself, and takes part in every run of its server.
 
-{_COMMON}
+{_COMMON}{_COMPLETION}
 Exit code 2: the configuration is wrong.
 """
 EXPERIMENT = """\

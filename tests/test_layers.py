@@ -14,7 +14,7 @@ LAYERS = [
     ["plugins", "seeding", "files", "folder_lock", "output_streams", "phases"],
     ["tensor_files"],
     ["config"],
-    ["models", "privacy", "flags"],
+    ["models", "privacy", "flags", "completion"],
     ["data"],
     ["clustering"],
     ["methods"],

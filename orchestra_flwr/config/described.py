@@ -78,6 +78,15 @@ class Described:
             text += f"\n\n{name}:\n" + "\n".join(self._lines(self.values[name], (name,)))
         return text.lstrip("\n") + "\n"
 
+    def words(self) -> list[str]:
+        """All that can begin an argument: "seed=" and, of choices, "method=simclr"."""
+        groups = {key for key, value in self.values.items() if isinstance(value, Mapping)}
+        groups |= {"preset"} if issubclass(self.section, Config) else set()
+        chosen = [
+            f"{name}={each}" for name in sorted(groups - {"terms"}) for each in self._choices(name)
+        ]
+        return [*chosen, *(f"{key}=" for key in _leaves(self.values))]
+
     def meaning(self, path: Sequence[str]) -> str:
         """One line about a key; "" where nobody says anything."""
         if len(path) > 1 and path[-1] == "name" and (header := self._header_of_choice(path)):
@@ -199,6 +208,17 @@ def read_comments(file: Path) -> Comments:
             found.keys[key] = text
         above = []
     return found
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The full names of all keys that have a value."""
+    for key, value in values.items():
+        if key in HIDDEN or (prefix and key == "name"):
+            continue
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 def _annotation(section: type[Section], path: Sequence[str]) -> Any:
