@@ -49,7 +49,8 @@ usage: run_sim.py [key=value ...]      train an encoder in a simulated federatio
   run_sim.py init=outputs/<name>/<date_time>          begin with the encoder of another run
   run_sim.py -m method=simclr,orchestra seed=0,1      four runs, one table
 
-{_COMMON}{_COMPLETION}  --multirun     -m: every combination of values with commas is a run in outputs/multirun
+{_COMMON}{_COMPLETION}\
+  --multirun     or -m: all combinations of values with commas, each a run in outputs/multirun
 
 Values may be groups (data=cifar10 takes conf/data/cifar10.yaml) or single keys (training.lr=0.01).
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
