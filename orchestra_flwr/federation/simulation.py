@@ -30,7 +30,8 @@ def simulate(
         FederationError: the run could not be completed.
     """
     _announce(config, population, progress)
-    record_split(config, population, folder)
+    with progress.phase("recording the split"):
+        record_split(config, population, folder)
     starting = ExitStack()
 
     def serve(grid: Grid, workers: int) -> dict[str, Any]:

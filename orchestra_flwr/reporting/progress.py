@@ -67,7 +67,7 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        return None
+        self.phase_ended()
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
         """A round begins; `label` says what it does in a word or two."""
@@ -147,6 +147,8 @@ class PlainProgress(Progress):
         """As :meth:`Progress.round_started`."""
         super().round_started(round, cohort, label)
         self._round_began = self._last_line = time.monotonic()
+        if not self._finished:  # nobody knows yet how long a round is
+            self.phase_started(self._position())
 
     def client_done(self, client: str, ok: bool) -> None:
         """As :meth:`Progress.client_done`."""
@@ -168,6 +170,7 @@ class PlainProgress(Progress):
     ) -> None:
         """As :meth:`Progress.round_finished`."""
         super().round_finished(round, losses, scores, seconds, dropped)
+        self.phase_ended()
         self.message(
             _join(
                 self._position(),
@@ -223,6 +226,7 @@ class LiveProgress(Progress):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        super().__exit__(kind, error, trace)
         for handler, stream in self._streams:
             handler.setStream(stream)
         self._streams.clear()

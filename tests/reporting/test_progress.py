@@ -220,3 +220,16 @@ def test_off_is_silent_about_phases(capsys):
     with make_progress("off", 1) as progress, progress.phase("judging"):
         pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_plain_says_that_the_first_round_has_begun(monkeypatch, capsys):
+    """Nobody knows yet how long one is; later ones are not said twice."""
+    monkeypatch.setattr("orchestra_flwr.phases.FIRST_SECONDS", 0.01)
+    with make_progress("plain", 2) as progress:
+        for number in (1, 2):
+            progress.round_started(number, 3, "training")
+            time.sleep(0.3)
+            progress.round_finished(number, {}, None, 0.3, [])
+    begun, first, second = capsys.readouterr().out.splitlines()
+    assert begun == "round 1/2 training ..."
+    assert first.startswith("round 1/2 training  0/3") and second.startswith("round 2/2 training  ")

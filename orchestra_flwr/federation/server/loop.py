@@ -171,7 +171,8 @@ class _Run:
         position = position or Position(round=-1)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
             position = self._round(number, position)
-        return self._finish(position)
+        with self.progress.phase("saving the encoder and the summary"):
+            return self._finish(position)
 
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
