@@ -189,7 +189,8 @@ class PlainProgress(Progress):
         print(printable(text), file=self._file, flush=True)
 
     def phase(self, text: str) -> AbstractContextManager[None]:
-        """As :meth:`Progress.phase`: lines, fewer and fewer of them."""
+        """As :meth:`Progress.phase`: lines, fewer and fewer of them; the round's own end here."""
+        self.phase_ended()
         return phase(text, self.message)
 
 

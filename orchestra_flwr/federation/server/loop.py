@@ -154,8 +154,6 @@ class _Run:
         self.folder.truncate_after(-1 if position is None else position.round)
         if position is not None:
             self.progress.message(f"resumed after round {position.round}")
-            if position.round < self.config.federation.rounds:
-                self.folder.summary.unlink(missing_ok=True)  # of a finished run that is extended
             self.federation.exchange.load_state(position.exchange)
         elif self.config.init is not None:
             self.progress.message(f"begins with the encoder of {self.config.init}")
@@ -171,6 +169,7 @@ class _Run:
         position = position or Position(round=-1)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
             position = self._round(number, position)
+            self.folder.summary.unlink(missing_ok=True)  # of a finished run that gets more rounds
         with self.progress.phase("saving the encoder and the summary"):
             return self._finish(position)
 
