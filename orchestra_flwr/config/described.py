@@ -242,5 +242,5 @@ def _sentence(text: str) -> str:
 
 def _written(value: Any) -> str:
     """A value in one line of YAML."""
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
     return text.removesuffix("...\n").strip()

@@ -44,8 +44,8 @@ def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
     if not axes:
         raise ConfigError("--multirun: a key must have several values, such as seed=0,1,2")
     rows, configs = [], {}
-    for values in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
         overrides = [*shared, *(f"{key}={value}" for key, value in chosen.items())]
         config = load_config(overrides, all_read=True)
         run = run_name(config)

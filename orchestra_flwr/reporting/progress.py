@@ -279,6 +279,7 @@ class LiveProgress(Progress):
             yield
         finally:
             self._bars.remove_task(bar)
+            self._bars.refresh()  # else it is drawn once more below the next line
 
 
 def _join(*facts: str) -> str:
