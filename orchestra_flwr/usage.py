@@ -19,7 +19,7 @@ def as_called(text: str, program: str) -> str:
     if name in INSTALLED.values():
         for script, installed in INSTALLED.items():
             text = text.replace(script, installed)
-    elif name == "__main__.py":
+    elif Path(program).parts[-2:] == ("orchestra_flwr", "__main__.py"):
         text = text.replace("run_sim.py", "python -m orchestra_flwr")
     return text
 

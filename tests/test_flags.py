@@ -41,13 +41,14 @@ def test_every_command_knows_its_version_and_its_flags(command, capsys):
         ("/venv/bin/orchestra-sim", "usage: orchestra-sim [key=value"),
         ("run_sim.py", "usage: run_sim.py [key=value"),
         ("/x/orchestra_flwr/__main__.py", "usage: python -m orchestra_flwr [key=value"),
+        ("/x/pytest/__main__.py", "usage: run_sim.py [key=value"),
     ],
 )
 def test_usage_lines_have_the_name_that_was_called(program, says, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [program])
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(says) and (program == "run_sim.py") == ("run_sim.py" in out)
+    assert out.startswith(says) and (says.startswith("usage: run_sim")) == ("run_sim.py" in out)
 
 
 def test_help_of_a_group(capsys):
