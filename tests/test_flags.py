@@ -1,5 +1,6 @@
 """Flags of the commands, in one line where they are wrong."""
 
+import runpy
 import sys
 
 import pytest
@@ -49,6 +50,15 @@ def test_usage_lines_have_the_name_that_was_called(program, says, monkeypatch, c
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(says) and (says.startswith("usage: run_sim")) == ("run_sim.py" in out)
+
+
+def test_the_package_is_a_command(monkeypatch, capsys):
+    """`python -m orchestra_flwr`."""
+    monkeypatch.setattr(sys, "argv", ["orchestra_flwr", "--version"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("orchestra_flwr", run_name="__main__")
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"orchestra-flwr {__version__}\n"
 
 
 def test_help_of_a_group(capsys):

@@ -53,7 +53,7 @@ def test_the_table_has_a_row_for_every_run(tmp_path):
     RunFolder.create(made).write_summary({"knn": 0.5, "linear": 0.75})
     console = Console(width=200, record=True)
     print_sweep(plan, tmp_path, console)
-    lines = console.export_text().splitlines()
+    lines = [line for line in console.export_text().splitlines() if line.strip()]
     assert [cell.strip() for cell in lines[0].strip("| ").split("|")] == [
         "seed", "kNN", "linear probe", "run",
     ]  # fmt: skip
