@@ -67,7 +67,7 @@ def _announce(config: Config, population: Population, progress: Progress) -> Non
     device = config.device if remote else resolve_device(config.device)
     progress.message(
         f"method={config.method.name} data={config.data.name}: {images} images, "
-        f"{len(population.parts)} clients, {federation.rounds} rounds"
+        f"{len(population.parts)} clients, {federation.rounds} round{'s' * (federation.rounds != 1)}"
     )
     progress.message(f"device: {device}, engine={config.engine.name}")
 
