@@ -7,21 +7,25 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from orchestra_flwr import usage
+from orchestra_flwr import __version__, usage
+from orchestra_flwr.completion import completion_script
 from orchestra_flwr.config import (
     Composed,
     Config,
     ConfigError,
     EvaluateConfig,
     config_to_yaml,
-    every_key,
+    described,
     load,
 )
+from orchestra_flwr.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.output_streams import outlast_output
+from orchestra_flwr.phases import phase
 from orchestra_flwr.printable import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -34,21 +38,21 @@ C = TypeVar("C", bound=Composed)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`run_sim.py`: simulates a federation; returns the exit code."""
-    return _command(Config, _simulate, usage.SIM, arguments)
+    return _command(Config, _simulate, usage.SIM, arguments, SEVERAL)
 
 
 def server_main(arguments: Sequence[str] | None = None) -> int:
     """`run_server.py`: a federation of real clients; returns the exit code."""
     from orchestra_flwr.deployment.server_config import ServerConfig
 
-    return _command(ServerConfig, _serve, usage.SERVER, arguments)
+    return _command(ServerConfig, _serve, usage.SERVER, arguments, PROGRAM)
 
 
 def client_main(arguments: Sequence[str] | None = None) -> int:
     """`run_client.py`: one real client; returns the exit code."""
     from orchestra_flwr.deployment.client_config import ClientConfig
 
-    return _command(ClientConfig, _take_part, usage.CLIENT, arguments)
+    return _command(ClientConfig, _take_part, usage.CLIENT, arguments, PROGRAM)
 
 
 def experiment_main(arguments: Sequence[str] | None = None) -> int:
@@ -56,12 +60,17 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
     from orchestra_flwr.experiments import experiment_names
 
     outlast_output()
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if {"-h", "--help"} & set(arguments) or not arguments:
-            print(usage.EXPERIMENT.format(names=", ".join(experiment_names())))
+        known = ("--help", "--version", "--list")
+        flags = read_flags(sys.argv[1:] if arguments is None else arguments, known)
+        if "--version" in flags:
+            print(f"orchestra-flwr {__version__}")
             return 0
-        return _experiment(arguments)
+        if "--help" in flags or not (flags.overrides or flags.flags):
+            names = ", ".join(experiment_names())
+            print(usage.as_called(usage.EXPERIMENT, sys.argv[0]).format(names=names))
+            return 0
+        return _experiment(flags)
     except ConfigError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -70,11 +79,12 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
         return _stopped(stop)
 
 
-def _experiment(arguments: Sequence[str]) -> int:
+def _experiment(flags: Flags) -> int:
     from orchestra_flwr.experiments import experiment_names, make_plan
 
+    arguments = flags.overrides
     given = dict(a.partition("=")[::2] for a in arguments if a.partition("=")[0] in EXPERIMENT_KEYS)
-    extra = [a for a in arguments if a.partition("=")[0] not in (*EXPERIMENT_KEYS, "--list")]
+    extra = [a for a in arguments if a.partition("=")[0] not in EXPERIMENT_KEYS]
     if "experiment" not in given:
         raise ConfigError(f"experiment: must be given, one of {', '.join(experiment_names())}")
     plan, configs = make_plan(
@@ -92,7 +102,7 @@ def _experiment(arguments: Sequence[str]) -> int:
     from orchestra_flwr.experiments.report.writer import write_report
     from orchestra_flwr.experiments.sweep import jobs_of, run_plan
 
-    if "--list" in arguments:
+    if "--list" in flags:
         missing = {job.name: job for job in jobs_of(plan, folder)}
         for row in plan.rows:
             job = missing.get(row.run)
@@ -108,6 +118,29 @@ def _experiment(arguments: Sequence[str]) -> int:
             raise
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
+    return 1 if failed else 0
+
+
+def _run_several(flags: Flags) -> int:
+    from orchestra_flwr.experiments.multirun import FOLDER, make_sweep, print_sweep
+    from orchestra_flwr.experiments.sweep import jobs_of, run_jobs
+
+    plan, configs = make_sweep(flags.overrides)
+    if "--cfg" in flags:
+        print("\n---\n".join(config_to_yaml(config) for config in configs.values()), end="")
+        return 0
+    _stop_on_sigterm()
+    todo = jobs_of(plan, FOLDER)
+    print(f"{len(configs)} runs, {len(configs) - len(todo)} complete already", flush=True)
+    try:
+        failed = run_jobs(todo, FOLDER, 1, lambda line: print(printable(line), flush=True))
+    except (OSError, ValueError) as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as stop:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return _stopped(stop)
+    print_sweep(plan, FOLDER)
     return 1 if failed else 0
 
 
@@ -127,19 +160,22 @@ def evaluate_main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(
-    kind: type[C], run: Callable[[C], int], text: str, arguments: Sequence[str] | None
+    kind: type[C],
+    run: Callable[[C], int],
+    text: str,
+    arguments: Sequence[str] | None,
+    known: Sequence[str] = COMMON,
 ) -> int:
     outlast_output()
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if {"-h", "--help"} & set(arguments):
-            chosen = [a for a in arguments if "=" in a]  # of data=cifar10 --help the values
-            print(text + "\nEvery key with its value:\n\n" + every_key(kind, chosen))
+        flags = read_flags(sys.argv[1:] if arguments is None else arguments, known)
+        if "--multirun" in flags and "--help" not in flags:
+            return _run_several(flags)
+        shown = _shown(kind, text, flags)
+        if shown is not None:
+            print(shown, end="")
             return 0
-        config = load(kind, [a for a in arguments if a != "--cfg"])
-        if "--cfg" in arguments:
-            print(config_to_yaml(config), end="")
-            return 0
+        config = load(kind, flags.overrides, all_read=True)
         _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         _stop_on_sigterm()
@@ -152,30 +188,58 @@ def _command(
         return _stopped(stop)
 
 
+def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
+    """What flags ask to be shown instead of a run; None: they do not."""
+    if "--version" in flags:
+        return f"orchestra-flwr {__version__}\n"
+    if "--help" in flags:
+        keys = described(kind, flags.overrides)
+        if flags.groups:
+            return "\n".join(map(keys.group, flags.groups))
+        usage_lines = usage.as_called(text, sys.argv[0])
+        return f"{usage_lines}\nEvery key with its value:\n\n{keys.every_key()}"
+    if "--completion" in flags:
+        known = SEVERAL if kind is Config else PROGRAM
+        words = [*described(kind, flags.overrides).words(), *known]
+        script = usage.script_of(text)
+        return completion_script([usage.INSTALLED.get(script, script), script], words)
+    if "--cfg" in flags:
+        return config_to_yaml(load(kind, flags.overrides, all_read=True))
+    return None
+
+
 def _simulate(config: Config) -> int:
     # Heavy imports wait until the configuration is known to be right.
     from orchestra_flwr.federation.population import check_population, load_population
     from orchestra_flwr.federation.simulation import check_resources, simulate
     from orchestra_flwr.methods.labels import with_class_names
     from orchestra_flwr.reporting import Progress, RunFolder
-    from orchestra_flwr.training import build_learner, check_memory, first_learner
+    from orchestra_flwr.training import build_learner, check_memory, starting_learner
 
-    engine = check_resources(config)
-    engine.begin()  # while images are decoded
-    try:
-        population = load_population(config)
-        named = with_class_names(config, population.dataset.train.classes)
-        check_population(named, population)
-        check_memory(named, config.data.channels)
-        learner_of = first_learner if config.resume is None else build_learner
-        learner_of(named, config.data.channels)  # what cannot be built is refused here
+    with ExitStack() as begun:
+        with _phase(config, "reading and splitting the images"):
+            engine = check_resources(config)
+            begun.callback(engine.end)
+            engine.begin()  # while images are decoded
+            population = load_population(config)
+            named = with_class_names(config, population.dataset.train.classes)
+            check_population(named, population)
+            check_memory(named, config.data.channels)
+            # What cannot be built is refused here.
+            learner_of = starting_learner if config.resume is None else build_learner
+            learner_of(named, config.data.channels)
 
         def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
             return simulate(named, population, folder, progress)
 
         return _run_in_folder(config, run)
-    finally:
-        engine.end()
+
+
+def _phase(config: Config, text: str) -> AbstractContextManager[None]:
+    """What goes on before there is a run folder, as far as anything is to be shown."""
+    if config.logging.progress == "off":
+        return nullcontext()
+    return phase(text, lambda line: print(line, flush=True))
 
 
 def _serve(config: ServerConfig) -> int:
@@ -183,7 +247,8 @@ def _serve(config: ServerConfig) -> int:
     from orchestra_flwr.reporting import Progress, RunFolder
     from orchestra_flwr.training import check_memory
 
-    check(config)
+    with _phase(config, "reading the images"):
+        check(config)
     check_memory(config, config.data.channels)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -210,6 +275,7 @@ def _run_and_show(config: Config, folder: Any, run: Callable[[Any, Any], dict[st
     progress = make_progress(config.logging.progress, config.federation.rounds)
     try:
         with progress:
+            progress.message(f"run folder: {folder.path}")
             summary = run(folder, progress)
     except (FederationError, OSError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)

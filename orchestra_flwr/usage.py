@@ -1,8 +1,42 @@
 """What the commands say of themselves, for --help."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+# How programs are called that are installed, by the names of those in a checkout.
+INSTALLED = {
+    "run_sim.py": "orchestra-sim",
+    "run_server.py": "orchestra-server",
+    "run_client.py": "orchestra-client",
+    "run_experiment.py": "orchestra-experiment",
+}
+
+
+def as_called(text: str, program: str) -> str:
+    """A text with the names of programs as they are called here; `program`: `sys.argv[0]`."""
+    name = Path(program).name
+    if name in INSTALLED.values():
+        for script, installed in INSTALLED.items():
+            text = text.replace(script, installed)
+    elif Path(program).parts[-2:] == ("orchestra_flwr", "__main__.py"):
+        text = text.replace("run_sim.py", "python -m orchestra_flwr")
+    return text
+
+
+def script_of(text: str) -> str:
+    """The name of the program that a text is about."""
+    return text.removeprefix("usage: ").split()[0]
+
+
 _COMMON = """\
-  --help    this text and every key with its value; with data=cifar10 those of that choice
-  --cfg     the composed configuration, nothing is run
+  --help         this text and every key, its value with what else is on the line, and its meaning
+  --help data    one group or section alone: what it can be, and its keys
+  --cfg job      the composed configuration, nothing is run
+  --version      of this program
+"""
+_COMPLETION = """\
+  --completion   a script for tab completion in bash and zsh: eval "$(... --completion)"
 """
 SIM = f"""\
 usage: run_sim.py [key=value ...]      train an encoder in a simulated federation
@@ -11,8 +45,13 @@ usage: run_sim.py [key=value ...]      train an encoder in a simulated federatio
   run_sim.py data=image_folder data.root=photos.zip   your own images
   run_sim.py data=cifar10                             the paper's cross-device run
   run_sim.py resume=outputs/<name>/<date_time>        go on with an interrupted run
+  run_sim.py resume=... federation.rounds=40          give a finished one more rounds
+  run_sim.py init=outputs/<name>/<date_time>          begin with the encoder of another run
+  run_sim.py -m method=simclr,orchestra seed=0,1      four runs, one table
 
-{_COMMON}
+{_COMMON}{_COMPLETION}\
+  --multirun     or -m: all combinations of values with commas, each a run in outputs/multirun
+
 Values may be groups (data=cifar10 takes conf/data/cifar10.yaml) or single keys (training.lr=0.01).
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
 damaged, and nothing was written.
@@ -27,7 +66,7 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
 
 Keys: python -m orchestra_flwr.deployment.keys server --host <name or address of this machine>
 
-{_COMMON}
+{_COMMON}{_COMPLETION}
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
 damaged, and nothing was written.
 """
@@ -39,7 +78,7 @@ usage: run_client.py server=HOST:PORT data.root=IMAGES [key=value ...]      take
 
 Runs until it is stopped, reconnects by itself, and takes part in every run of its server.
 
-{_COMMON}
+{_COMMON}{_COMPLETION}
 Exit code 2: the configuration is wrong.
 """
 EXPERIMENT = """\

@@ -75,6 +75,13 @@ def test_a_run_then_its_table_and_folder(sim, tmp_path, tiny_overrides, pictures
     assert code == 0
     (folder,) = (tmp_path / "outputs" / "orchestra-digits").iterdir()
     assert "untrained" in out and "trained" in out and "gain" in out
+    lines = [line for line in out.splitlines() if not line.endswith(" ...")]  # of a busy machine
+    assert lines[:4] == [
+        f"run folder: {folder.relative_to(tmp_path)}",
+        "method=orchestra data=digits: 120 training and 60 test images, 4 clients, 2 rounds",
+        "device: cpu, engine=inline",
+        "clients at the same time: 1",
+    ]
     assert str(folder.name) in out.strip().splitlines()[-1]
     assert {p.name for p in folder.iterdir()} == {
         ".lock",
@@ -116,6 +123,35 @@ def test_resuming_a_finished_run_changes_nothing(sim, tmp_path, tiny_overrides):
     assert (tmp_path / "mine" / "metrics.jsonl").read_bytes() == metrics
 
 
+def test_a_finished_run_gets_more_rounds(sim, tmp_path, tiny_overrides):
+    """It ends in the bits of a run that had them from the start."""
+    assert sim(*tiny_overrides, "run_dir=whole")[0] == 0
+    assert sim(*tiny_overrides, "run_dir=mine", "federation.rounds=1")[0] == 0
+    code, out, _ = sim("resume=mine", "federation.rounds=2")
+    assert code == 0 and "resumed after round 1" in out and "round 2/2" in out
+    whole, mine = (tmp_path / name / "encoder.safetensors" for name in ("whole", "mine"))
+    assert whole.read_bytes() == mine.read_bytes()
+    before = (tmp_path / "mine" / "metrics.jsonl").read_bytes()
+    assert sim("resume=mine")[0] == 0  # which has two rounds from now on
+    assert (tmp_path / "mine" / "metrics.jsonl").read_bytes() == before
+    code, _, err = sim("resume=mine", "federation.rounds=1")
+    assert code == 2 and "federation.rounds=1: a resumed run can only get more rounds than" in err
+
+
+def test_a_run_begins_with_the_encoder_of_another_and_needs_it_once(sim, tmp_path, tiny_overrides):
+    one_round = [*tiny_overrides, "federation.rounds=1"]
+    assert sim(*one_round, "run_dir=first")[0] == 0
+    code, out, _ = sim(*one_round, "init=first", "run_dir=second")
+    assert code == 0 and "begins with the encoder of first" in out
+    first, second = (tmp_path / name / "encoder.safetensors" for name in ("first", "second"))
+    assert first.read_bytes() != second.read_bytes()
+    first.unlink()
+    assert sim("resume=second", "federation.rounds=2")[0] == 0
+    code, _, err = sim(*one_round, "init=first", "run_dir=third")
+    assert code == 2 and err.startswith("error: init=first: ") and err.count("\n") == 1
+    assert not (tmp_path / "third").exists()
+
+
 @pytest.mark.parametrize("root", ["[ü], it's=mine", os.fsdecode(b"caf\xe9 \xff")])
 def test_a_simulation_knows_the_classes_of_its_images(sim, tmp_path, tiny_overrides, root):
     """Supervised learning from class folders: nobody names them, not on resuming either.
@@ -131,7 +167,8 @@ def test_a_simulation_knows_the_classes_of_its_images(sim, tmp_path, tiny_overri
             Image.fromarray(pixels).save(folder / f"{number}.png")
     photos = ("data=image_folder", f"data.root={root}", "data.image_size=8", "partition=iid",
               "federation.clients=2", "method=supervised", "training.local_epochs=1")  # fmt: skip
-    assert sim(*tiny_overrides, *photos, "federation.rounds=1", "run_dir=mine")[0] == 0
+    read = [o for o in tiny_overrides if not o.startswith(("clustering.", "model.projector"))]
+    assert sim(*read, *photos, "federation.rounds=1", "run_dir=mine")[0] == 0
     assert not re.search(r"\bcat\b", (tmp_path / "mine" / "config.yaml").read_text())
     assert sim("resume=mine")[0] == 0
 
@@ -157,8 +194,8 @@ def flip_a_bit(file):
 DAMAGES = {
     "checkpoint/state.safetensors": (flip_a_bit, "state.safetensors is damaged"),
     "metrics.jsonl": (cut, "metrics.jsonl was cut to 2 of 3 records since the checkpoint"),
-    "config.yaml": (lambda f: f.write_text(f.read_text().replace("rounds: 2", "rounds: 4")),
-                    "config.yaml was changed since the checkpoint: federation.rounds 2 -> 4;"),
+    "config.yaml": (lambda f: f.write_text(f.read_text().replace("rounds: 2", "rounds: 1")),
+                    "config.yaml was changed since the checkpoint: federation.rounds 2 -> 1;"),
 }  # fmt: skip
 
 
@@ -278,7 +315,8 @@ def test_stopping_while_images_are_decoded_is_one_line(sim, tmp_path, monkeypatc
         return np.zeros((3, size, size), np.uint8)
 
     monkeypatch.setattr(decoding, "decode_image", decode)
-    assert sim("data=image_folder", "data.root=photos", "engine=inline") == (
+    quiet = "logging.progress=off"
+    assert sim("data=image_folder", "data.root=photos", "engine=inline", quiet) == (
         code, "", "stopped before the run began; nothing was written\n",
     )  # fmt: skip
     assert len(decoded) < 1900

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.cli import main
-from orchestra_flwr.config import load_config
+from orchestra_flwr.config import load_config, without_unread
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ("README.md", "docs/contributing.md")
@@ -62,6 +62,7 @@ def run(tmp_path, tiny_overrides):
     def run_(*overrides):
         folder = tmp_path / f"run-{len(runs)}"
         overrides = [*tiny_overrides, *QUICK, f"run_dir={folder}", *overrides]
+        overrides = without_unread(load_config(overrides), overrides)
         with threadpool_limits(1):  # more threads of a linear probe wait for each other
             assert main(overrides) == 0
         runs.append(Run(folder, overrides))

@@ -47,7 +47,7 @@ def test_there_are_commands_of_every_program():
 def test_every_command_in_the_guides_composes(program, arguments):
     if "model=timm" in arguments:
         pytest.importorskip("timm", reason="needs the extra timm")
-    load(PROGRAMS[program], arguments)
+    load(PROGRAMS[program], arguments, all_read=True)
 
 
 def test_every_experiment_in_the_guides_is_there_and_the_other_way_round():

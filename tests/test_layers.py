@@ -11,10 +11,10 @@ from orchestra_flwr.config import Config, TermConfig
 
 LAYERS = [
     ["fingerprints", "printable", "usage"],
-    ["plugins", "seeding", "files", "folder_lock", "output_streams"],
+    ["plugins", "seeding", "files", "folder_lock", "output_streams", "phases"],
     ["tensor_files"],
     ["config"],
-    ["models", "privacy"],
+    ["models", "privacy", "flags", "completion"],
     ["data"],
     ["clustering"],
     ["methods"],

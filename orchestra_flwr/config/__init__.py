@@ -37,22 +37,34 @@ from orchestra_flwr.config.sections import (
 )
 
 if TYPE_CHECKING:
-    from orchestra_flwr.config.compose import config_to_yaml, every_key, load, load_config
+    from orchestra_flwr.config.compose import (
+        config_to_yaml,
+        described,
+        every_key,
+        load,
+        load_config,
+    )
     from orchestra_flwr.config.config_file import read_config_file
     from orchestra_flwr.config.evaluate import EvaluateConfig
-    from orchestra_flwr.config.resume import RESUME_MAY_CHANGE
+    from orchestra_flwr.config.overrides import swept_values
+    from orchestra_flwr.config.resume import MAY_GROW, RESUME_MAY_CHANGE
     from orchestra_flwr.config.translate import conf_dir
+    from orchestra_flwr.config.unread import without_unread
 else:
     # These read files with Hydra. Clients get a configuration as JSON and do without its import.
     _BY_HYDRA = {
         "config_to_yaml": "compose",
+        "described": "compose",
         "every_key": "compose",
         "load": "compose",
         "load_config": "compose",
         "read_config_file": "config_file",
         "EvaluateConfig": "evaluate",
+        "swept_values": "overrides",
+        "MAY_GROW": "resume",
         "RESUME_MAY_CHANGE": "resume",
         "conf_dir": "translate",
+        "without_unread": "unread",
     }
 
     def __getattr__(name: str) -> object:
@@ -62,6 +74,7 @@ else:
 
 
 __all__ = [
+    "MAY_GROW",
     "RESUME_MAY_CHANGE",
     "AugmentationConfig",
     "Choice",
@@ -89,6 +102,7 @@ __all__ = [
     "WithPlugins",
     "conf_dir",
     "config_to_yaml",
+    "described",
     "every_key",
     "known_device",
     "load",
@@ -98,4 +112,6 @@ __all__ = [
     "read_config_file",
     "renamed",
     "requested_plugins",
+    "swept_values",
+    "without_unread",
 ]

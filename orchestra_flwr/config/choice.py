@@ -21,6 +21,7 @@ class Choice(Section):
         room: where the plug-ins are.
         key: where the choice stands in the configuration.
         unlisted: fields that an error message does not offer as options.
+        usual: of options that several plug-ins have, the one that is most likely meant.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -28,6 +29,7 @@ class Choice(Section):
     room: ClassVar[Room]
     key: ClassVar[str]
     unlisted: ClassVar[tuple[str, ...]] = ("name",)
+    usual: ClassVar[dict[str, str]] = {}
 
     name: str
     _packages: tuple[str, ...] = PrivateAttr(default=())
@@ -100,6 +102,8 @@ class Choice(Section):
         hint = f"did you mean {self.path}.{close[0]}?" if close else ""
         if not close and others:
             hint = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it"
+            if option in self.usual:
+                hint += f"; did you mean {self.written(self.usual[option])}?"
         options = ", ".join(known) or "no options"
         return (
             f"{self.path}.{option}: unknown option of {self.written(self.name)}, "
@@ -125,3 +129,12 @@ class Plugin:
         Raises:
             ValueError: one line that names the key, its value and what is allowed.
         """
+
+    @classmethod
+    def unread(cls, config: Any) -> dict[str, str]:
+        """Keys that a run (a :class:`Config`) with this plug-in does not read, and why.
+
+        A command line that gives one of them is refused: "<key>: is not read <why>". The name of a
+        section stands for all its keys.
+        """
+        return {}

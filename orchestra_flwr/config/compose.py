@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.described import Described
 from orchestra_flwr.config.overrides import read_overrides
 from orchestra_flwr.config.resume import resumed
 from orchestra_flwr.config.run import Config
@@ -26,34 +27,41 @@ from orchestra_flwr.config.section import (
     suggestion,
 )
 from orchestra_flwr.config.sections import are_packages
-from orchestra_flwr.config.translate import conf_dir, for_hydra, rooms_of
+from orchestra_flwr.config.translate import conf_dir, conf_folders_of, for_hydra, rooms_of
+from orchestra_flwr.config.unread import refuse_unread
 
 C = TypeVar("C", bound=Composed)
 
 
-def load_config(overrides: Sequence[str] = ()) -> Config:
+def load_config(overrides: Sequence[str] = (), *, all_read: bool = False) -> Config:
     """A simulation's configuration: see :func:`load`."""
-    return load(Config, overrides)
+    return load(Config, overrides, all_read=all_read)
 
 
-def load(section: type[C], overrides: Sequence[str] = ()) -> C:
+def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = False) -> C:
     """Composes `conf/` with Hydra overrides such as ``data=cifar10 training.lr=0.01``.
 
     Args:
         section: the kind of configuration.
         overrides: as on a command line.
+        all_read: whether overrides that the run does not read are refused, as those of one command
+            are; several runs may share others.
 
     With ``resume=<run folder>`` the configuration is the run's own; overrides may only repeat it
     or change where it runs (`RESUME_MAY_CHANGE`).
 
     Raises:
-        ConfigError: an unknown key, a wrong value, or a resume with another configuration.
+        ConfigError: an unknown key, a key that nothing reads, a wrong value, or a resume with
+            another configuration.
     """
     request = _read(section, overrides)
     composed = _compose(section, request)
     if composed.get("resume"):
         return parse(section, resumed(section, composed, request))
-    return parse(section, _resolved(section, composed))
+    config = parse(section, _resolved(section, composed))
+    if all_read:
+        refuse_unread(config, request)
+    return config
 
 
 def config_to_yaml(config: Section) -> str:
@@ -61,14 +69,20 @@ def config_to_yaml(config: Section) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump()))
 
 
-def every_key(section: type[Composed], overrides: Sequence[str] = ()) -> str:
-    """All keys with the values that they have with these overrides, as YAML, unchecked.
+def described(section: type[Composed], overrides: Sequence[str] = ()) -> Described:
+    """What all keys mean, with the values that they have with these overrides, unchecked.
 
     Raises:
         ConfigError: an override that does not compose.
     """
-    composed = _compose(section, _read(section, overrides))
-    return OmegaConf.to_yaml(OmegaConf.create(_resolved(section, composed)))
+    request = _read(section, overrides)
+    values = _resolved(section, _compose(section, request))
+    return Described(section, values, conf_folders_of(request))
+
+
+def every_key(section: type[Composed], overrides: Sequence[str] = ()) -> str:
+    """:meth:`Described.every_key`."""
+    return described(section, overrides).every_key()
 
 
 def _read(section: type[Composed], overrides: Sequence[str]) -> list[Override]:

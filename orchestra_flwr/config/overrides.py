@@ -40,6 +40,21 @@ def read_overrides(
     ]
 
 
+def swept_values(texts: Sequence[str]) -> list[list[str]]:
+    """The values of each override, as they are written: `seed=0,1` and `seed=range(0,2)` have two.
+
+    Raises:
+        ConfigError: one of them cannot be read.
+    """
+    parser = OverridesParser.create()
+    found = []
+    for text in texts:
+        override = _parsed(parser, text)
+        values = override.sweep_string_iterator() if override.is_sweep_override() else [text]
+        found.append(list(values))
+    return found
+
+
 def values_of(overrides: Iterable[Override]) -> dict[str, Any]:
     """The values by their keys; None for a key that is deleted."""
     return {override.key_or_group: override.value() for override in overrides}
@@ -51,6 +66,17 @@ def value_text(override: Override) -> str:
 
 
 def _read(parser: OverridesParser, text: str) -> Override:
+    override = _parsed(parser, text)
+    if override.is_sweep_override():
+        key, _, value = text.partition("=")
+        raise ConfigError(
+            f"{text}: must be one value; a list is written [a,b], and a value with a comma is "
+            f"quoted: \"{key}='{value}'\""
+        )
+    return override
+
+
+def _parsed(parser: OverridesParser, text: str) -> Override:
     key, equals, value = text.partition("=")
     if not text.startswith("~") and not (equals and key.strip("+")):
         raise ConfigError(f"overrides are written key=value, not {text}")
@@ -61,11 +87,6 @@ def _read(parser: OverridesParser, text: str) -> Override:
             f"{text}: cannot be read; a list is written [a,b], and a value with special "
             f"characters is quoted: \"{key}='{value}'\""
         ) from None
-    if override.is_sweep_override():
-        raise ConfigError(
-            f"{text}: must be one value; a list is written [a,b], and a value with a comma is "
-            f"quoted: \"{key}='{value}'\""
-        )
     return override
 
 

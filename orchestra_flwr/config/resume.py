@@ -29,6 +29,7 @@ RESUME_MAY_CHANGE = (
     "federation.min_clients",
     "federation.round_timeout",
 )
+MAY_GROW = "federation.rounds"
 
 
 def resumed(
@@ -45,7 +46,8 @@ def resumed(
     if not file.is_file():
         raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
     try:
-        saved = OmegaConf.create(parse(section, migrated(read_config_file(file))).model_dump())
+        before = parse(section, migrated(read_config_file(file)))
+        saved = OmegaConf.create(before.model_dump())
     except ConfigError as error:
         named = str(error).startswith(str(file))
         raise ConfigError(str(error) if named else f"{file}: {error}") from None
@@ -53,11 +55,31 @@ def resumed(
         new, old = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
         if any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE):
             OmegaConf.update(saved, key, new, merge=False)
+        elif key == MAY_GROW and new != old:
+            _check_growth(before, new, old)
+            OmegaConf.update(saved, key, new)
         elif key not in ("resume", "run_dir"):
             _refuse_difference(key, new, old)
     values = OmegaConf.to_container(saved)
     assert isinstance(values, dict)
     return {**values, "resume": str(folder), "run_dir": str(folder)}
+
+
+def _check_growth(run: Any, new: Any, old: Any) -> None:
+    """A run may get more rounds, if those that it has would not have been others.
+
+    Raises:
+        ConfigError: they would, or there are to be fewer.
+    """
+    if isinstance(new, int) and new < old:
+        raise ConfigError(
+            f"{MAY_GROW}={new}: a resumed run can only get more rounds than {MAY_GROW}={old}"
+        )
+    if run.schedule.plugin.changes:
+        raise ConfigError(
+            f"{MAY_GROW}={new}: the learning rates of schedule={run.schedule.name} were those of "
+            f"{MAY_GROW}={old}; a new run can begin with its encoder (init={run.run_dir or '...'})"
+        )
 
 
 def _refuse_difference(key: str, new: Any, old: Any) -> None:
@@ -67,7 +89,8 @@ def _refuse_difference(key: str, new: Any, old: Any) -> None:
             _refuse_difference(f"{key}.{name}".removesuffix(".name"), new[name], old[name])
     elif new != old:
         raise ConfigError(
-            f"{key}={new}: a resumed run keeps its own configuration, which has {key}={old}"
+            f"{key}={new}: a resumed run keeps its own configuration, which has {key}={old}; "
+            f"{MAY_GROW} may grow, and {', '.join(RESUME_MAY_CHANGE)} may change"
         )
 
 

@@ -67,6 +67,7 @@ class Config(WithPlugins, Composed):
     seed: int = Field(0, ge=0)
     name: str = Field("orchestra", min_length=1)
     run_dir: OptionalPathText = None
+    init: OptionalPathText = None
     resume: OptionalPathText = None
 
     _device_is_known = field_validator("device")(known_device)
@@ -107,6 +108,20 @@ class Config(WithPlugins, Composed):
         """The terms that are added to the loss, in the order of their names."""
         return [term for _, term in sorted(self.terms.items()) if term.weight > 0]
 
+    def unread(self) -> dict[str, str]:
+        """As :meth:`Composed.unread`: what the chosen plug-ins and a simulation do not read."""
+        found = {
+            f"federation.{key}": "in a simulation, only by a server of real clients"
+            for key in ("min_clients", "min_images")
+        }
+        for term in self.terms.values():
+            if term.weight == 0:
+                why = f"with {term.path}.weight=0"
+                found |= {f"{term.path}.{option}": why for option in term.options}
+        for choice in self.choices():
+            found |= choice.plugin.unread(self)
+        return found
+
     @model_validator(mode="after")
     def _choices_exist_and_agree(self) -> Self:
         for choice in self.choices():
@@ -117,6 +132,11 @@ class Config(WithPlugins, Composed):
             raise ValueError(
                 "evaluation.training_images=shifted: must be original with shift=none, which "
                 "changes no image"
+            )
+        if self.init is not None and self.merging.plugin.local_norms:
+            raise ValueError(
+                f"init={self.init}: must not be given with merging={self.merging.name}, whose "
+                "clients begin with BatchNorm of their own"
             )
         for choice in self.choices():
             choice.plugin.check(self)

@@ -54,6 +54,10 @@ class Composed(Section):
     unused: ClassVar[tuple[str, ...]] = ()
     referred: ClassVar[tuple[str, ...]] = ("preset_options",)
 
+    def unread(self) -> dict[str, str]:
+        """Keys that are no use beside the values of others, and why: "with optimizer=adam"."""
+        return {}
+
 
 S = TypeVar("S", bound=Section)
 
@@ -71,8 +75,9 @@ def parse(section: type[S], values: Any, path: str = "") -> S:
 
 
 def suggestion(key: str, known: Sequence[str]) -> str:
-    """What may have been meant by an unknown key."""
-    close = difflib.get_close_matches(key, known, n=2, cutoff=0.75)
+    """What may have been meant by an unknown key: one spelt like it, or its end."""
+    ends = [name for name in known if key in (end := name.rpartition(".")[2], *end.split("_"))]
+    close = difflib.get_close_matches(key, known, n=2, cutoff=0.75) or ends[:2]
     return f" (did you mean {' or '.join(close)}?)" if close else " (see --help)"
 
 

@@ -11,7 +11,7 @@ from orchestra_flwr.config.choice import Choice
 from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.overrides import value_text, values_of
 from orchestra_flwr.config.run import Config
-from orchestra_flwr.config.section import Composed, ConfigError, Section
+from orchestra_flwr.config.section import Composed, ConfigError, Section, known_keys
 from orchestra_flwr.config.sections import are_packages
 from orchestra_flwr.plugins import PluginError, Room, conf_folders
 
@@ -86,7 +86,8 @@ def _lines(
     if group in (*section.unused, *section.referred, "hydra") or override.package is not None:
         raise ConfigError(f"{text.partition('=')[0]}: unknown key (see --help)")
     rooms = rooms_of(section)
-    if dot and not override.is_delete() and (group in rooms or group == "terms"):
+    free = group in rooms or group == "terms" or key in known_keys(section)
+    if dot and free and not override.is_delete():  # a key that need not stand in a file
         return [f"++{key}={value_text(override)}"]
     if dot or override.is_delete() or isinstance(override.value(), dict):
         return [text]

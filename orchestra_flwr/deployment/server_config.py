@@ -62,6 +62,12 @@ class ServerConfig(Config):
             )
         return self
 
+    def unread(self) -> dict[str, str]:
+        """As :meth:`Composed.unread`: what real clients decide themselves."""
+        found = super().unread()
+        del found["federation.min_clients"], found["federation.min_images"]
+        return found | dict.fromkeys(("engine", "partition"), "with real clients, only simulated")
+
     @property
     def tls(self) -> bool:
         """Whether the server speaks TLS: always, but for `insecure` and keyless loopback."""
@@ -79,6 +85,12 @@ class ServerConfig(Config):
         calls them; so do those of engine and partition, which only simulations have.
         """
         values = self.model_dump(include=set(Config.model_fields))
-        values |= {"run_dir": None, "resume": None, "engine": "inline", "partition": "iid"}
+        values |= {
+            "run_dir": None,
+            "init": None,
+            "resume": None,
+            "engine": "inline",
+            "partition": "iid",
+        }
         values["data"] = {name: values["data"][name] for name in DataConfig.model_fields}
         return Config.model_validate(values)

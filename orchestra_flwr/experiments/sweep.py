@@ -66,7 +66,6 @@ def run_plan(
         KeyboardInterrupt: all processes have ended, and everything can be resumed.
         OSError: the folder cannot be written.
     """
-    (folder / LOGS).mkdir(parents=True, exist_ok=True)
     plan.write(folder)
     if plan.experiment.work == "split":
         return _measure_splits(configs, folder, announce)
@@ -76,6 +75,12 @@ def run_plan(
         f"{plan.name}, {plan.settings.title}: {len(configs)} runs, {complete} complete already"
         + (f", {begun} to be resumed" if begun else "")
     )
+    return run_jobs(todo, folder, jobs, announce)
+
+
+def run_jobs(todo: list[Job], folder: Path, jobs: int, announce: Announce) -> list[str]:
+    """Runs jobs, so many side by side; returns and raises as :func:`run_plan`."""
+    (folder / LOGS).mkdir(parents=True, exist_ok=True)
     return _Sweep(todo, folder, jobs, announce).run()
 
 
@@ -213,6 +218,7 @@ def _measure_splits(configs: Mapping[str, Config], folder: Path, announce: Annou
                 target.write_summary({"classes": held, "versions": environment()})
             announce(f"[{number}/{len(configs)}] done: {name}")
         except ConfigError as error:
+            (folder / LOGS).mkdir(parents=True, exist_ok=True)
             write_atomically(folder / LOGS / f"{name}.log", f"error: {error}\n".encode())
             failed.append(name)
             announce(f"[{number}/{len(configs)}] FAILED: {error}: {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -13,6 +14,7 @@ from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import record_split
 from orchestra_flwr.reporting import Progress, RunFolder, summary_writer
+from orchestra_flwr.training import resolve_device
 
 
 def simulate(
@@ -27,10 +29,15 @@ def simulate(
         ConfigError: resources that this machine does not have.
         FederationError: the run could not be completed.
     """
-    record_split(config, population, folder)
+    _announce(config, population, progress)
+    with progress.phase("recording the split"):
+        record_split(config, population, folder)
+    starting = ExitStack()
 
     def serve(grid: Grid, workers: int) -> dict[str, Any]:
         members = SimulatedMembers(grid, list(population.parts))
+        starting.close()
+        progress.message(f"clients at the same time: {workers}")
         return run_federation(
             grid,
             config,
@@ -45,7 +52,28 @@ def simulate(
     engine, why = configured.chosen(population)
     if why:
         progress.message(why)
-    return engine.run(serve, len(population.parts))
+    with starting:
+        starting.enter_context(
+            progress.phase(f"starting the workers (engine={config.engine.name})")
+        )
+        return engine.run(serve, len(population.parts))
+
+
+def _announce(config: Config, population: Population, progress: Progress) -> None:
+    """What is about to run, for a person."""
+    dataset, federation = population.dataset, config.federation
+    images = f"{len(dataset.train):,} training"
+    if dataset.test is not None:
+        images += f" and {len(dataset.test):,} test"
+    engine: Engine = config.engine.build(config)
+    remote = engine.is_remote(engine.settings)
+    device = config.device if remote else resolve_device(config.device)
+    rounds = f"{federation.rounds} round{'s' * (federation.rounds != 1)}"
+    progress.message(
+        f"method={config.method.name} data={config.data.name}: {images} images, "
+        f"{len(population.parts)} clients, {rounds}"
+    )
+    progress.message(f"device: {device}, engine={config.engine.name}")
 
 
 def check_resources(config: Config) -> Engine:

@@ -6,6 +6,8 @@ equations 2 to 4.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from orchestra_flwr.config import Section
@@ -36,6 +38,12 @@ class FedEMA(Merging):
         super().__init__(settings)
         self._scale = settings.scale
         self._mu = 0.0
+
+    @classmethod
+    def unread(cls, config: Any) -> dict[str, str]:
+        """A given lambda is not looked for."""
+        given = config.merging.settings.scale is not None
+        return {"merging.first_mu": "with merging.scale"} if given else {}
 
     def merge(self, learner: Learner, state: ClientState | None) -> None:
         """As :meth:`Merging.merge`."""

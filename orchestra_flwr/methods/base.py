@@ -105,6 +105,8 @@ class Method(Plugin, nn.Module, ABC):
         semi_supervised: whether it can learn from images of which only some have labels, as
             `labels.fraction` asks for.
         needs_received: whether :meth:`start_round` needs the state as received.
+        reads_clustering: whether it reads the section `clustering`.
+        has_projector: whether it reads what `model` says of a projector.
 
     Attributes:
         settings: the options, checked.
@@ -113,6 +115,8 @@ class Method(Plugin, nn.Module, ABC):
     learns_labels: ClassVar[bool] = False
     semi_supervised: ClassVar[bool] = False
     needs_received: ClassVar[bool] = False
+    reads_clustering: ClassVar[bool] = False
+    has_projector: ClassVar[bool] = True
 
     settings: Section
 
@@ -150,6 +154,21 @@ class Method(Plugin, nn.Module, ABC):
     def sees_labels(cls, config: Config) -> bool:
         """Whether its clients are given labels in this run; otherwise they never see one."""
         return cls.learns_labels or (cls.semi_supervised and config.labels.fraction is not None)
+
+    @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """As :meth:`Plugin.unread`: what it does not do with model, clustering and privacy."""
+        release = cls.release(config)
+        keys = [] if cls.reads_clustering else ["clustering"]
+        if not cls.has_projector:
+            keys += [f"model.{key}" for key in ("projector", "projector_hidden", "projector_dim")]
+        if release is None or release.least_images is None:
+            keys.append("privacy.k_min")
+        found = dict.fromkeys(keys, f"by method={config.method.name}")
+        private = release is not None and release.epsilon is not None
+        if not private and config.privacy.noise_multiplier == 0:
+            found["privacy.delta"] = "without privacy.noise_multiplier or privacy.epsilon"
+        return found
 
     @classmethod
     def release(cls, config: Config) -> Release | None:

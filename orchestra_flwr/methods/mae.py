@@ -96,6 +96,7 @@ class MAE(Method):
     Which patches are masked comes from the batch's generator. Nothing is stored but parameters.
     """
 
+    has_projector = False
     Settings = MAESettings
 
     settings: MAESettings

@@ -88,6 +88,7 @@ class Orchestra(Method):
     """
 
     Settings = OrchestraSettings
+    reads_clustering = True
     settings: OrchestraSettings
     global_centroids: Tensor
 
@@ -110,6 +111,14 @@ class Orchestra(Method):
             ema_update(self.target_projector, self.projector, decay=0)  # makes them equal
         self.memory = FeatureMemory(self.clustering.memory, dim)
         self.register_buffer("global_centroids", torch.zeros(self.clustering.global_clusters, dim))
+
+    @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """As :meth:`Plugin.unread`."""
+        found = super().unread(config)
+        if clustering_settings(config).name == "features":
+            found["clustering.local_clusters"] = "with clustering=features"
+        return found
 
     @classmethod
     def release(cls, config: Config) -> Release:

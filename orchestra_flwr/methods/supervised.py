@@ -35,6 +35,7 @@ class Supervised(Method):
     """
 
     Settings = LabelSettings
+    has_projector = False
     learns_labels = True
     semi_supervised = True
 

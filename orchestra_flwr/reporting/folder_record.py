@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import (
+    MAY_GROW,
     RESUME_MAY_CHANGE,
     ConfigError,
     migrated,
@@ -137,7 +138,9 @@ def _check_config(file: Path, saved: Mapping[str, Any]) -> None:
     changes = [
         f"{key} {_shown(before, key)} -> {_shown(now, key)}"
         for key in dict.fromkeys([*before, *now])
-        if (key in before, before.get(key)) != (key in now, now.get(key)) and not _is_free(key)
+        if (key in before, before.get(key)) != (key in now, now.get(key))
+        and not _is_free(key)
+        and not (key == MAY_GROW and _grows(before, now))
     ]
     if changes:
         more = len(changes) - MOST_NAMED
@@ -146,6 +149,13 @@ def _check_config(file: Path, saved: Mapping[str, Any]) -> None:
             f"{file} was changed since the checkpoint: {named}; put the old values back, "
             "or start a new run"
         )
+
+
+def _grows(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether there are to be more rounds, which leaves those that there were as they are."""
+    old, new = before.get(MAY_GROW), now.get(MAY_GROW)
+    constant = now.get("schedule.name", "constant") == "constant"
+    return constant and isinstance(old, int) and isinstance(new, int) and new > old
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

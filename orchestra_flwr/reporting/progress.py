@@ -6,15 +6,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import IO, Literal, Self, TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
+from orchestra_flwr.phases import phase
 from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import duration, percent
 
@@ -54,6 +56,7 @@ class Progress:
         self.knn: float | None = None
         self._began: float | None = None  # start of the first round that counts for the time left
         self._finished = 0
+        self._phase = ExitStack()
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +67,7 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        return None
+        self.phase_ended()
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
         """A round begins; `label` says what it does in a word or two."""
@@ -105,6 +108,19 @@ class Progress:
     def message(self, text: str) -> None:
         """Shows a line of text."""
 
+    def phase(self, text: str) -> AbstractContextManager[None]:
+        """What goes on within a block, such as "starting Ray", is shown if it takes long."""
+        return nullcontext()
+
+    def phase_started(self, text: str) -> None:
+        """Begins a :meth:`phase` that :meth:`phase_ended` ends, for news from another process."""
+        self.phase_ended()
+        self._phase.enter_context(self.phase(text))
+
+    def phase_ended(self) -> None:
+        """Ends what :meth:`phase_started` began."""
+        self._phase.close()
+
     def _position(self) -> str:
         return f"round {self.round}/{self.rounds}" + (f" {self.label}" if self.label else "")
 
@@ -134,6 +150,8 @@ class PlainProgress(Progress):
         """As :meth:`Progress.round_started`."""
         super().round_started(round, cohort, label)
         self._round_began = self._last_line = time.monotonic()
+        if not self._finished:  # nobody knows yet how long a round is
+            self.phase_started(self._position())
 
     def client_done(self, client: str, ok: bool) -> None:
         """As :meth:`Progress.client_done`."""
@@ -163,6 +181,7 @@ class PlainProgress(Progress):
     ) -> None:
         """As :meth:`Progress.round_finished`."""
         super().round_finished(round, losses, scores, seconds, dropped)
+        self.phase_ended()
         self.message(
             _join(
                 self._position(),
@@ -180,6 +199,11 @@ class PlainProgress(Progress):
         """One line, flushed."""
         print(printable(text), file=self._file, flush=True)
 
+    def phase(self, text: str) -> AbstractContextManager[None]:
+        """As :meth:`Progress.phase`: lines, fewer and fewer of them; the round's own end here."""
+        self.phase_ended()
+        return phase(text, self.message)
+
 
 class LiveProgress(Progress):
     """Bars for rounds and clients with the latest metrics; evaluated rounds stay above as lines."""
@@ -191,6 +215,7 @@ class LiveProgress(Progress):
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
+            TimeElapsedColumn(),
             TextColumn("{task.fields[facts]}"),
             console=console,
         )
@@ -213,6 +238,7 @@ class LiveProgress(Progress):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        super().__exit__(kind, error, trace)
         for handler, stream in self._streams:
             handler.setStream(stream)
         self._streams.clear()
@@ -262,6 +288,16 @@ class LiveProgress(Progress):
     def message(self, text: str) -> None:
         """A line above the bars."""
         self._bars.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def phase(self, text: str) -> Iterator[None]:
+        """As :meth:`Progress.phase`: a bar of its own."""
+        bar = self._bars.add_task(escape(text), total=None, facts="")
+        try:
+            yield
+        finally:
+            self._bars.remove_task(bar)
+            self._bars.refresh()  # else it is drawn once more below the next line
 
 
 def _join(*facts: str) -> str:

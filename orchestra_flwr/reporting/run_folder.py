@@ -11,7 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Self
 
-from orchestra_flwr.config import Config, ConfigError, config_to_yaml
+import yaml
+
+from orchestra_flwr.config import Config, ConfigError, config_to_yaml, read_config_file
 from orchestra_flwr.files import append_durably, write_atomically
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.reporting.folder_record import check_folder
@@ -49,6 +51,7 @@ class RunFolder:
             with locked(path, LOCK) as lock:
                 if config.resume is not None:
                     cls.resume(path)
+                    _write_rounds(path, config.federation.rounds)
                 else:
                     _begin(path, config)
                 yield cls(path, lock)
@@ -194,6 +197,16 @@ def _begin(path: Path, config: Config) -> None:
     if names:
         raise ConfigError(f"run_dir={run_dir}: already holds files; a new run needs a new folder")
     write_atomically(path / "config.yaml", config_to_yaml(config).encode())
+
+
+def _write_rounds(path: Path, rounds: int) -> None:
+    """A run that is resumed with more rounds has them from now on, however often it is resumed."""
+    file = path / "config.yaml"
+    saved = read_config_file(file)
+    if saved["federation"]["rounds"] != rounds:
+        saved["federation"]["rounds"] = rounds
+        text = yaml.safe_dump(saved, sort_keys=False, allow_unicode=True)
+        write_atomically(file, text.encode())
 
 
 def _no_folder(run_dir: str, error: OSError) -> ConfigError:

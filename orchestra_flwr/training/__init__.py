@@ -1,11 +1,12 @@
 """Local training: what is trained, the one loop that trains it, its optimizers."""
 
 from orchestra_flwr.training.devices import resolve_device, torch_threads, usable_cpus
-from orchestra_flwr.training.learner import Learner, build_learner, first_learner
+from orchestra_flwr.training.learner import Learner, build_learner
 from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
 from orchestra_flwr.training.needed_memory import check_memory
 from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
 from orchestra_flwr.training.step import TrainingError
+from orchestra_flwr.training.warm_start import starting_learner
 
 __all__ = [
     "Learner",
@@ -13,11 +14,11 @@ __all__ = [
     "TrainingError",
     "build_learner",
     "check_memory",
-    "first_learner",
     "keep_freed_memory",
     "observe_round",
     "resolve_device",
     "return_freed_memory",
+    "starting_learner",
     "torch_threads",
     "train_round",
     "usable_cpus",

@@ -161,20 +161,6 @@ def build_learner(config: Config, channels: int) -> Learner:
     return learner
 
 
-def first_learner(config: Config, channels: int) -> Learner:
-    """What a run begins with: as :func:`build_learner`, with the weights that the model names.
-
-    Only who begins a run needs them; everybody else is sent what has become of them.
-
-    Raises:
-        ConfigError: it cannot be built, or the weights cannot be had.
-    """
-    learner = build_learner(config, channels)
-    for backbone in learner.method.backbones().values():
-        backbone.load_weights()
-    return learner
-
-
 def _statistics_stay(learner: Learner) -> Reassign:
     """Running statistics of BatchNorm are not averaged; the server's are sent in their place.
 

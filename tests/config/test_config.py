@@ -222,6 +222,18 @@ def test_resume_refuses_another_configuration(run, change):
         load_config([f"resume={run}", change])
 
 
+def test_a_resumed_run_may_get_more_rounds(run):
+    assert load_config([f"resume={run}", "federation.rounds=40"]).federation.rounds == 40
+    assert load_config([f"resume={run}", "federation.rounds=20"]).federation.rounds == 20
+    with pytest.raises(ConfigError, match="^federation.rounds=19: .* can only get more rounds"):
+        load_config([f"resume={run}", "federation.rounds=19"])
+    with pytest.raises(ConfigError, match="federation.rounds may grow, and engine, device, .* may"):
+        load_config([f"resume={run}", "seed=6"])
+    (run / "config.yaml").write_text(config_to_yaml(load_config(["schedule=cosine"])))
+    with pytest.raises(ConfigError, match="^federation.rounds=40: .* schedule=cosine .*init="):
+        load_config([f"resume={run}", "federation.rounds=40"])
+
+
 def test_a_total_budget_below_one_release_is_refused():
     private = ["clustering=private", "privacy.epsilon=2"]
     assert load_config([*private, "privacy.total_epsilon=2"]).privacy.total_epsilon == 2

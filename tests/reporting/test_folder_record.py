@@ -68,10 +68,10 @@ def test_a_folder_that_was_left_alone_is_resumed(folder):
 
 
 def test_a_changed_configuration_is_named_key_by_key(folder):
-    change(folder, federation__rounds=40, seed=7)
+    change(folder, federation__rounds=10, seed=7)
     assert refusal(folder) == (
         f"{folder.path / 'config.yaml'} was changed since the checkpoint: federation.rounds "
-        "20 -> 40, seed 0 -> 7; put the old values back, or start a new run"
+        "20 -> 10, seed 0 -> 7; put the old values back, or start a new run"
     )
 
 
@@ -93,6 +93,13 @@ def test_many_changes_are_counted(folder, config):
 def test_what_may_change_on_resuming_may_be_edited(folder):
     change(folder, engine={"name": "inline"}, device="cpu", run_dir="elsewhere")
     RunFolder.resume(folder.path)
+
+
+def test_more_rounds_may_be_written_down_where_they_change_no_other(folder):
+    change(folder, federation__rounds=40)
+    RunFolder.resume(folder.path)
+    change(folder, schedule={"name": "cosine"})
+    assert "federation.rounds 20 -> 40" in refusal(folder)
 
 
 def test_comments_and_layout_are_no_change(folder):

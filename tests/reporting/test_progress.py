@@ -214,3 +214,44 @@ def test_names_do_not_command_the_terminal(mode):
     shown = console.file.getvalue()
     assert r"client \x1b]0;owned\x07 is refused" in shown and r"\x1b[2Jkitchen" in shown
     assert "\x1b]0" not in shown and "\x1b[2Jk" not in shown
+
+
+def test_plain_says_what_takes_long_between_rounds(monkeypatch, capsys):
+    monkeypatch.setattr("orchestra_flwr.phases.FIRST_SECONDS", 0.01)
+    with make_progress("plain", 1) as progress:
+        with progress.phase("judging the encoder"):
+            time.sleep(0.3)
+        progress.phase_started("starting Ray")
+        time.sleep(0.3)
+        progress.phase_ended()
+    assert capsys.readouterr().out.splitlines() == ["judging the encoder ...", "starting Ray ..."]
+
+
+def test_live_shows_what_goes_on_as_a_bar_while_it_does():
+    def judge(progress):
+        with progress.phase("judging [the encoder]"):
+            progress._bars.refresh()
+        progress.message("after")
+
+    text = live_run(act=judge)
+    assert "judging [the encoder]" in text
+    assert "judging" not in text[text.index("after") :]
+
+
+def test_off_is_silent_about_phases(capsys):
+    with make_progress("off", 1) as progress, progress.phase("judging"):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_plain_says_that_the_first_round_has_begun(monkeypatch, capsys):
+    """Nobody knows yet how long one is; later ones are not said twice."""
+    monkeypatch.setattr("orchestra_flwr.phases.FIRST_SECONDS", 0.01)
+    with make_progress("plain", 2) as progress:
+        for number in (1, 2):
+            progress.round_started(number, 3, "training")
+            time.sleep(0.3)
+            progress.round_finished(number, {}, None, 0.3, [])
+    begun, first, second = capsys.readouterr().out.splitlines()
+    assert begun == "round 1/2 training ..."
+    assert first.startswith("round 1/2 training  0/3") and second.startswith("round 2/2 training  ")

@@ -21,7 +21,7 @@ from orchestra_flwr.printable import printable
 logger = logging.getLogger("orchestra_flwr.data")
 
 MAX_BYTES = 2**28  # of a file; images that PIL allows are hardly ever as large
-PROGRESS_SECONDS = 5.0
+PROGRESS_SECONDS, LONGEST_SECONDS = 2.0, 60.0  # between two lines: from line to line it doubles
 MAX_THREADS = 8  # more would only wait for Python's lock
 CHUNK = 64  # files a task
 NAMED_FILES = 5  # broken files that the warning names
@@ -85,13 +85,14 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
         return [decode_one(position) for position in range(start, min(start + CHUNK, len(names)))]
 
     started = reported = time.monotonic()
+    wait = PROGRESS_SECONDS
     reasons: list[str | None] = []
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         try:
             for chunk in pool.map(decode_chunk, range(0, len(names), CHUNK)):
                 reasons += chunk
-                if time.monotonic() - reported > PROGRESS_SECONDS:
-                    reported = time.monotonic()
+                if time.monotonic() - reported > wait:
+                    reported, wait = time.monotonic(), min(2 * wait, LONGEST_SECONDS)
                     logger.info("decoded %s of %s images", f"{len(reasons):,}", f"{len(names):,}")
         except BaseException:  # Ctrl-C must not wait for all other images
             pool.shutdown(wait=False, cancel_futures=True)

@@ -53,6 +53,12 @@ class Features(Partition):
                 "partition.encoder: must be given, a run folder or an encoder.safetensors"
             )
 
+    @classmethod
+    def unread(cls, config: Any) -> dict[str, str]:
+        """Of alpha and beta a way of dealing reads one."""
+        deal = config.partition.settings.deal
+        return {f"partition.{'alpha' if deal == 'skew' else 'beta'}": f"with partition.deal={deal}"}
+
     def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
         """The cluster of each image, computed once and stored in the user's cache folder.
 

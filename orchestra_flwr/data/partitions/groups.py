@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -34,6 +35,12 @@ class Groups(Partition):
     """
 
     Settings = _Settings
+
+    @classmethod
+    def unread(cls, config: Any) -> dict[str, str]:
+        """A table says the groups without the folders."""
+        table = config.partition.settings.csv is not None
+        return {"partition.level": "with partition.csv"} if table else {}
 
     def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
         """The group of each image, from the path of its file.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from orchestra_flwr.deployment.channel.unix_socket import Channel
@@ -44,6 +45,13 @@ class RelayedProgress(Progress):
         """As :meth:`Progress.message`."""
         self._send("message", text)
 
+    @contextmanager
+    def phase(self, text: str) -> Iterator[None]:
+        """As :meth:`Progress.phase`."""
+        self._send("phase_started", text)
+        yield
+        self._send("phase_ended")
+
     def _send(self, event: str, *values: Any) -> None:
         self._channel.send({"event": event, "values": values})
 
@@ -55,5 +63,7 @@ def show(event: Mapping[str, Any], progress: Progress) -> None:
         "client_done": progress.client_done,
         "round_finished": progress.round_finished,
         "message": progress.message,
+        "phase_started": progress.phase_started,
+        "phase_ended": progress.phase_ended,
     }
     shown[event["event"]](*event["values"])

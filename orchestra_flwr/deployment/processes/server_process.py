@@ -31,7 +31,7 @@ from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.reporting import Progress, RunFolder
-from orchestra_flwr.training import build_learner, first_learner
+from orchestra_flwr.training import build_learner, starting_learner
 
 START_SECONDS = 60.0  # for the server's app to report
 ATTEMPTS = 3
@@ -100,7 +100,7 @@ def check(config: ServerConfig) -> None:
         ConfigError: wrong options of the method, keys, address or the server's own images.
     """
     listen(config.host, config.port).close()
-    learner_of = first_learner if config.resume is None else build_learner
+    learner_of = starting_learner if config.resume is None else build_learner
     learner_of(config, config.data.channels)
     if config.tls:
         server_files(Path(config.security))

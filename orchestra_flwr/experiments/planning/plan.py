@@ -8,7 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError, Section, load_config
+from orchestra_flwr.config import (
+    RESUME_MAY_CHANGE,
+    Config,
+    ConfigError,
+    Section,
+    load_config,
+    without_unread,
+)
 from orchestra_flwr.experiments.planning.description import (
     AxisValues,
     Experiment,
@@ -128,6 +135,9 @@ def make_plan(
             rows.append(Row(values=values, seed=seed, overrides=overrides, run=run))
     if not rows:
         raise ConfigError(f"only={','.join(only)}: no row has all of these values")
+    for override in extra:
+        if all(override not in row.overrides for row in rows):
+            load_config([*rows[0].overrides, override], all_read=True)  # says why nothing reads it
     command = [f"run_experiment.py experiment={name} scale={scale}"]
     command += [f"seeds={','.join(map(str, seeds))}"] if seeds is not None else []
     command += [f"only='{','.join(only)}'"] if only else []
@@ -151,6 +161,8 @@ def run_name(config: Config, work: str = "train") -> str:
     """
     values = config.model_dump()
     values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
+    if config.init is None:  # a key that earlier versions do not have
+        del values["init"]
     root = config.data.options.get("root")
     for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
         *path, last = key.split(".")
@@ -221,7 +233,8 @@ class _Composer:
             )
             overrides.append(scaled_override(scaling.rule, config, reference))
         overrides += self.extra
-        return tuple(overrides), load_config(overrides)
+        read = without_unread(load_config(overrides), overrides)
+        return tuple(read), load_config(read)
 
     def _overrides(self, values: Mapping[str, str]) -> list[str]:
         here = self.experiment.at(self.scale)

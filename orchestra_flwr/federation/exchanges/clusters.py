@@ -70,6 +70,13 @@ class Clusters(Exchange):
         self._moved = 0
 
     @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """Only clients that are to be grouped have rounds of one model before."""
+        start = config.exchange.settings.start
+        unread = {"exchange.warm_rounds": f"with exchange.start={start}"}
+        return {} if start == "grouped" else unread
+
+    @classmethod
     def check(cls, config: Config) -> None:
         """As :meth:`Exchange.check`; there must be clients enough, and one first server state."""
         super().check(config)

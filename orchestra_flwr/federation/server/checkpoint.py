@@ -73,8 +73,8 @@ def save_checkpoint(
         raise FederationError(f"cannot write the checkpoint in {folder}: {error}") from error
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run goes on, and does not begin."""
+def is_begun(folder: Path) -> bool:
+    """Whether there is a checkpoint from which the run goes on."""
     return (folder / FILE).is_file()
 
 
@@ -85,7 +85,7 @@ def load_checkpoint(folder: Path, models: Models) -> Position | None:
         FederationError: the file is damaged or holds other models.
     """
     path = folder / FILE
-    if not has_checkpoint(folder):
+    if not is_begun(folder):
         return None
     try:
         saved, values = load_tensors(path, earlier=folder_record.EARLIER)

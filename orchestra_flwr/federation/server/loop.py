@@ -19,7 +19,7 @@ from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
     forget_noise_key,
-    has_checkpoint,
+    is_begun,
     load_checkpoint,
     run_id,
     save_checkpoint,
@@ -55,7 +55,7 @@ from orchestra_flwr.reporting import (
     plot_curves,
 )
 from orchestra_flwr.reporting.folder_record import FolderRecord
-from orchestra_flwr.training import build_learner, first_learner
+from orchestra_flwr.training import Learner, build_learner, starting_learner
 
 Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
 NOT_EVALUATED: Evaluated = (None, {})
@@ -121,8 +121,8 @@ class _Run:
         self.folder = folder
         self.progress = progress
         self.workers = workers
-        learner_of = build_learner if has_checkpoint(folder.checkpoint) else first_learner
-        self.learner = learner_of(config, config.data.channels)
+        begun = is_begun(folder.checkpoint)
+        self.learner = _learner(config, begun)
         exchange: Exchange = config.exchange.build()
         schemas = Schemas.of(self.learner, config)
         names = exchange.models(members.names)
@@ -131,7 +131,7 @@ class _Run:
         for name in names:
             if (seed := exchange.seed_of(name, config.seed)) != config.seed:
                 other = config.model_copy(update={"seed": seed})
-                self.models.begin(name, learner_of(other, config.data.channels))
+                self.models.begin(name, _learner(other, begun))
         self.release: Release | None = config.method.plugin.release(config)
         self.privacy = RunPrivacy(
             config,
@@ -158,6 +158,8 @@ class _Run:
         if position is not None:
             self.progress.message(f"resumed after round {position.round}")
             self.federation.exchange.load_state(position.exchange)
+        elif self.config.init is not None:
+            self.progress.message(f"begins with the encoder of {self.config.init}")
         if self.skipped:
             self.progress.message(f"{self.skipped} image files could not be read and are left out")
         if self.evaluator.why_not:
@@ -170,7 +172,9 @@ class _Run:
         position = position or Position(round=-1)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
             position = self._round(number, position)
-        return self._finish(position)
+            self.folder.summary.unlink(missing_ok=True)  # of a finished run that gets more rounds
+        with self.progress.phase("saving the encoder and the summary"):
+            return self._finish(position)
 
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
@@ -338,13 +342,14 @@ class _Run:
         return number == 0 and len(self.models.names) == 1
 
     def _evaluate(self, number: int) -> Evaluated:
-        return evaluate_models(
-            self.evaluator,
-            self.models,
-            self.federation.exchange,
-            untrained=number == 0,
-            kept_only=0 < number < self.config.federation.rounds,
-        )
+        with self.progress.phase(f"evaluating the encoder after round {number}"):
+            return evaluate_models(
+                self.evaluator,
+                self.models,
+                self.federation.exchange,
+                untrained=number == 0,
+                kept_only=0 < number < self.config.federation.rounds,
+            )
 
     def _is_evaluated(self, number: int) -> bool:
         last = number == self.config.federation.rounds
@@ -389,3 +394,8 @@ class _Run:
         if self.log:
             self.log.close()
         return summary
+
+
+def _learner(config: Config, begun: bool) -> Learner:
+    """The server's learner; of a run that has begun, its state is in the checkpoint."""
+    return (build_learner if begun else starting_learner)(config, config.data.channels)

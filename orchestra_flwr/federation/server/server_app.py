@@ -29,7 +29,7 @@ WINDOW = 16  # clients under way: Flower's engine decides how many of them run a
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Runs the federation that the run config's `overrides` describe, as on the command line."""
-    config = load_config(shlex.split(str(context.run_config.get("overrides", ""))))
+    config = load_config(shlex.split(str(context.run_config.get("overrides", ""))), all_read=True)
     population = load_population(config)
     named = with_class_names(config, population.dataset.train.classes)
     check_population(named, population)

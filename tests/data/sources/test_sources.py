@@ -64,7 +64,8 @@ def test_its_options_are_checked(user_package):
     assert str(error.value) == (
         "data.root: unknown option of data=stripes, which has image_size, train_limit, "
         "test_limit, normalise, augmentation, width "
-        "(data=cifar10, data=cifar100, data=image_folder, data=stl10, data=tiny_imagenet have it)"
+        "(data=cifar10, data=cifar100, data=image_folder, data=stl10, data=tiny_imagenet have it; "
+        "did you mean data=image_folder?)"
     )
 
 

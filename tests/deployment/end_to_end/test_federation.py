@@ -29,7 +29,8 @@ def simulate(machines, names, rounds, *overrides):
     for name in names:
         (chosen / name).symlink_to(machines.photos / name)
     code = main(
-        [*machines.small, "data=image_folder", f"data.root={chosen}", "partition=by_class",
+        [*machines.small(overrides), "data=image_folder", f"data.root={chosen}",
+         "partition=by_class",
          f"federation.clients={len(names)}", f"federation.rounds={rounds}", "engine=inline",
          f"run_dir={folder}", *overrides]
     )  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from orchestra_flwr.cli import main
+from orchestra_flwr.data import load_dataset
 from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines import ray as ray_engine
@@ -23,6 +24,7 @@ from orchestra_flwr.federation.engines.inline import InlineGrid
 from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.reporting import Progress
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -361,8 +363,10 @@ def test_a_large_population_shares_a_hundred_nodes(tiny, monkeypatch, clients, w
     monkeypatch.setattr(simulation, "record_split", lambda *_: None)
     monkeypatch.setattr(ray_engine, "worker_count", lambda *_: workers)
     monkeypatch.setattr(ray_engine, "_run_ray", lambda count, *_: asked.append(count) or {})
-    population = Population(dataset=None, parts=dict.fromkeys(map(str, range(clients))))
-    simulation.simulate(tiny("engine=ray"), population, None, None)
+    config = tiny("engine=ray")
+    parts = dict.fromkeys(map(str, range(clients)))
+    population = Population(load_dataset(config.data), parts)
+    simulation.simulate(config, population, None, Progress(1))
     assert asked == [nodes]
 
 

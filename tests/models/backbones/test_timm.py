@@ -11,7 +11,7 @@ from torch import nn
 
 from orchestra_flwr.config import ConfigError, ModelConfig
 from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, load_encoder, save_encoder
-from orchestra_flwr.training import build_learner, first_learner
+from orchestra_flwr.training import build_learner, starting_learner
 
 SMALL = ("model=timm", "model.timm=mobilenetv3_small_050")
 
@@ -101,7 +101,7 @@ def test_the_server_begins_with_the_weights_of_a_file_and_clients_need_none(
             parameter.mul_(1.5)
     save_file(trained.state_dict(), file)
     config = tiny(*SMALL, f"method={method}", f"model.weights={file}")
-    first = first_learner(config, 1).method
+    first = starting_learner(config, 1).method
     expected = trained.state_dict()
     for backbone in first.backbones().values():
         state = backbone.model.state_dict()
@@ -115,7 +115,7 @@ def test_the_server_begins_with_the_weights_of_a_file_and_clients_need_none(
     plain = build_learner(config, 1).method.backbone.model.state_dict()
     assert not torch.equal(plain["conv_head.weight"], expected["conv_head.weight"])
     with pytest.raises(ConfigError, match=r"weights\.safetensors: no such file$"):
-        first_learner(config, 1)
+        starting_learner(config, 1)
 
 
 def test_weights_of_another_model_are_refused_in_one_line(timm, tiny, tmp_path):
@@ -124,7 +124,7 @@ def test_weights_of_another_model_are_refused_in_one_line(timm, tiny, tmp_path):
     for weights in (nn.Linear(3, 4).state_dict(), other):
         save_file(weights, file)
         with pytest.raises(ConfigError, match=r"is it of this model\?") as caught:
-            first_learner(tiny(*SMALL, f"model.weights={file}"), 1)
+            starting_learner(tiny(*SMALL, f"model.weights={file}"), 1)
         assert "\n" not in str(caught.value)
 
 

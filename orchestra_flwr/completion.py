@@ -1,0 +1,35 @@
+"""Tab completion of keys and choices, as a script for bash and zsh (--completion)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+SCRIPT = """\
+# eval "$({program} --completion)"
+if [ -n "$ZSH_VERSION" ]; then autoload -U +X bashcompinit && bashcompinit; fi
+_{name}() {{
+  local line="${{COMP_LINE:0:$COMP_POINT}}" found
+  local word="${{line##* }}"
+  found=($(compgen -W {words} -- "$word"))
+  # To the shell "=" divides words, so only what is behind it is put in.
+  case "$word" in *=*) found=("${{found[@]#*=}}") ;; esac
+  COMPREPLY=("${{found[@]}}")
+}}
+complete -o nospace -o default -F _{name} {programs}
+"""
+
+
+def completion_script(programs: Sequence[str], words: Sequence[str]) -> str:
+    """What a shell evaluates to complete arguments of some programs.
+
+    Args:
+        programs: the names under which one command is called.
+        words: its arguments, such as "seed=" and "method=simclr".
+    """
+    return SCRIPT.format(
+        program=programs[0],
+        name=programs[0].replace("-", "_").replace(".", "_"),
+        programs=shlex.join(programs),
+        words=shlex.quote(" ".join(words)),
+    )

@@ -1,0 +1,42 @@
+"""Keys that a command line gives although nothing reads them: they are refused, not passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from hydra.core.override_parser.types import Override
+
+from orchestra_flwr.config.overrides import read_overrides
+from orchestra_flwr.config.section import Composed, ConfigError
+
+
+def refuse_unread(config: Composed, overrides: Iterable[Override]) -> None:
+    """Refuses overrides of keys that a run with this configuration does not read.
+
+    Raises:
+        ConfigError: names the first of them, and why nothing reads it.
+    """
+    unread = config.unread()
+    for override in overrides:
+        key = override.key_or_group
+        why = None if override.is_delete() else _why_unread(key, unread)
+        if why:
+            raise ConfigError(f"{key}: is not read {why}; leave it out")
+
+
+def without_unread(config: Composed, overrides: Sequence[str]) -> list[str]:
+    """The overrides, as on a command line, without those that the run does not read.
+
+    For overrides that several runs share, some of which read them.
+    """
+    unread = config.unread()
+    keys = [override.key_or_group for override in read_overrides(overrides)]
+    return [text for text, key in zip(overrides, keys, strict=True) if not _why_unread(key, unread)]
+
+
+def _why_unread(key: str, unread: Mapping[str, str]) -> str | None:
+    """Why nothing reads a key: it stands in `unread` itself, or a section that holds it does."""
+    for name, why in unread.items():
+        if key == name or key.startswith(f"{name}."):
+            return why
+    return None

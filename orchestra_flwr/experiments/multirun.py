@@ -1,0 +1,95 @@
+"""One command for several runs, --multirun: all combinations of the values that keys are given."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from orchestra_flwr.config import Config, ConfigError, load_config, swept_values
+from orchestra_flwr.experiments.planning import Plan, Row, run_name
+from orchestra_flwr.experiments.planning.description import Experiment, Presentation, Scale
+from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.printable import printable
+from orchestra_flwr.reporting.text import percent
+
+FOLDER = Path("outputs/multirun")
+OWN = ("run_dir", "resume")  # every run has its own folder, and is resumed in it
+MEASURES = {"kNN": "knn", "linear probe": "linear"}
+
+
+def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
+    """The runs of a command line such as `method=simclr,orchestra seed=0,1 federation.rounds=5`.
+
+    Returns:
+        The plan, a row for every combination, and the configuration of each run by its name.
+
+    Raises:
+        ConfigError: no key has several values, or one combination is not a run.
+    """
+    axes: dict[str, list[str]] = {}
+    shared = []
+    for text, values in zip(arguments, swept_values(arguments), strict=True):
+        key = text.partition("=")[0].lstrip("+")
+        if key in OWN:
+            raise ConfigError(f"{key}: must not be given with --multirun, runs are in {FOLDER}/")
+        if len(values) > 1:
+            axes[text.partition("=")[0]] = values
+        else:
+            shared.append(text)
+    if not axes:
+        raise ConfigError("--multirun: a key must have several values, such as seed=0,1,2")
+    rows, configs = [], {}
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
+        overrides = [*shared, *(f"{key}={value}" for key, value in chosen.items())]
+        config = load_config(overrides, all_read=True)
+        run = run_name(config)
+        configs[run] = config
+        named = {key.lstrip("+"): value for key, value in chosen.items()}
+        rows.append(Row(values=named, seed=config.seed, overrides=_unseeded(overrides), run=run))
+    return _plan(arguments, axes, rows), configs
+
+
+def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> None:
+    """Prints a row for every run: its values, its accuracies, its folder."""
+    table = Table(box=box.MARKDOWN)
+    for axis in plan.rows[0].values:
+        table.add_column(printable(axis))
+    for title in MEASURES:
+        table.add_column(title, justify="right")
+    table.add_column("run")
+    for row in plan.rows:
+        run = read_run(folder / row.run)
+        scores = [run.measure(name) if run else None for name in MEASURES.values()]
+        cells = ["-" if score is None else percent(score) for score in scores]
+        table.add_row(*map(printable, row.values.values()), *cells, row.run)
+    console = console or Console()
+    console.print(table, soft_wrap=True)
+    console.print(f"runs: {folder}", markup=False, highlight=False)
+
+
+def _unseeded(overrides: Sequence[str]) -> tuple[str, ...]:
+    return tuple(text for text in overrides if text.partition("=")[0].lstrip("+") != "seed")
+
+
+def _plan(arguments: Sequence[str], axes: Mapping[str, Sequence[str]], rows: list[Row]) -> Plan:
+    return Plan(
+        name="sweep",
+        scale="multirun",
+        command=" ".join(["run_sim.py --multirun", *arguments]),
+        experiment=Experiment(
+            title="Sweep",
+            reference="",
+            about="",
+            axes={key: {v: (f"{key}={v}",) for v in values} for key, values in axes.items()},
+            measures=("knn", "linear"),
+            show=Presentation(kind="table", rows=tuple(axes)),
+        ),
+        settings=Scale(title="--multirun", comparable=False, jobs=1, overrides=(), axes={}),
+        rows=tuple(rows),
+    )

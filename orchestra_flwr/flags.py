@@ -1,0 +1,53 @@
+"""The flags of a command: everything on its line that is no key=value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestra_flwr.config import ConfigError
+
+SHORT = {"-h": "--help", "-m": "--multirun"}
+COMMON = ("--help", "--version", "--cfg")
+PROGRAM = (*COMMON, "--completion")  # of one that is installed under a name of its own
+SEVERAL = (*PROGRAM, "--multirun")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """A command line, read.
+
+    Attributes:
+        overrides: its key=value.
+        flags: those that are there, by their long names.
+        groups: of --help, such as "method".
+    """
+
+    overrides: tuple[str, ...]
+    flags: frozenset[str]
+    groups: tuple[str, ...]
+
+    def __contains__(self, flag: str) -> bool:
+        return flag in self.flags
+
+
+def read_flags(arguments: Sequence[str], known: Sequence[str] = COMMON) -> Flags:
+    """Tells flags and overrides apart.
+
+    Words without "=" are groups beside --help, and "job" beside --cfg, as Hydra has it.
+
+    Raises:
+        ConfigError: a flag that is not known.
+    """
+    flags = [SHORT.get(each, each) for each in arguments if each.startswith("-")]
+    for flag in flags:
+        if flag not in known:
+            raise ConfigError(f"{flag}: unknown flag; there are {', '.join(known)}")
+    rest = [each for each in arguments if not each.startswith("-")]
+    groups: list[str] = []
+    if "--help" in flags:
+        groups = [each for each in rest if "=" not in each]
+        rest = [each for each in rest if "=" in each]
+    elif "--cfg" in flags and "job" in rest:
+        rest.remove("job")
+    return Flags(tuple(rest), frozenset(flags), tuple(groups))

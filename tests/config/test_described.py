@@ -1,0 +1,78 @@
+"""--help explains every key in a line, and a group with its choices."""
+
+import pytest
+import yaml
+
+from orchestra_flwr.config import (
+    Config,
+    ConfigError,
+    EvaluateConfig,
+    config_to_yaml,
+    described,
+    load_config,
+)
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.server_config import ServerConfig
+
+
+def unexplained(text):
+    """The lines of keys that nothing is said about."""
+    lines = text.splitlines()
+    return [line for line in lines if line.strip() and "#" not in line and line.rstrip()[-1] != ":"]
+
+
+@pytest.mark.parametrize("section", [Config, ServerConfig, ClientConfig, EvaluateConfig])
+def test_every_key_of_every_command_is_explained(section):
+    text = described(section).every_key()
+    assert unexplained(text) == []
+    assert yaml.safe_load(text).keys() >= {"device", "plugins"}
+
+
+GROUPS = [
+    name
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and hasattr(field.annotation, "room")
+]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_choice_and_each_of_its_keys_is_explained(group):
+    overview = described(Config).group(group)
+    for name in Config.model_fields[group].annotation.room.found():
+        (line,) = [x for x in overview.splitlines() if x.split()[:1] == [f"{group}={name}"]]
+        assert len(line.split()) > 3, line
+        keys = described(Config, [f"{group}={name}"]).group(group).partition(f"\n{group}:\n")[2]
+        assert unexplained(keys) == []
+        assert yaml.safe_load(keys)["name"] == name
+
+
+@pytest.mark.parametrize("group", ["federation", "training", "clustering", "evaluation", "preset"])
+def test_groups_of_files_alone_are_explained(group):
+    overview, _, keys = described(Config).group(group).partition(f"\n{group}:\n")
+    choices = [line.split() for line in overview.splitlines() if line.startswith(f"  {group}=")]
+    assert choices and all(len(words) > 3 for words in choices)
+    assert bool(keys) == (group != "preset") and unexplained(keys) == []
+
+
+def test_help_has_the_values_of_a_run():
+    """Nothing but what only other values refer to is left out."""
+    told = yaml.safe_load(described(Config, ["data=cifar10"]).every_key())
+    whole = yaml.safe_load(config_to_yaml(load_config(["data=cifar10"])))
+    for section in ("training", "data", "clustering", "privacy", "optimizer"):
+        assert told[section] == {k: whole[section][k] for k in told[section]}
+    assert "paper" not in told["method"]
+
+
+def test_a_users_own_choice_is_explained_from_its_file(user_package):
+    code = "from orchestra_flwr.training.optimizers.sgd import SGD\nclass Mine(SGD): pass\n"
+    conf = user_package({"optimizers/mine.py": code}) / "conf" / "optimizer"
+    conf.mkdir(parents=True)
+    (conf / "mine.yaml").write_text("# What I like best.\nname: mine\nmomentum: 0.5  # of mine\n")
+    overview = described(Config, ["plugins=[my_package]", "optimizer=mine"]).group("optimizer")
+    assert ["optimizer=mine", "What", "I", "like", "best."] in map(str.split, overview.splitlines())
+    assert "momentum: 0.5" in overview and "# of mine" in overview
+
+
+def test_a_group_that_is_not_there_is_told():
+    with pytest.raises(ConfigError, match="^--help metod: must be one of .*did you mean method?"):
+        described(Config).group("metod")

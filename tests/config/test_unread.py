@@ -1,0 +1,87 @@
+"""A key that nothing reads is refused where one command gives it; several runs may share others."""
+
+import pytest
+
+from orchestra_flwr.config import ConfigError, load, load_config, without_unread
+from orchestra_flwr.deployment.server_config import ServerConfig
+
+PRIVATE = ["clustering=private", "privacy.epsilon=1"]
+SIMULATED = "in a simulation, only by a server of real clients"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["method=simclr", "clustering.memory=9"], "clustering.memory: is not read by method=simc"),
+        (["method=simclr", "clustering=private"], "clustering: is not read by method=simclr"),
+        (["method=simclr", "+clustering.more=9"], "clustering.more: is not read by method=simclr"),
+        (["method=byol", "privacy.k_min=5"], "privacy.k_min: is not read by method=byol"),
+        (["method=supervised", "model.projector_dim=9"], "model.projector_dim: is not read by met"),
+        (["privacy.delta=0.01"], "privacy.delta: is not read without privacy.noise_multiplier or"),
+        (["terms.verification.hidden=9"], "terms.verification.hidden: is not read with terms.veri"),
+        (["federation.min_clients=3"], f"federation.min_clients: is not read {SIMULATED}"),
+        (["+federation.min_images=3"], f"federation.min_images: is not read {SIMULATED}"),
+        (["merging=fedema", "merging.scale=1", "merging.first_mu=0.5"], "merging.first_mu: is not"),
+        (["exchange=clusters", "exchange.start=same", "exchange.warm_rounds=2"],
+         "exchange.warm_rounds: is not read with exchange.start=same"),
+        (["partition=features", "partition.encoder=x", "partition.beta=1"],
+         "partition.beta: is not read with partition.deal=dirichlet"),
+        (["partition=groups", "partition.csv=x", "partition.level=2"],
+         "partition.level: is not read with partition.csv"),
+        (["clustering=features", "privacy.k_min=1", "clustering.local_clusters=3"],
+         "clustering.local_clusters: is not read with clustering=features"),
+    ],
+)  # fmt: skip
+def test_what_nothing_reads_is_refused(given, says):
+    with pytest.raises(ConfigError) as error:
+        load_config(given, all_read=True)
+    assert str(error.value).startswith(says) and str(error.value).endswith("; leave it out")
+    load_config(given)  # which several runs may share
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["clustering.memory=64", "privacy.k_min=3"],
+        [*PRIVATE, "privacy.delta=0.0001"],
+        ["terms.verification.weight=1", "terms.verification.hidden=9"],
+        ["terms.verification.weight=0"],
+        ["method=simclr", "preset=released_code"],  # which sets clustering.solver
+        ["exchange=clusters", "method=simclr", "exchange.warm_rounds=2"],
+        ["partition=groups", "partition.level=2"],
+        ["~terms.proximal"],
+    ],
+)
+def test_what_is_read_is_taken(given):
+    assert load_config(given, all_read=True) == load_config(given)
+
+
+def test_a_server_of_real_clients_reads_other_keys():
+    load(ServerConfig, ["federation.min_clients=3", "federation.min_images=3"], all_read=True)
+    for given in ("engine=inline", "partition.alpha=3"):
+        with pytest.raises(ConfigError, match="is not read with real clients, only simulated"):
+            load(ServerConfig, [given], all_read=True)
+
+
+def test_a_run_takes_of_shared_overrides_what_it_reads():
+    shared = ["clustering.memory=64", "seed=3", "terms.proximal.weight=1", "+privacy.k_min=3"]
+    assert without_unread(load_config(["method=simclr"]), shared) == shared[1:3]
+    assert without_unread(load_config(), shared) == shared
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("data.root=photos", "have it; did you mean data=image_folder?)"),
+        ("rounds=5", "rounds: unknown key (did you mean federation.rounds?)"),
+        ("lr=1", "lr: unknown key (did you mean training.lr"),
+        ("epochs=1", "epochs: unknown key (did you mean training.local_epochs?)"),
+        ("hydra.verbose=true", "hydra.verbose: unknown key"),
+        ("+hydra.verbose=true", "+hydra.verbose: unknown key"),
+        ("+partition.alpha=3", "partition.alpha: unknown option of partition=iid"),
+    ],
+)
+def test_what_may_have_been_meant_is_said(given, says):
+    with pytest.raises(ConfigError) as error:
+        load_config(["partition=iid", given])
+    assert says in str(error.value)

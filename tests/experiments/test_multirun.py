@@ -1,0 +1,74 @@
+"""--multirun: one command, every combination of values, one table."""
+
+import pytest
+from rich.console import Console
+
+from orchestra_flwr.cli import main
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.experiments.multirun import make_sweep, print_sweep
+from orchestra_flwr.experiments.planning import run_name
+from orchestra_flwr.reporting import RunFolder
+
+
+def test_every_combination_is_a_run():
+    plan, configs = make_sweep(["method=simclr,byol", "seed=0,1", "federation.rounds=3"])
+    assert [row.values for row in plan.rows] == [
+        {"method": method, "seed": seed} for method in ("simclr", "byol") for seed in "01"
+    ]
+    for row in plan.rows:
+        config = configs[row.run]
+        assert (config.method.name, config.seed) == (row.values["method"], row.seed)
+        assert config.federation.rounds == 3 and row.run == run_name(config)
+        assert not any(text.startswith("seed=") for text in row.overrides)
+    assert len(configs) == 4
+
+
+def test_ranges_lists_and_quoted_commas_are_read_as_ever():
+    plan, _ = make_sweep(["seed=range(0,3)", "evaluation.every=1,5", "name='a,b'"])
+    assert len(plan.rows) == 6 and "name='a,b'" in plan.rows[0].overrides
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["seed=0"], "--multirun: a key must have several values, such as seed=0,1,2"),
+        ([], "--multirun: a key must have several values"),
+        (["seed=0,1", "run_dir=x"], "run_dir: must not be given with --multirun"),
+        (["seed=0,1", "resume=x"], "resume: must not be given with --multirun"),
+        (["method=simclr,nope"], "method=nope: must be one of"),
+        (["method=orchestra,simclr", "clustering.memory=9"], "clustering.memory: is not read by m"),
+        (["seed=0,1", "rounds=2"], "rounds: unknown key (did you mean federation.rounds?)"),
+    ],
+)
+def test_what_is_no_sweep_is_refused(arguments, says):
+    with pytest.raises(ConfigError) as error:
+        make_sweep(arguments)
+    assert str(error.value).startswith(says)
+
+
+def test_the_table_has_a_row_for_every_run(tmp_path):
+    plan, configs = make_sweep(["seed=0,1", "method=simclr"])
+    first = plan.rows[0]
+    made = configs[first.run].model_copy(update={"run_dir": str(tmp_path / first.run)})
+    RunFolder.create(made).write_summary({"knn": 0.5, "linear": 0.75})
+    console = Console(width=200, record=True)
+    print_sweep(plan, tmp_path, console)
+    lines = [line for line in console.export_text().splitlines() if line.strip()]
+    assert [cell.strip() for cell in lines[0].strip("| ").split("|")] == [
+        "seed", "kNN", "linear probe", "run",
+    ]  # fmt: skip
+    assert "50.0 %" in lines[2] and "75.0 %" in lines[2] and first.run in lines[2]
+    assert " - " in lines[3] and plan.rows[1].run in lines[3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # two processes that start torch
+def test_two_runs_and_their_table(tmp_path, monkeypatch, capsys, tiny_overrides):
+    monkeypatch.chdir(tmp_path)
+    command = ["-m", *tiny_overrides, "federation.rounds=1", "seed=0,1"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "2 runs, 0 complete already" in out and "| seed |" in out and out.count(" % ") >= 4
+    assert len(list((tmp_path / "outputs" / "multirun").glob("orchestra-*"))) == 2
+    assert main(command) == 0
+    assert "2 runs, 2 complete already" in capsys.readouterr().out
