@@ -10,7 +10,7 @@ import orchestra_flwr
 from orchestra_flwr.config import Config, TermConfig
 
 LAYERS = [
-    ["fingerprints", "printable", "usage"],
+    ["fingerprints", "printable", "square_image", "usage"],
     ["plugins", "seeding", "files", "folder_lock", "output_streams"],
     ["tensor_files"],
     ["config"],

@@ -3,7 +3,7 @@
 from orchestra_flwr.data.augment import PLAIN, SIMCLR, Recipe, Views, augment
 from orchestra_flwr.data.batches import epoch_batches
 from orchestra_flwr.data.image_files.class_folders import survey
-from orchestra_flwr.data.images import Dataset, ImageSet, different_images, first_copies, resize
+from orchestra_flwr.data.images import Dataset, ImageSet, different_images, first_copies
 from orchestra_flwr.data.partitions import (
     Indices,
     Partition,
@@ -15,6 +15,7 @@ from orchestra_flwr.data.partitions import (
 from orchestra_flwr.data.shifts import Shift, shift_images
 from orchestra_flwr.data.sources import Source, load_dataset
 from orchestra_flwr.data.subset import balanced_subset, limited
+from orchestra_flwr.square_image import resize
 
 __all__ = [
     "PLAIN",
