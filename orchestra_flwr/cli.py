@@ -148,23 +148,9 @@ def _command(
 
 def _simulate(config: Config) -> int:
     # Heavy imports wait until the configuration is known to be right.
-    from orchestra_flwr.federation.population import check_population, load_population
-    from orchestra_flwr.federation.simulation import check_resources, simulate
-    from orchestra_flwr.methods.labels import with_class_names
-    from orchestra_flwr.reporting import Progress, RunFolder
-    from orchestra_flwr.training import build_learner, check_memory
+    from orchestra_flwr.federation.simulation import prepared
 
-    check_resources(config)
-    population = load_population(config)
-    named = with_class_names(config, population.dataset.train.classes)
-    check_population(named, population)
-    check_memory(named, config.data.channels)
-    build_learner(named, config.data.channels)  # what cannot be built is refused here
-
-    def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
-        return simulate(named, population, folder, progress)
-
-    return _run_in_folder(config, run)
+    return _run_in_folder(config, prepared(config))
 
 
 def _serve(config: ServerConfig) -> int:

@@ -73,7 +73,7 @@ def _same_every_time():
     torch.manual_seed(0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_overrides():
     """What makes a run take a second, for the command line."""
     return TINY

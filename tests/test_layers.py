@@ -25,7 +25,7 @@ LAYERS = [
     ["federation"],
     ["deployment"],
     ["experiments"],
-    ["cli"],
+    ["cli", "from_python"],
     ["__main__"],  # thin entries, python -m orchestra_flwr.<package>
 ]
 ROOT = Path(orchestra_flwr.__file__).parent

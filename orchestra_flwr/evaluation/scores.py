@@ -11,7 +11,7 @@ from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresCo
 from orchestra_flwr.evaluation.features import extract_features, feature_std
 from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
 from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
-from orchestra_flwr.evaluation.knn import knn_accuracy
+from orchestra_flwr.evaluation.knn import knn_accuracy, voters
 from orchestra_flwr.evaluation.linear_probe import linear_accuracy
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 
@@ -79,7 +79,7 @@ def evaluate_by(
         test: images and labels.
         protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl and
             finetune.
-        config: batch size, the kNN's k and temperature.
+        config: batch size, the kNN's k (at most a tenth of the training images) and temperature.
         augmentation: limits that the images set.
         seeds: each draws other labels, for probes and fine-tunings with a fraction of them.
 
@@ -95,7 +95,7 @@ def evaluate_by(
     queries = extract_features(encoder, test[0], config.batch_size), test[1]
     scores: dict[str, Any] = {"feature_std": feature_std(queries[0])}
     if "knn" in protocols:
-        k, temperature = config.knn_k, config.knn_temperature
+        k, temperature = voters(config.knn_k, len(bank[1])), config.knn_temperature
         scores["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
     if "linear" in protocols:
         scores["linear"] = linear_accuracy(*bank, *queries)
