@@ -99,9 +99,10 @@ def _read(items: Any, part: str, size: int) -> _Items:
             read.images.append(square_image(image, size))
             read.labels.append(_plain(label))
         except (OSError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"dataset: {part} image {number}: {error} (transforms must not normalise images)"
-            ) from None
+            hint = (
+                "; transforms must not normalise them" if "values of images" in str(error) else ""
+            )
+            raise ConfigError(f"dataset: {part} image {number}: {error}{hint}") from None
     if not read.images:
         raise ConfigError(f"dataset: there are no {part} images")
     return read

@@ -116,7 +116,7 @@ def partition_figure(
         _write_counts(heat, counts)
     shades = figure.colorbar(picture, ax=[sizes, heat], pad=0.01, aspect=40)
     shades.set_label("images of the class (white: none)", color=INK)
-    shades.outline.set_visible(False)  # type: ignore[operator]  # an artist, not a function
+    shades.outline.set_visible(False)
     return figure
 
 

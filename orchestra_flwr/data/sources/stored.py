@@ -63,7 +63,7 @@ def store(dataset: Dataset, cache: str | None = None) -> Path:
     facts = [
         (
             list(part.images.shape),
-            hashlib.sha256(part.images.numpy()).hexdigest(),
+            hashlib.sha256(part.images.contiguous().numpy().data).hexdigest(),
             [] if part.labels is None else part.labels.tolist(),
             part.classes,
         )
