@@ -37,8 +37,8 @@ def simulate(
             decoded, made square (`data.image_size`) and stored in the user's cache folder, where
             the run's processes read them, and where resume= finds them.
         progress: True shows what the command shows (`logging.progress`); a function is called after
-            each round with its `round`, `rounds`, `loss`, `scores` (None where it was not
-            evaluated), `seconds` and `dropped` (a line for each dropped client).
+            each round with its `round` (0: before training), `rounds`, `loss`, `scores` (None where
+            it was not evaluated), `seconds` and `dropped` (a line for each dropped client).
 
     Returns:
         What the run left behind.

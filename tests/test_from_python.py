@@ -40,8 +40,8 @@ def run(tmp_path_factory, tiny_overrides):
 
 def test_a_thread_trains_on_images_that_were_passed(run):
     result, reports = run
-    assert [report["round"] for report in reports] == [1, 2]
-    assert reports[0]["rounds"] == 2 and reports[1]["scores"]["knn"] == result.summary["knn"]
+    assert [report["round"] for report in reports] == [0, 1, 2]
+    assert reports[0]["rounds"] == 2 and reports[2]["scores"]["knn"] == result.summary["knn"]
     assert result.summary["rounds"] == 2
     assert (result.folder / "encoder.safetensors").is_file()
     assert "data=stored" not in str(result) and "linear probe, target" in str(result)
