@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 
 import orchestra_flwr
 from orchestra_flwr import Result, simulate
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, load_config
 
 RANDOM = np.random.default_rng(0)
 PICTURES = [
@@ -153,3 +154,9 @@ def test_workers_of_ray_see_the_images_that_were_passed(tmp_path, tiny_overrides
     thread.start()
     thread.join()
     assert results[0].summary["rounds"] == 2
+
+
+def test_threads_compose_their_configurations_side_by_side():
+    with ThreadPoolExecutor(4) as pool:
+        seeds = pool.map(lambda seed: load_config([f"seed={seed}"]).seed, range(6))
+        assert list(seeds) == list(range(6))

@@ -91,7 +91,10 @@ def _check_size(data: DataConfig, spec: EncoderSpec) -> None:
 def _labelled(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     def pair(part: ImageSet | None, name: str) -> tuple[Tensor, Tensor]:
         if part is None or part.labels is None:
-            raise ConfigError(f"data.name={dataset.name}: there are no labelled {name} images")
+            hint = " (data.test_share=0.2 holds back a fifth of them)" if name == "test" else ""
+            raise ConfigError(
+                f"data.name={dataset.name}: there are no labelled {name} images{hint}"
+            )
         return part.images, part.labels
 
     return pair(dataset.train, "training"), pair(dataset.test, "test")

@@ -93,8 +93,15 @@ class Encoder(nn.Module):
         images = checked_batch(images, self.spec.channels, self.spec.image_size)
         if images.dtype == torch.uint8:
             images = images.float() / 255
+        images = images.to(self._weight.dtype)
         features: Tensor = self.backbone(normalise(images, self.spec.normalise))
         return features
+
+    @property
+    def _weight(self) -> Tensor:
+        """One of the weights, which says where all are and of which type."""
+        weights = itertools.chain(self.parameters(), self.buffers())
+        return next((w for w in weights if w.is_floating_point()), torch.empty(0))
 
     def preprocess(self, image: AnyImage) -> Tensor:
         """One image as the encoder takes it, made exactly as training made its images.
@@ -149,9 +156,9 @@ class Encoder(nn.Module):
         Example:
             >>> features = encoder.encode(sorted(Path("photos").glob("*.jpg")), progress=True)
         """
-        weight = next(itertools.chain(self.parameters(), self.buffers()), torch.empty(0))
+        device = self._weight.device
         features = [
-            self(batch.to(weight.device)).float().cpu()
+            self(batch.to(device)).float().cpu()
             for batch in batches(images, self.preprocess, batch_size, progress)
         ]
         if not features:

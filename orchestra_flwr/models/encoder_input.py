@@ -109,7 +109,8 @@ def _numbered(made: Iterable[Tensor], first: int) -> Iterator[Tensor]:
         except StopIteration:
             return
         except (TypeError, ValueError) as error:
-            raise type(error)(f"image {number}: {error}") from None
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"image {number}: {error}") from None
 
 
 def _silent(done: int, total: int | None) -> None:

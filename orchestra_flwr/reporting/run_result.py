@@ -81,7 +81,7 @@ class Result:
 
     @cached_property
     def metrics(self) -> list[RoundMetrics]:
-        """The rounds so far, in their order; round 0 may have two entries.
+        """The rounds so far, in their order; round 0 is before training.
 
         Raises:
             ValueError: a line of `metrics.jsonl` is damaged.
@@ -114,7 +114,7 @@ class Result:
                 "frame() needs pandas (pip install pandas); metrics has the same as objects"
             ) from None
         rounds: dict[int, dict[str, Any]] = {}
-        for record in self._records():  # round 0 has one record of scores and one of an exchange
+        for record in self._records():
             rounds.setdefault(record["round"], {}).update(_flat(record))
         return pandas.DataFrame(list(rounds.values())).set_index("round")
 

@@ -37,6 +37,15 @@ def test_other_types_of_numbers_mean_the_same(encoder, dtype):
     torch.testing.assert_close(encoder(cast), encoder(images))
 
 
+def test_images_and_weights_of_different_precision_go_together(encoder):
+    images = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(encoder(images.half()), encoder(images), atol=0.05, rtol=0.05)
+    features = encoder(images)
+    halved = encoder.to(torch.bfloat16)(images)
+    assert halved.dtype == torch.bfloat16
+    torch.testing.assert_close(halved.float(), features, atol=0.1, rtol=0.1)
+
+
 @pytest.mark.parametrize("highest", [255.0, -1.0, float("nan")])
 def test_floats_that_are_not_in_0_to_1_are_refused(encoder, highest):
     with pytest.raises(ValueError, match=r"in 0\.\.255 or floating-point numbers in \[0, 1\]"):
