@@ -44,6 +44,7 @@ def record_split(config: Config, population: Population, folder: RunFolder) -> N
         counts,
         None if train.labels is None else names,
         folder.path / "partition.png",
+        clients=list(population.parts),
         emd=facts.get("emd"),
         name=folder.label,
     )

@@ -28,6 +28,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 KNN, LINEAR = COLOURS[:2]
 # Starts away from white, which is left for clients without the class.
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#d6e6f4", "#5aa2cf", "#0b559f", "#08244d"])
+MOST_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
 EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"
 
 
@@ -59,18 +60,17 @@ def plot_partition(
     counts: NDArray[np.integer[Any]],
     class_names: Sequence[str] | None,
     path: str | Path,
-    *,
-    emd: float | None = None,
-    name: str = "",
+    **options: Any,
 ) -> None:
-    """Writes :func:`partition_figure` as a PNG to `path`."""
-    _save(partition_figure(counts, class_names, emd=emd, name=name), path)
+    """Writes :func:`partition_figure` with its `options` as a PNG to `path`."""
+    _save(partition_figure(counts, class_names, **options), path)
 
 
 def partition_figure(
     counts: NDArray[np.integer[Any]],
     class_names: Sequence[str] | None,
     *,
+    clients: Sequence[str] = (),
     emd: float | None = None,
     name: str = "",
 ) -> Figure:
@@ -79,6 +79,7 @@ def partition_figure(
     Args:
         counts: (clients, classes) numbers of images; (clients, 1) of images without labels.
         class_names: the names of the classes; None: the images have no labels.
+        clients: their names; without them, they are numbered.
         emd: how far the clients' class shares are from those of all, stands below the picture.
         name: of the run, stands above; "": nothing does.
 
@@ -88,15 +89,14 @@ def partition_figure(
     names = ["images"] if class_names is None else class_names
     if counts.ndim != 2 or counts.shape[1] != len(names):
         raise ValueError(f"counts {counts.shape} do not fit {len(names)} class names")
-    clients, classes = counts.shape
-    width = float(np.clip(2.5 + 0.45 * clients, 6, 13))
+    width = float(np.clip(2.5 + 0.45 * len(counts), 6, 13))
     if class_names is None:
         figure = new_figure(width, 3.2, name)
         sizes = figure.subplots()
         _draw_sizes(sizes, counts, "images without labels")
-        sizes.set_xlabel("client", color=INK)
-        sizes.xaxis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1))
+        _name_clients(sizes, clients, len(counts))
         return figure
+    classes = len(names)
     figure = new_figure(width, float(np.clip(2.5 + 0.3 * classes, 4.3, 7.8)), name)
     sizes, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, 4])
     _draw_sizes(sizes, counts, "images")
@@ -108,11 +108,12 @@ def partition_figure(
         cmap=COUNTS,
         norm=PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max(initial=0)))),
     )
-    heat.set_xlabel("client" if emd is None else f"client\n{EMD.format(emd)}", color=INK)
+    _name_clients(heat, clients, len(counts))
+    if emd is not None:
+        heat.set_xlabel(f"client\n{EMD.format(emd)}")
     heat.set_ylabel("class", color=INK)
-    heat.xaxis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1))
     _name_classes(heat, names)
-    if clients <= 20 and classes <= 20:
+    if len(counts) <= 20 and classes <= 20:
         _write_counts(heat, counts)
     shades = figure.colorbar(picture, ax=[sizes, heat], pad=0.01, aspect=40)
     shades.set_label("images of the class (white: none)", color=INK)
@@ -259,11 +260,23 @@ def style_axes(panel: Axes) -> None:
     panel.set_axisbelow(True)
 
 
+def _name_clients(panel: Axes, names: Sequence[str], count: int) -> None:
+    panel.set_xlabel("client", color=INK)
+    numbered = [str(number) for number in range(count)]
+    if len(names) <= MOST_NAMES and list(names) not in ([], numbered):
+        panel.set_xticks(range(count), _short(names), fontsize=8, parse_math=False, rotation=30)
+    else:
+        panel.xaxis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1))
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    shown = map(printable, names)
+    return [name if len(name) <= 18 else name[:17] + "\u2026" for name in shown]
+
+
 def _name_classes(heat: Axes, names: Sequence[str]) -> None:
-    if len(names) <= 30:
-        shown = map(printable, names)
-        short = [name if len(name) <= 18 else name[:17] + "\u2026" for name in shown]
-        heat.set_yticks(range(len(names)), short, fontsize=8, parse_math=False)  # a $ is a $
+    if len(names) <= MOST_NAMES:
+        heat.set_yticks(range(len(names)), _short(names), fontsize=8, parse_math=False)
     else:
         heat.set_ylabel("class")
         heat.yaxis.set_major_locator(MaxNLocator(10, integer=True))

@@ -142,7 +142,8 @@ class Result:
         counts = np.array(list(facts["clients"].values()))
         emd = facts.get("emd")  # images without labels have none
         names = None if emd is None else facts["classes"]
-        return partition_figure(counts, names, emd=emd, name=self.name)
+        clients = list(facts["clients"])
+        return partition_figure(counts, names, clients=clients, emd=emd, name=self.name)
 
     @property
     def name(self) -> str:

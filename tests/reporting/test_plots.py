@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from orchestra_flwr.reporting import plot_curves, plot_partition
-from orchestra_flwr.reporting.plots import curves_figure
+from orchestra_flwr.reporting.plots import curves_figure, partition_figure
 
 
 def record(round, scores=None):
@@ -139,6 +139,13 @@ def test_a_split_says_what_its_axes_and_shades_are(tmp_path, figures):
         "class",
     ]
     assert shades.get_ylabel() == "images of the class (white: none)"
+
+
+def test_clients_with_names_are_named():
+    for clients, shown in ((["mon", "tue $1"], ["mon", "tue $1"]), (["0", "1"], None)):
+        figure = partition_figure(np.eye(2, dtype=int), ["a", "b"], clients=clients)
+        ticks = [tick.get_text() for tick in figure.axes[1].get_xticklabels()]
+        assert shown is None or ticks == shown
 
 
 def test_images_without_labels_have_bars_alone(tmp_path, figures):
