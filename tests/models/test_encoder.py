@@ -135,7 +135,7 @@ def test_encode_names_a_broken_file(encoder, tmp_path):
 
 def test_a_graph_can_be_made_of_it():
     """Exporters make one of the encoder: no check may depend on values then."""
-    model = ModelConfig(name="vit_tiny", width=64)  # plain layers
+    model = ModelConfig(name="vit_tiny", width=48)  # plain layers
     encoder = Encoder(EncoderSpec(model=model, channels=3, image_size=32))
     images = torch.rand(2, 3, 32, 32)
     exported = torch.export.export(encoder, (images,)).module()

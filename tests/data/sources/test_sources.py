@@ -63,7 +63,7 @@ def test_its_options_are_checked(user_package):
         load_dataset(_mine(root="/images"))
     assert str(error.value) == (
         "data.root: unknown option of data=stripes, which has image_size, train_limit, "
-        "test_limit, normalise, augmentation, width "
+        "test_limit, test_share, normalise, augmentation, width "
         "(data=cifar10, data=cifar100, data=image_folder, data=stl10, data=stored, "
         "data=tiny_imagenet have it)"
     )
