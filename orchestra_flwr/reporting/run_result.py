@@ -153,7 +153,8 @@ class Result:
     def __str__(self) -> str:
         """The table that the command prints at the end of a run."""
         text = io.StringIO()
-        print_summary(self.summary, self.folder, Console(file=text, width=WIDTH))
+        plain = Console(file=text, width=WIDTH, color_system=None, force_jupyter=False)
+        print_summary(self.summary, self.folder, plain)
         return text.getvalue().rstrip()
 
     def __repr__(self) -> str:

@@ -31,9 +31,12 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { margin-left: max(0px, calc(50vw - 31rem)); padding: 1.5rem 1rem 5rem; }
-main > * { max-width: 60rem; }
-main > .scroll { max-width: 100%; } /* a wide table takes what room there is on the right */
+main { display: grid; padding: 1.5rem 0 5rem;
+  grid-template-columns: minmax(1rem, 1fr) minmax(0, 60rem) minmax(1rem, 1fr); }
+main > * { grid-column: 2; }
+/* A wide table takes the room on both sides of the text. */
+main > .scroll { grid-column: 1 / -1; justify-self: center;
+  min-width: min(60rem, 100% - 2rem); max-width: calc(100% - 2rem); }
 h1 { font-size: 1.8rem; margin: 0.5rem 0 0.25rem; }
 h2 { font-size: 1.35rem; margin: 3rem 0 0.5rem; padding-top: 1rem;
   border-top: 1px solid var(--line); }
