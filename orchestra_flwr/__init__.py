@@ -1,5 +1,6 @@
 """Orchestra as a Flower application: unsupervised federated learning by consistent clustering."""
 
+import importlib
 import os
 from typing import TYPE_CHECKING
 
@@ -8,17 +9,25 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
+    from orchestra_flwr.from_python import simulate
     from orchestra_flwr.models import load_encoder
+    from orchestra_flwr.reporting.run_result import Result
 else:
+    _HOMES = {
+        "Result": "orchestra_flwr.reporting.run_result",
+        "load_encoder": "orchestra_flwr.models",
+        "simulate": "orchestra_flwr.from_python",
+    }
 
     def __getattr__(name: str) -> object:
         # Commands that need no torch (keys, --help) must not wait seconds for its import.
-        if name != "load_encoder":
+        if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from orchestra_flwr.models import load_encoder
+        return getattr(importlib.import_module(_HOMES[name]), name)
 
-        return load_encoder
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES})
 
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_encoder"]
+__all__ = ["Result", "__version__", "load_encoder", "simulate"]

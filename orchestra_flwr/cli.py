@@ -210,28 +210,11 @@ def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
 
 def _simulate(config: Config) -> int:
     # Heavy imports wait until the configuration is known to be right.
-    from orchestra_flwr.federation.population import check_population, load_population
-    from orchestra_flwr.federation.simulation import check_resources, simulate
-    from orchestra_flwr.methods.labels import with_class_names
-    from orchestra_flwr.reporting import Progress, RunFolder
-    from orchestra_flwr.training import build_learner, check_memory, starting_learner
+    from orchestra_flwr.federation.simulation import prepared
 
-    with ExitStack() as begun:
+    with ExitStack() as until_the_end:
         with _phase(config, "reading and splitting the images"):
-            engine = check_resources(config)
-            begun.callback(engine.end)
-            engine.begin()  # while images are decoded
-            population = load_population(config)
-            named = with_class_names(config, population.dataset.train.classes)
-            check_population(named, population)
-            check_memory(named, config.data.channels)
-            # What cannot be built is refused here.
-            learner_of = starting_learner if config.resume is None else build_learner
-            learner_of(named, config.data.channels)
-
-        def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
-            return simulate(named, population, folder, progress)
-
+            run = until_the_end.enter_context(prepared(config))
         return _run_in_folder(config, run)
 
 

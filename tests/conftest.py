@@ -100,7 +100,7 @@ def pictures():
     """Runs draw their pictures."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_overrides():
     """What makes a run take a second, for the command line."""
     return TINY

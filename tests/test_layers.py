@@ -10,7 +10,7 @@ import orchestra_flwr
 from orchestra_flwr.config import Config, TermConfig
 
 LAYERS = [
-    ["fingerprints", "printable", "usage"],
+    ["fingerprints", "printable", "square_image", "usage"],
     ["plugins", "seeding", "files", "folder_lock", "output_streams", "phases"],
     ["tensor_files"],
     ["config"],
@@ -25,7 +25,7 @@ LAYERS = [
     ["federation"],
     ["deployment"],
     ["experiments"],
-    ["cli"],
+    ["cli", "from_python"],
     ["__main__"],  # thin entries, python -m orchestra_flwr.<package>
 ]
 ROOT = Path(orchestra_flwr.__file__).parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from orchestra_flwr.config.translate import conf_dir, conf_folders_of, for_hydra
 from orchestra_flwr.config.unread import refuse_unread
 
 C = TypeVar("C", bound=Composed)
+_ONE_AT_A_TIME = threading.Lock()  # what Hydra has initialised is global
 
 
 def load_config(overrides: Sequence[str] = (), *, all_read: bool = False) -> Config:
@@ -92,7 +94,7 @@ def _read(section: type[Composed], overrides: Sequence[str]) -> list[Override]:
 def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConfig:
     lines = for_hydra(section, overrides)
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        with _ONE_AT_A_TIME, initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
             composed = compose(section.file, lines)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_describe_hydra(error, section, overrides)) from None

@@ -37,6 +37,8 @@ class DataConfig(Choice):
     image_size: int = Field(32, ge=8, le=512)
     train_limit: int | None = Field(None, ge=1)
     test_limit: int | None = Field(None, ge=1)
+    # Of labelled images without test images; class by class. None: nothing is held back.
+    test_share: float | None = Field(None, gt=0, lt=1)
     normalise: Normalisation = "half"
     augmentation: AugmentationConfig = AugmentationConfig()
 

@@ -9,7 +9,6 @@ from orchestra_flwr.data.images import (
     ImageSet,
     different_images,
     first_copies,
-    resize,
 )
 from orchestra_flwr.data.partitions import (
     Indices,
@@ -22,6 +21,7 @@ from orchestra_flwr.data.partitions import (
 from orchestra_flwr.data.shifts import Shift, shift_images
 from orchestra_flwr.data.sources import Source, load_dataset
 from orchestra_flwr.data.subset import balanced_subset, limited
+from orchestra_flwr.square_image import resize
 
 __all__ = [
     "PLAIN",

@@ -1,4 +1,4 @@
-"""Images in memory: a set of them, a data set with training and test images, resizing."""
+"""Images in memory: a set of them, a data set with training and test images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 UNLABELLED = -1  # in place of a class, where nobody says which it is
 
@@ -133,17 +132,3 @@ def different_images(images: Iterable[Tensor], enough: int) -> int:
 
 def _digest(image: NDArray[np.uint8]) -> bytes:
     return blake2b(image.tobytes(), digest_size=16).digest()
-
-
-def resize(images: Tensor, size: int) -> Tensor:
-    """Square images in another size, bicubic with antialiasing: uint8, (N, C, size, size)."""
-    if images.shape[-1] == size:
-        return images
-    chunks = [
-        interpolate(chunk.float(), (size, size), mode="bicubic", antialias=True)
-        .round_()
-        .clamp_(0, 255)
-        .byte()
-        for chunk in torch.split(images, 1024)
-    ]
-    return torch.cat(chunks)

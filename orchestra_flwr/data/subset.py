@@ -41,6 +41,22 @@ def balanced_subset(
     return np.sort(np.lexsort((tie, rank))[:limit])
 
 
+def stratified_share(labels: NDArray[np.int64], share: float) -> NDArray[np.int64]:
+    """Indices of a random share of each class, of which at least one image is left out.
+
+    Args:
+        labels: (count,).
+        share: of each class's images, rounded.
+
+    Returns:
+        Sorted indices, int64.
+    """
+    order = np.random.default_rng(SUBSET_SEED).permutation(len(labels))
+    by_class = [order[labels[order] == label] for label in np.unique(labels)]
+    chosen = [m[: min(round(share * len(m)), len(m) - 1)] for m in by_class]
+    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chosen]))
+
+
 def limited(images: ImageSet, limit: int | None) -> ImageSet:
     """A class-balanced choice of at most `limit` images, in their order; None: all of them."""
     labels = None if images.labels is None else images.labels.numpy()

@@ -5,7 +5,7 @@ from orchestra_flwr.evaluation.drift import Drift, StreamingDrift
 from orchestra_flwr.evaluation.features import extract_features, feature_std
 from orchestra_flwr.evaluation.few_labels import labelled_subset
 from orchestra_flwr.evaluation.finetune import finetune
-from orchestra_flwr.evaluation.knn import knn_accuracy
+from orchestra_flwr.evaluation.knn import fewer_voters, knn_accuracy, voters
 from orchestra_flwr.evaluation.linear_probe import LinearProbe, fit_linear_probe, linear_accuracy
 from orchestra_flwr.evaluation.own_classes import OwnClasses, spread_over_clients
 from orchestra_flwr.evaluation.published_probe import published_accuracy
@@ -22,6 +22,7 @@ __all__ = [
     "evaluate_by",
     "extract_features",
     "feature_std",
+    "fewer_voters",
     "finetune",
     "fit_linear_probe",
     "knn_accuracy",
@@ -31,4 +32,5 @@ __all__ = [
     "recalibrated",
     "similarities",
     "spread_over_clients",
+    "voters",
 ]

@@ -11,6 +11,25 @@ from orchestra_flwr.evaluation.features import check_labelled
 SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32; larger blocks are not faster
 
 
+BANK_SHARE = 10  # at most one in so many votes: where the whole bank does, all queries are alike
+
+
+def voters(k: int, bank: int) -> int:
+    """How many neighbours vote: k, but at most a tenth of a bank of so many features, and one."""
+    return min(k, max(1, bank // BANK_SHARE))
+
+
+def fewer_voters(k: int, bank: int) -> str | None:
+    """What is said where fewer than k neighbours vote; None where k do."""
+    votes = voters(k, bank)
+    if votes == k:
+        return None
+    return (
+        f"evaluation.knn_k={k}: only {votes} of the {bank:,} training images vote on a test image, "
+        "a tenth of them"
+    )
+
+
 @torch.no_grad()
 def knn_accuracy(
     bank: Tensor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from safetensors import SafetensorError
@@ -10,9 +11,12 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, DataConfig, EvaluateConfig
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
+from orchestra_flwr.evaluation.knn import fewer_voters
 from orchestra_flwr.evaluation.scores import evaluate_by
 from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder
 from orchestra_flwr.training import resolve_device, torch_threads
+
+logger = logging.getLogger("orchestra_flwr.evaluation")
 
 
 class EvaluationError(RuntimeError):
@@ -53,6 +57,8 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
             )
     except ValueError as error:
         raise EvaluationError(f"the encoder cannot be evaluated: {error}") from error
+    if "knn" in config.protocols and (said := fewer_voters(config.evaluation.knn_k, len(train[1]))):
+        logger.warning("%s", said)
     return {
         "dataset": data.label,
         "backbone": about.get("backbone"),
@@ -86,7 +92,10 @@ def _labelled(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Te
     def pair(part: ImageSet | None, name: str) -> tuple[Tensor, Tensor]:
         part = None if part is None else part.labelled
         if part is None or part.labels is None:
-            raise ConfigError(f"data.name={dataset.name}: there are no labelled {name} images")
+            hint = " (data.test_share=0.2 holds back a fifth of them)" if name == "test" else ""
+            raise ConfigError(
+                f"data.name={dataset.name}: there are no labelled {name} images{hint}"
+            )
         return part.images, part.labels
 
     return pair(dataset.train, "training"), pair(dataset.test, "test")

@@ -13,7 +13,7 @@ from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresCo
 from orchestra_flwr.evaluation.features import device_of, extract_features, feature_std
 from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
 from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
-from orchestra_flwr.evaluation.knn import knn_accuracy
+from orchestra_flwr.evaluation.knn import knn_accuracy, voters
 from orchestra_flwr.evaluation.linear_probe import linear_accuracy
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 
@@ -106,7 +106,8 @@ def evaluate_by(
         test: images and labels.
         protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl, finetune
             and, with `shown`, linear_labelled.
-        config: batch size and precision, the kNN's k and temperature.
+        config: batch size and precision, the kNN's k (at most a tenth of the training images) and
+            temperature.
         augmentation: limits that the images set.
         seeds: each draws other labels, for probes and fine-tunings with a fraction of them.
         shown: as in :func:`evaluate`.
@@ -124,7 +125,7 @@ def evaluate_by(
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:
-        k, temperature = config.knn_k, config.knn_temperature
+        k, temperature = voters(config.knn_k, len(bank[1])), config.knn_temperature
         scores["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
     scores |= _probe_scores(bank, queries, protocols, seeds, shown)
     for protocol in (name for name in PUBLISHED_PROBES if name in protocols):

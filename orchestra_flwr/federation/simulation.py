@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.engines import Engine
-from orchestra_flwr.federation.population import Population, evaluation_dataset
+from orchestra_flwr.federation.population import (
+    Population,
+    check_population,
+    evaluation_dataset,
+    load_population,
+)
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import record_split
+from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, summary_writer
-from orchestra_flwr.training import resolve_device
+from orchestra_flwr.training import build_learner, check_memory, resolve_device, starting_learner
+
+
+@contextmanager
+def prepared(config: Config) -> Iterator[Callable[[RunFolder, Progress], dict[str, Any]]]:
+    """All that can be checked before a run folder is made; the result runs the federation.
+
+    The engine starts what it needs meanwhile, and ends it with the block.
+
+    Raises:
+        ConfigError: resources, images or labels that are not there, or a model that cannot be
+            built.
+    """
+    engine = check_resources(config)
+    engine.begin()  # while images are decoded
+    try:
+        population = load_population(config)
+        named = with_class_names(config, population.dataset.train.classes)
+        check_population(named, population)
+        check_memory(named, config.data.channels)
+        # What cannot be built is refused here.
+        learner_of = starting_learner if config.resume is None else build_learner
+        learner_of(named, config.data.channels)
+        yield lambda folder, progress: simulate(named, population, folder, progress)
+    finally:
+        engine.end()
 
 
 def simulate(

@@ -46,4 +46,11 @@ def record_split(config: Config, population: Population, folder: RunFolder) -> N
     by_client = dict(zip(population.parts, counts.tolist(), strict=True))
     facts |= {"classes": names, "clients": by_client}
     write_atomically(folder.path / "partition.json", (json.dumps(facts) + "\n").encode())
-    plot_partition(counts, names, folder.path / "partition.png", emd=facts.get("emd"))
+    plot_partition(
+        counts,
+        None if train.labels is None else names,
+        folder.path / "partition.png",
+        clients=list(population.parts),
+        emd=facts.get("emd"),
+        name=folder.label,
+    )

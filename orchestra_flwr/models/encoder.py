@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import model_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -16,7 +19,9 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models.backbones import Backbone, build_backbone
+from orchestra_flwr.models.encoder_input import batches, checked_batch
 from orchestra_flwr.models.normalisation import normalise
+from orchestra_flwr.square_image import AnyImage, square_image
 
 REMEDY = "copy it again, or write it anew with resume=<its run folder>"
 
@@ -72,26 +77,93 @@ class Encoder(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features of images.
+        """Features of images that have the encoder's own size; :meth:`encode` takes any others.
 
         Args:
-            images: (B, channels, image_size, image_size), uint8 in 0..255 or float in [0, 1].
+            images: (B, channels, image_size, image_size), whole numbers in 0..255 of any type, or
+                floating-point numbers in [0, 1].
 
         Returns:
             (B, dim) float features.
 
         Raises:
-            ValueError: the images have another shape.
+            TypeError: this is no tensor of numbers.
+            ValueError: the images have another shape, or values out of range.
         """
-        expected = (self.spec.channels, self.spec.image_size, self.spec.image_size)
-        if images.ndim != 4 or tuple(images.shape[1:]) != expected:
-            raise ValueError(
-                f"the encoder expects images (B, {expected}), not {tuple(images.shape)}"
-            )
+        images = checked_batch(images, self.spec.channels, self.spec.image_size)
         if images.dtype == torch.uint8:
             images = images.float() / 255
+        images = images.to(self._weight.dtype)
         features: Tensor = self.backbone(normalise(images, self.spec.normalise))
         return features
+
+    @property
+    def _weight(self) -> Tensor:
+        """One of the weights, which says where all are and of which type."""
+        weights = itertools.chain(self.parameters(), self.buffers())
+        return next((w for w in weights if w.is_floating_point()), torch.empty(0))
+
+    def preprocess(self, image: AnyImage) -> Tensor:
+        """One image as the encoder takes it, made exactly as training made its images.
+
+        Files and PIL images are turned as their EXIF data says, cropped to their middle square and
+        resized; arrays and tensors are cropped and resized. Scaling by mean and deviation is part
+        of the encoder itself.
+
+        Args:
+            image: a file's path; a PIL image; an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4);
+                or a tensor (H, W), (1, H, W), (3, H, W) or (4, H, W). Arrays and tensors hold whole
+                numbers in 0..255 or floating-point numbers in [0, 1].
+
+        Returns:
+            uint8, (channels, image_size, image_size), on the CPU.
+
+        Raises:
+            OSError: the file cannot be read.
+            TypeError: the image is of another kind.
+            ValueError: the file holds no image, or a shape or value is not allowed.
+
+        Example:
+            >>> encoder(encoder.preprocess("cat.jpg")[None]).shape
+            torch.Size([1, 512])
+        """
+        return square_image(image, self.spec.image_size, self.spec.channels)
+
+    @torch.no_grad()
+    def encode(
+        self,
+        images: Tensor | NDArray[np.generic] | Iterable[AnyImage],
+        batch_size: int = 256,
+        progress: Callable[[int, int | None], None] | bool | None = None,
+    ) -> Tensor:
+        """Features of many images, of any sizes, in their order.
+
+        Args:
+            images: what :meth:`preprocess` takes, any number of them; or a tensor (N, C, H, W) or
+                an array (N, H, W, C). An iterable is read batch by batch.
+            batch_size: images at once.
+            progress: True shows a bar on stderr; a function is called after each batch with the
+                number of images that are done and that of all (None where it is not known).
+
+        Returns:
+            (N, dim) float32, on the CPU.
+
+        Raises:
+            OSError: a file cannot be read.
+            TypeError: something is no image.
+            ValueError: there are no images, or one cannot be used; the text says which.
+
+        Example:
+            >>> features = encoder.encode(sorted(Path("photos").glob("*.jpg")), progress=True)
+        """
+        device = self._weight.device
+        features = [
+            self(batch.to(device)).float().cpu()
+            for batch in batches(images, self.preprocess, batch_size, progress)
+        ]
+        if not features:
+            raise ValueError("no images to encode")
+        return torch.cat(features)
 
 
 def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,18 +28,24 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 KNN, LINEAR = COLOURS[:2]
 # Starts away from white, which is left for clients without the class.
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#d6e6f4", "#5aa2cf", "#0b559f", "#08244d"])
+MOST_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
 EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"
 
 
-def plot_curves(metrics: Metrics, path: str | Path) -> None:
-    """Draws loss, accuracy, traffic and time over the rounds as a PNG.
+def plot_curves(metrics: Metrics, path: str | Path, name: str = "") -> None:
+    """Writes :func:`curves_figure` as a PNG to `path`."""
+    _save(curves_figure(metrics, name), path)
+
+
+def curves_figure(metrics: Metrics, name: str = "") -> Figure:
+    """Loss, accuracy, traffic and time over the rounds.
 
     Args:
         metrics: the records of `metrics.jsonl`. Scores may be in some rounds only or in none;
             those of round 0 are the untrained encoder's, drawn as dashed lines.
-        path: the file to write.
+        name: of the run, stands above; "": nothing does.
     """
-    figure = new_figure(10, 6.4)
+    figure = new_figure(10, 6.4, name)
     axes = figure.subplots(2, 2)
     _draw_losses(axes[0, 0], metrics)
     _draw_scores(axes[0, 1], metrics)
@@ -46,41 +53,53 @@ def plot_curves(metrics: Metrics, path: str | Path) -> None:
     _draw_seconds(axes[1, 1], metrics)
     for panel in axes.flat:
         _tidy(panel, metrics, from_zero=panel in axes[1])
-    with replacing(Path(path)) as temporary:
-        figure.savefig(temporary, format="png")
+    return figure
 
 
 def plot_partition(
     counts: NDArray[np.integer[Any]],
-    class_names: Sequence[str],
+    class_names: Sequence[str] | None,
     path: str | Path,
-    *,
-    emd: float | None = None,
+    **options: Any,
 ) -> None:
-    """Draws the number of images by client and class as a PNG.
+    """Writes :func:`partition_figure` with its `options` as a PNG to `path`."""
+    _save(partition_figure(counts, class_names, **options), path)
+
+
+def partition_figure(
+    counts: NDArray[np.integer[Any]],
+    class_names: Sequence[str] | None,
+    *,
+    clients: Sequence[str] = (),
+    emd: float | None = None,
+    name: str = "",
+) -> Figure:
+    """The number of images by client and class.
 
     Args:
-        counts: (clients, classes) numbers of images.
-        class_names: the names of the classes.
-        path: the file to write.
+        counts: (clients, classes) numbers of images; (clients, 1) of images without labels.
+        class_names: the names of the classes; None: the images have no labels.
+        clients: their names; without them, they are numbered.
         emd: how far the clients' class shares are from those of all, stands below the picture.
+        name: of the run, stands above; "": nothing does.
 
     Raises:
         ValueError: counts and names do not fit each other.
     """
-    if counts.ndim != 2 or counts.shape[1] != len(class_names):
-        raise ValueError(f"counts {counts.shape} do not fit {len(class_names)} class names")
-    clients, classes = counts.shape
-    figure = new_figure(
-        width=float(np.clip(2.5 + 0.45 * clients, 6, 13)),
-        height=float(np.clip(2.2 + 0.3 * classes, 4, 7.5)),
-    )
+    names = ["images"] if class_names is None else class_names
+    if counts.ndim != 2 or counts.shape[1] != len(names):
+        raise ValueError(f"counts {counts.shape} do not fit {len(names)} class names")
+    width = float(np.clip(2.5 + 0.45 * len(counts), 6, 13))
+    if class_names is None:
+        figure = new_figure(width, 3.2, name)
+        sizes = figure.subplots()
+        _draw_sizes(sizes, counts, "images without labels")
+        _name_clients(sizes, clients, len(counts))
+        return figure
+    classes = len(names)
+    figure = new_figure(width, float(np.clip(2.5 + 0.3 * classes, 4.3, 7.8)), name)
     sizes, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, 4])
-    sizes.bar(range(clients), counts.sum(1), width=1 if clients > 60 else 0.8, color=QUIET)
-    sizes.set_ylabel("images")
-    sizes.set_title(f"{counts.sum():,} images on {clients} clients", loc="left", color=INK)
-    sizes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-    sizes.spines[["top", "right"]].set_visible(False)
+    _draw_sizes(sizes, counts, "images")
     # Small counts are what a skewed split is about: the root of the count keeps them visible.
     picture = heat.imshow(
         np.ma.masked_equal(counts, 0).T,
@@ -89,22 +108,53 @@ def plot_partition(
         cmap=COUNTS,
         norm=PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max(initial=0)))),
     )
-    heat.set_xlabel("client" if emd is None else f"client\n{EMD.format(emd)}")
-    heat.xaxis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1))
-    _name_classes(heat, class_names)
-    if clients <= 20 and classes <= 20:
+    _name_clients(heat, clients, len(counts))
+    if emd is not None:
+        heat.set_xlabel(f"client\n{EMD.format(emd)}")
+    heat.set_ylabel("class", color=INK)
+    _name_classes(heat, names)
+    if len(counts) <= 20 and classes <= 20:
         _write_counts(heat, counts)
-    else:
-        figure.colorbar(picture, ax=[sizes, heat], label="images of the class", pad=0.01)
+    shades = figure.colorbar(picture, ax=[sizes, heat], pad=0.01, aspect=40)
+    shades.set_label("images of the class (white: none)", color=INK)
+    shades.outline.set_visible(False)
+    return figure
+
+
+def _save(figure: Figure, path: str | Path) -> None:
     with replacing(Path(path)) as temporary:
         figure.savefig(temporary, format="png")
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure; width and height in inches."""
+class Picture(Figure):
+    """A figure that a notebook shows, whichever backend matplotlib has there."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png")
+        return content.getvalue()
+
+
+def _draw_sizes(panel: Axes, counts: NDArray[np.integer[Any]], what: str) -> None:
+    """How many images each client has."""
+    clients = len(counts)
+    panel.bar(range(clients), counts.sum(1), width=1 if clients > 60 else 0.8, color=QUIET)
+    panel.set_ylabel("images", color=INK)
+    panel.set_title(
+        f"{counts.sum():,} {what} on {clients} client{'s' * (clients != 1)}", loc="left", color=INK
+    )
+    panel.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def new_figure(width: float, height: float, name: str = "") -> Figure:
+    """An empty figure; width and height in inches, the name of the run above."""
     # Not pyplot: no global state, no display, nothing to close.
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure = Picture(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
+    if name:
+        title = figure.suptitle(printable(name), x=0.01, ha="left", fontsize=10, color=QUIET)
+        title.set_parse_math(False)  # a $ is a $
     return figure
 
 
@@ -133,8 +183,9 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
 def _draw_traffic(panel: Axes, metrics: Metrics) -> None:
     panel.set_title("traffic of a training round, MB")
     trained = _trained(metrics)
+    # Often the two are the same: what lies below is wider than what lies above.
+    _line(panel, _points(trained, "bytes_down", factor=1e-6), "down", COLOURS[1], width=5)
     _line(panel, _points(trained, "bytes_up", factor=1e-6), "up", COLOURS[0])
-    _line(panel, _points(trained, "bytes_down", factor=1e-6), "down", COLOURS[1])
 
 
 def _draw_seconds(panel: Axes, metrics: Metrics) -> None:
@@ -154,7 +205,13 @@ def _points(metrics: Metrics, *keys: str, factor: float = 1) -> list[tuple[int, 
 
 
 def _line(
-    panel: Axes, points: list[tuple[int, float]], label: str, colour: str, alpha: float = 1
+    panel: Axes,
+    points: list[tuple[int, float]],
+    label: str,
+    colour: str,
+    *,
+    alpha: float = 1,
+    width: float = 1.6,
 ) -> None:
     if points:
         marker = "o" if len(points) <= 25 else ""
@@ -164,8 +221,8 @@ def _line(
             color=colour,
             alpha=alpha,
             marker=marker,
-            markersize=3.5,
-            linewidth=1.6,
+            markersize=1.9 + width,
+            linewidth=width,
         )
 
 
@@ -181,8 +238,15 @@ def _tidy(panel: Axes, metrics: Metrics, from_zero: bool) -> None:
         return
     if from_zero:
         panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
-    if panel.get_legend_handles_labels()[1]:
-        panel.legend(fontsize=8, labelcolor=INK, framealpha=0.85, edgecolor="none")
+    if labels := panel.get_legend_handles_labels()[1]:
+        panel.legend(
+            loc="lower right" if from_zero else "best",  # nothing is near 0
+            ncols=2 if len(labels) > 4 else 1,
+            fontsize=8,
+            labelcolor=INK,
+            framealpha=0.85,
+            edgecolor="none",
+        )
 
 
 def style_axes(panel: Axes) -> None:
@@ -196,11 +260,23 @@ def style_axes(panel: Axes) -> None:
     panel.set_axisbelow(True)
 
 
+def _name_clients(panel: Axes, names: Sequence[str], count: int) -> None:
+    panel.set_xlabel("client", color=INK)
+    numbered = [str(number) for number in range(count)]
+    if len(names) <= MOST_NAMES and list(names) not in ([], numbered):
+        panel.set_xticks(range(count), _short(names), fontsize=8, parse_math=False, rotation=30)
+    else:
+        panel.xaxis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1))
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    shown = map(printable, names)
+    return [name if len(name) <= 18 else name[:17] + "\u2026" for name in shown]
+
+
 def _name_classes(heat: Axes, names: Sequence[str]) -> None:
-    if len(names) <= 30:
-        shown = map(printable, names)
-        short = [name if len(name) <= 18 else name[:17] + "\u2026" for name in shown]
-        heat.set_yticks(range(len(names)), short, fontsize=8, parse_math=False)  # a $ is a $
+    if len(names) <= MOST_NAMES:
+        heat.set_yticks(range(len(names)), _short(names), fontsize=8, parse_math=False)
     else:
         heat.set_ylabel("class")
         heat.yaxis.set_major_locator(MaxNLocator(10, integer=True))

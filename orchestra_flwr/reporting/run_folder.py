@@ -95,6 +95,11 @@ class RunFolder:
         return folder
 
     @property
+    def label(self) -> str:
+        """What pictures call the run: the names of its folder and of the one around it."""
+        return "/".join(self.path.resolve().parts[-2:])
+
+    @property
     def checkpoint(self) -> Path:
         """The folder of the checkpoint; made by the first one that is saved."""
         return self.path / "checkpoint"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,12 @@ def print_summary(
         console: where to print; stdout if None.
     """
     console = console or Console()
-    console.print(scores_table(summary.get("untrained") or {}, summary))
+    scored = any(_is_scores(value) for value in (summary, *summary.values()))
+    if scored or not summary.get("not_evaluated"):
+        console.print(scores_table(summary.get("untrained") or {}, summary))
+    else:
+        for line in _unscored(summary, folder):
+            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     if summary.get("not_private"):
         console.print(Text(f"NOT PRIVATE: {summary['not_private']}", style="bold red"))
     privacy = (_anonymity(summary), _releases(summary), _updates(summary))
@@ -67,6 +73,19 @@ def print_summary(
     for line in (_initial(summary), *clients, _cost(summary), *privacy, f"run folder: {folder}"):
         if line:
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]:
+    """Where nothing could be evaluated: why, and what can be done with the encoder."""
+    here = shlex.quote(str(folder))
+    return (
+        f"The encoder is trained and saved, but not evaluated: {summary['not_evaluated']}.",
+        "Next:",
+        "  evaluate it with labelled images (train/<class>/ and test/<class>/ in a folder or zip):",
+        f"    python -m orchestra_flwr.evaluation run={here} data=image_folder data.root=<images>",
+        "  make features of any images, in Python:",
+        f"    orchestra_flwr.load_encoder({str(folder)!r}).encode(<paths of images>)",
+    )
 
 
 def _initial(summary: Mapping[str, Any]) -> str:

@@ -228,7 +228,7 @@ def test_a_source_of_the_package_is_evaluated(user_package, tmp_path):
     assert (chosen.name, chosen.settings.myoption, chosen.image_size) == ("mine", 3, 16)
     assert refused(f"run={tmp_path}", "data=mine", section=EvaluateConfig) == (
         "data=mine: must be one of affine_digits, cifar10, cifar100, digits, image_folder, "
-        "stl10, tiny_imagenet"
+        "stl10, stored, tiny_imagenet"
     )
     with pytest.raises(ConfigError, match="^data.myoptoin: unknown option of data=mine, which"):
         images(PACKAGE, "data=mine", "data.myoptoin=3")

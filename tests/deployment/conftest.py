@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from PIL import Image, UnidentifiedImageError
 
-from orchestra_flwr.data.image_files.decoding import decode_image
 from orchestra_flwr.deployment.keys import main
+from orchestra_flwr.square_image import decode_image
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from orchestra_flwr.evaluation import knn, knn_accuracy
+from orchestra_flwr.evaluation import fewer_voters, knn, knn_accuracy, voters
 
 
 def blobs(count, classes=5, dim=6, noise=1.5, seed=0):
@@ -35,6 +35,18 @@ def test_agrees_with_a_slow_double_loop(k, temperature):
     expected = slow_knn(*bank, *queries, k=k, temperature=temperature)
     assert 0.2 < expected < 1
     assert knn_accuracy(*bank, *queries, k=k, temperature=temperature) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("k", "bank", "votes"),
+    [(200, 160, 16), (200, 2000, 200), (200, 1999, 199), (5, 9, 1), (1, 1, 1)],
+)
+def test_at_most_a_tenth_of_the_bank_votes(k, bank, votes):
+    assert voters(k, bank) == votes
+    said = fewer_voters(k, bank)
+    assert (said is None) == (votes == k)
+    if said:
+        assert said.startswith(f"evaluation.knn_k={k}: only {votes} of the {bank:,} training")
 
 
 def test_blocks_of_queries_change_nothing(monkeypatch):

@@ -58,6 +58,14 @@ def test_a_probe_on_the_labels_that_clients_show():
     assert scores["linear_labelled"] == expected < scores["linear"]
 
 
+def test_a_tenth_of_few_images_votes_at_most():
+    """With 200 of 160 everybody votes, and every image gets the largest class."""
+    train, test = striped(160, 0), striped(100, 1)
+    x, queries = Pixels()(train[0]), Pixels()(test[0])
+    expected = knn_accuracy(x, train[1], queries, test[1], k=16, temperature=0.1)
+    assert scored(Pixels(), train, test, knn_k=200)["knn"] == expected
+
+
 def test_the_published_probe_takes_the_place_of_the_converged_one(monkeypatch):
     monkeypatch.setitem(PUBLISHED_PROBES, "linear_published", lambda *a, **k: 0.25)
     monkeypatch.setitem(PUBLISHED_PROBES, "linear_dec_ssl", lambda *a, **k: 0.75)

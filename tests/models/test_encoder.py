@@ -1,7 +1,9 @@
 import json
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import orchestra_flwr
 from orchestra_flwr.config import ModelConfig
@@ -26,6 +28,118 @@ def test_survives_saving_bit_for_bit(encoder, tmp_path):
 def test_uint8_and_float_images_mean_the_same(encoder):
     images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
     torch.testing.assert_close(encoder(images), encoder(images.float() / 255))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int16])
+def test_other_types_of_numbers_mean_the_same(encoder, dtype):
+    images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    cast = images.to(dtype) if not dtype.is_floating_point else images.to(dtype) / 255
+    torch.testing.assert_close(encoder(cast), encoder(images))
+
+
+def test_images_and_weights_of_different_precision_go_together(encoder):
+    images = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(encoder(images.half()), encoder(images), atol=0.05, rtol=0.05)
+    features = encoder(images)
+    halved = encoder.to(torch.bfloat16)(images)
+    assert halved.dtype == torch.bfloat16
+    torch.testing.assert_close(halved.float(), features, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("highest", [255.0, -1.0, float("nan")])
+def test_floats_that_are_not_in_0_to_1_are_refused(encoder, highest):
+    with pytest.raises(ValueError, match=r"in 0\.\.255 or floating-point numbers in \[0, 1\]"):
+        encoder(torch.full((2, 3, 16, 16), highest))
+
+
+def test_what_is_no_tensor_is_refused(encoder):
+    with pytest.raises(TypeError, match=r"takes a tensor, not ndarray \(encoder\.encode takes"):
+        encoder(np.zeros((2, 3, 16, 16), np.uint8))
+
+
+def test_channels_last_are_refused_with_what_to_do(encoder):
+    with pytest.raises(ValueError, match=r"images\.permute\(0, 3, 1, 2\)"):
+        encoder(torch.zeros(2, 16, 16, 3))
+
+
+def test_preprocess_gives_what_the_encoder_takes(encoder, tmp_path):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8))
+    picture.save(tmp_path / "noise.png")
+    image = encoder.preprocess(tmp_path / "noise.png")
+    assert image.shape == (3, 16, 16) and image.dtype == torch.uint8
+    assert torch.equal(encoder.preprocess(picture), image)
+    assert encoder(image[None]).shape == (1, encoder.dim)
+    gray = Encoder(encoder.spec.model_copy(update={"channels": 1}))
+    assert gray(gray.preprocess(picture)[None]).shape == (1, encoder.dim)
+
+
+def _pictures(count):
+    random = np.random.default_rng(0)
+    return [Image.fromarray(random.integers(0, 256, (20, 24, 3), np.uint8)) for _ in range(count)]
+
+
+def test_encode_takes_images_of_all_kinds_in_their_order(encoder, tmp_path):
+    pictures = _pictures(7)
+    for number, picture in enumerate(pictures):
+        picture.save(tmp_path / f"{number}.png")
+    expected = torch.cat([encoder(encoder.preprocess(each)[None]) for each in pictures])
+    files = sorted(tmp_path.glob("*.png"))
+    for images in (files, [str(f) for f in files], iter(pictures), [files[0], *pictures[1:]]):
+        features = encoder.encode(images, batch_size=3)
+        assert features.dtype == torch.float32 and not features.requires_grad
+        torch.testing.assert_close(features, expected)
+    arrays = np.stack([np.array(each) for each in pictures])
+    tensors = torch.from_numpy(arrays).permute(0, 3, 1, 2)
+    torch.testing.assert_close(encoder.encode(arrays), encoder.encode(tensors))
+    small = torch.stack([encoder.preprocess(each) for each in pictures])
+    assert torch.equal(encoder.encode(small, batch_size=99), encoder(small))
+
+
+def test_encode_reports_its_progress(encoder, capsys):
+    seen = []
+    encoder.encode(_pictures(5), batch_size=2, progress=lambda *done: seen.append(done))
+    encoder.encode(iter(_pictures(3)), progress=lambda *done: seen.append(done))
+    assert seen == [(2, 5), (4, 5), (5, 5), (3, None)]
+    encoder.encode(_pictures(3))
+    assert capsys.readouterr() == ("", "")
+    encoder.encode(_pictures(3), progress=True)
+    out, error = capsys.readouterr()
+    assert not out and "images" in error and "100%" in error
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ([], "no images to encode"),
+        ("photos", r"several, such as a list, not str \(of one image: \[image\]\)"),
+        (5, "several, such as a list, not int"),
+        (torch.zeros(3, 16, 16), r"a tensor \(N, C, H, W\), not \(3, 16, 16\)"),
+        (np.zeros((16, 16, 3)), r"an array \(N, H, W, C\), not"),
+        ([np.zeros((9, 9)), np.ones((9, 9)) * 200.0], "image 1: values of images must be"),
+        ([torch.zeros(3, 9, 9), None], "image 1: an image must be a path"),
+    ],
+)
+def test_encode_names_what_it_cannot_use(encoder, images, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        encoder.encode(images)
+
+
+def test_encode_names_a_broken_file(encoder, tmp_path):
+    _pictures(1)[0].save(tmp_path / "0.png")
+    (tmp_path / "1.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"image 1: .*1\.png: not an image"):
+        encoder.encode(sorted(tmp_path.iterdir()))
+    with pytest.raises(ValueError, match="batch_size=0: must be at least 1"):
+        encoder.encode(sorted(tmp_path.iterdir()), batch_size=0)
+
+
+def test_a_graph_can_be_made_of_it():
+    """Exporters make one of the encoder: no check may depend on values then."""
+    model = ModelConfig(name="vit_tiny", width=48)  # plain layers
+    encoder = Encoder(EncoderSpec(model=model, channels=3, image_size=32))
+    images = torch.rand(2, 3, 32, 32)
+    exported = torch.export.export(encoder, (images,)).module()
+    torch.testing.assert_close(exported(images), encoder(images))
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 16, 16), (2, 3, 8, 16), (3, 16, 16)])

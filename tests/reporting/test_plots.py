@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from orchestra_flwr.reporting import plot_curves, plot_partition
+from orchestra_flwr.reporting.plots import curves_figure, partition_figure
 
 
 def record(round, scores=None):
@@ -121,6 +122,49 @@ def test_partition_shows_every_count(clients, classes, tmp_path, figures):
 def test_an_empty_partition_and_long_names(tmp_path, recwarn):
     plot_partition(np.zeros((3, 2), dtype=int), ["x" * 200, "y"], tmp_path / "split.png")
     assert not recwarn.list
+
+
+def test_pictures_name_their_run(tmp_path, figures):
+    plot_curves([record(1)], tmp_path / "curves.png", "digits_$1/today")
+    plot_partition(np.eye(3, dtype=int), ["a", "b", "c"], tmp_path / "split.png", name="run")
+    assert [figure.get_suptitle() for figure in figures] == ["digits_$1/today", "run"]
+
+
+def test_a_split_says_what_its_axes_and_shades_are(tmp_path, figures):
+    plot_partition(np.eye(3, dtype=int), ["a", "b", "c"], tmp_path / "split.png")
+    sizes, heat, shades = figures[0].axes
+    assert [sizes.get_ylabel(), heat.get_xlabel(), heat.get_ylabel()] == [
+        "images",
+        "client",
+        "class",
+    ]
+    assert shades.get_ylabel() == "images of the class (white: none)"
+
+
+def test_clients_with_names_are_named():
+    for clients, shown in ((["mon", "tue $1"], ["mon", "tue $1"]), (["0", "1"], None)):
+        figure = partition_figure(np.eye(2, dtype=int), ["a", "b"], clients=clients)
+        ticks = [tick.get_text() for tick in figure.axes[1].get_xticklabels()]
+        assert shown is None or ticks == shown
+
+
+def test_images_without_labels_have_bars_alone(tmp_path, figures):
+    plot_partition(np.array([[3], [5]]), None, tmp_path / "split.png")
+    (sizes,) = figures[0].axes
+    assert [bar.get_height() for bar in sizes.patches] == [3, 5]
+    assert sizes.get_title(loc="left") == "8 images without labels on 2 clients"
+    assert sizes.get_xlabel() == "client"
+
+
+def test_equal_traffic_up_and_down_can_both_be_seen():
+    figure = curves_figure([record(r) | {"bytes_up": 7, "bytes_down": 7} for r in (1, 2)])
+    first, last = figure.axes[2].lines
+    assert first.get_label() == "down" and last.get_label() == "up"
+    assert first.get_linewidth() > 2 * last.get_linewidth()
+
+
+def test_a_notebook_shows_a_figure():
+    assert curves_figure([record(1)])._repr_png_().startswith(b"\x89PNG")
 
 
 def test_the_emd_stands_below_the_picture(tmp_path, figures):

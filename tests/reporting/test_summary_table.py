@@ -45,6 +45,16 @@ def test_plain_summary():
     assert text.splitlines()[-1] == f"run folder: {folder}"
 
 
+def test_without_scores_what_to_do_next_is_said():
+    summary = {"rounds": 3, "backbone": "target", "not_evaluated": "there are no labels"}
+    text = printed(False, summary, "my runs/one")
+    assert "|" not in text
+    assert "not evaluated: there are no labels." in text
+    assert "python -m orchestra_flwr.evaluation run='my runs/one' data=image_folder" in text
+    assert "orchestra_flwr.load_encoder('my runs/one').encode(" in text
+    assert text.splitlines()[-1] == "run folder: my runs/one"
+
+
 def test_one_backbone_has_two_rows_under_its_own_name():
     scores = {"knn": 0.5, "linear": 0.75, "feature_std": 0.9, "backbone": "online"}
     text = printed(False, {**scores, "untrained": {"knn": 0.25, "linear": 0.5}}, "here")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data.image_files.decoding import MAX_BYTES, check_size
 from orchestra_flwr.data.image_files.folder_walk import is_hidden, regular_files
+from orchestra_flwr.square_image import MAX_BYTES, check_size
 
 logger = logging.getLogger("orchestra_flwr.data")
 

@@ -22,8 +22,9 @@ from torch import Tensor
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
-from orchestra_flwr.data.images import Dataset, ImageSet, resize
+from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.subset import balanced_subset
+from orchestra_flwr.square_image import resize
 
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10

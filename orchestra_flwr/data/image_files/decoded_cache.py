@@ -58,14 +58,19 @@ def cached(folder: Path, name: str, key: str, make: Callable[[], Dataset]) -> Da
         return stored
     dataset = make()
     try:
-        _store(file, dataset)
+        store_dataset(file, dataset)
     except OSError as error:
         logger.warning("data.cache=%s: cannot be written, going on without: %s", folder, error)
         return dataset
     return _load(file) or dataset  # mapped, the pages are shared and can be dropped under pressure
 
 
-def _store(file: Path, dataset: Dataset) -> None:
+def store_dataset(file: Path, dataset: Dataset) -> None:
+    """Writes a data set to a file that its owner alone can read.
+
+    Raises:
+        OSError: names the file.
+    """
     tensors = {"train.images": dataset.train.images}
     if dataset.train.labels is not None:
         tensors["train.labels"] = dataset.train.labels
@@ -84,15 +89,28 @@ def _store(file: Path, dataset: Dataset) -> None:
     save_tensors(file, tensors, {"facts": json.dumps(facts)}, mode=0o600)
 
 
+def read_dataset(file: Path) -> Dataset:
+    """What :func:`store_dataset` wrote, mapped into memory.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or is no such file.
+    """
+    tensors, values = load_tensors(file)
+    try:
+        return _dataset(tensors, json.loads(values["facts"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it holds no data set ({type(error).__name__}: {error})") from None
+
+
 def _load(file: Path) -> Dataset | None:
     if not file.is_file():
         return None
     try:
-        tensors, values = load_tensors(file)
-        return _dataset(tensors, json.loads(values["facts"]))
+        return read_dataset(file)
     except DamagedFileError as error:
         logger.warning("%s; made anew", error)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         logger.warning("%s cannot be used: %s; made anew", file, error)
     return None
 

@@ -1,8 +1,7 @@
-"""Decoding image files of any kind: to 8 bits, RGB, upright, square, all of one size."""
+"""Decoding many image files of any kind at once; broken ones are left out."""
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import time
@@ -12,15 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from orchestra_flwr.printable import printable
+from orchestra_flwr.square_image import broken_because, decode_image
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-MAX_BYTES = 2**28  # of a file; images that PIL allows are hardly ever as large
 PROGRESS_SECONDS, LONGEST_SECONDS = 2.0, 60.0  # between two lines: from line to line it doubles
 MAX_THREADS = 8  # more would only wait for Python's lock
 CHUNK = 64  # files a task
@@ -42,28 +39,6 @@ class Decoded:
     broken: tuple[tuple[str, str], ...]
 
 
-def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
-    """Decodes one image file: RGB, turned as its EXIF data says, its middle square, resized.
-
-    Args:
-        data: the file's content.
-        size: height and width of the result in pixels.
-
-    Returns:
-        uint8, (3, size, size).
-
-    Raises:
-        Exception: whatever PIL raises for a broken file; ValueError for one of too many pixels.
-    """
-    with Image.open(io.BytesIO(data)) as image:
-        if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
-            raise ValueError(f"too many pixels ({image.width} x {image.height})")
-        image.draft(None, (2 * size, 2 * size))  # lets a large JPEG be decoded at half, ... size
-        upright = ImageOps.exif_transpose(image)
-        square = ImageOps.fit(_rgb(upright), (size, size), Image.Resampling.BICUBIC)
-        return np.asarray(square).transpose(2, 0, 1)
-
-
 def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) -> Decoded:
     """Decodes many files with a pool of threads; broken ones are named in a warning and left out.
 
@@ -78,7 +53,7 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
         try:
             images[position] = decode_image(read(names[position]), size)
         except Exception as error:  # decoders raise all kinds of errors for broken files
-            return _reason(error)
+            return printable(broken_because(error))
         return None
 
     def decode_chunk(start: int) -> list[str | None]:
@@ -104,35 +79,6 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
     broken = tuple((printable(name), why) for name, why in results if why is not None)
     _warn(broken, len(names))
     return Decoded(torch.from_numpy(images[good] if broken else images), good, broken)
-
-
-def check_size(count: int) -> None:
-    """Refuses a file of `count` bytes that cannot hold an image.
-
-    Raises:
-        ValueError: it is empty, or so large that reading it would be a danger.
-    """
-    if count == 0:
-        raise ValueError("empty file")
-    if count > MAX_BYTES:
-        raise ValueError(f"too large for an image ({count:,} bytes)")
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    """Converts to RGB; values of more than 8 bits are scaled down, where PIL would clip them."""
-    if image.mode.startswith("I") or image.mode == "F":
-        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-        highest = 65535.0 if image.mode.startswith("I") else 1.0
-        scaled = values.clip(0) / max(highest, values.max()) * 255
-        image = Image.fromarray(scaled.round().astype(np.uint8))
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # PIL warns about a palette with transparency in bytes
-    return image.convert("RGB")
-
-
-def _reason(error: Exception) -> str:
-    text = printable(" ".join(str(error).split())) or type(error).__name__
-    return "not an image" if text.startswith("cannot identify image file") else text
 
 
 def _warn(broken: Sequence[tuple[str, str]], count: int) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
+
+import torch
 
 from orchestra_flwr.config import ConfigError, DataConfig, Plugin
 from orchestra_flwr.data.images import Dataset
+from orchestra_flwr.data.subset import limited, stratified_share
 
 
 class Source(Plugin, ABC):
@@ -63,4 +67,33 @@ def load_dataset(config: DataConfig) -> Dataset:
             f"data={config.name}: {type(source).__name__} must give images of {source.channels} "
             f"channels and {config.image_size} pixels, not of {actual[0]} and {actual[1]}"
         )
-    return dataset
+    return dataset if config.test_share is None else _with_test_images(dataset, config)
+
+
+def _with_test_images(dataset: Dataset, config: DataConfig) -> Dataset:
+    """A share of the labelled training images, of each class alike, becomes the test images.
+
+    Raises:
+        ConfigError: there are test images, or no labels, or too few images of each class.
+    """
+    train, share = dataset.train, config.test_share
+    assert share is not None
+    if dataset.test is not None:
+        raise ConfigError(
+            f"data.test_share={share:g}: must not be given, data={config.name} has test images"
+        )
+    if train.labels is None:
+        raise ConfigError(
+            f"data.test_share={share:g}: the images have no labels to test with; "
+            "they must lie in class folders"
+        )
+    test = torch.from_numpy(stratified_share(train.labels.numpy(), share))
+    if not len(test):
+        raise ConfigError(f"data.test_share={share:g}: is no image of any class, must be larger")
+    rest = torch.ones(len(train), dtype=torch.bool)
+    rest[test] = False
+    return replace(
+        dataset,
+        train=train.select(rest.nonzero().squeeze(1)),
+        test=limited(replace(train.select(test), files=()), config.test_limit),
+    )

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from orchestra_flwr.data.images import Dataset, ImageSet, resize
+from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import balanced_subset, limited
+from orchestra_flwr.square_image import resize
 
 TEST_SHARE = 0.2
 HIGHEST_VALUE = 16  # the gray values go from 0 to 16

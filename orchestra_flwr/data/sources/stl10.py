@@ -11,9 +11,10 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import wrong_root
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
-from orchestra_flwr.data.images import Dataset, ImageSet, resize
+from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import balanced_subset
+from orchestra_flwr.square_image import resize
 
 FOLDER = "stl10_binary"
 SIZE = 96

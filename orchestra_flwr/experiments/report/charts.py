@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from orchestra_flwr.reporting.text import lookup
 
 PALETTE = (*COLOURS, INK, "#a0785a", "#7a5fd0", "#8c8c8c", "#b5bd00", "#d62728")
 MARKERS = "osD^vPX*<>ph"
+# Inches that a legend needs for an entry's mark, for a letter, and for a line.
+LEGEND_MARK, LEGEND_LETTER, LEGEND_LINE = 0.75, 0.078, 0.21
 Line = Sequence[tuple[str, Sample]]
 Pairs = Sequence[tuple[float, float]]
 
@@ -212,18 +215,26 @@ def _finish(panel: Axes, title: str, x_title: str, y_title: str) -> None:
 
 
 def _legend(figure: Figure, **options: Any) -> None:
-    """One legend for all panels, below them."""
+    """One legend for all panels, below them; the figure grows by what it needs."""
     entries = {
         label: handle
         for panel in figure.axes
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     if entries:
+        width, height = figure.get_size_inches()
+        most = int((width - LEGEND_MARK) / LEGEND_LETTER)  # letters in a line of the figure's width
+        labels = [textwrap.fill(label, most) for label in entries]
+        longest = max(len(line) for label in labels for line in label.splitlines())
+        columns = int(width / (LEGEND_MARK + LEGEND_LETTER * longest))
+        columns = max(1, min(len(entries), columns))
+        lines = sum(label.count("\n") + 1 for label in labels)
+        figure.set_size_inches(width, height + LEGEND_LINE * max(0, lines / columns - 2))
         figure.legend(
             entries.values(),
-            entries.keys(),
+            labels,
             loc="outside lower center",
-            ncols=min(len(entries), max(2, int(figure.get_figwidth() / 1.6))),
+            ncols=columns,
             fontsize=9,
             labelcolor=INK,
             frameon=False,

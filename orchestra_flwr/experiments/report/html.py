@@ -31,7 +31,12 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 5rem; }
+main { display: grid; padding: 1.5rem 0 5rem;
+  grid-template-columns: minmax(1rem, 1fr) minmax(0, 60rem) minmax(1rem, 1fr); }
+main > * { grid-column: 2; }
+/* A wide table takes the room on both sides of the text. */
+main > .scroll { grid-column: 1 / -1; justify-self: center;
+  min-width: min(60rem, 100% - 2rem); max-width: calc(100% - 2rem); }
 h1 { font-size: 1.8rem; margin: 0.5rem 0 0.25rem; }
 h2 { font-size: 1.35rem; margin: 3rem 0 0.5rem; padding-top: 1rem;
   border-top: 1px solid var(--line); }
@@ -49,6 +54,7 @@ nav a { border: 1px solid var(--line); border-radius: 1rem; padding: 0.15rem 0.7
   background: var(--card); margin: 0.75rem 0; width: fit-content; max-width: 100%; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.93rem; }
 th, td { padding: 0.35rem 0.9rem; text-align: right; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 thead th { color: var(--quiet); font-weight: 600; border-bottom: 1px solid var(--line); }
 tbody tr:nth-child(even) { background: var(--stripe); }

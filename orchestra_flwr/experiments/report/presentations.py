@@ -25,6 +25,7 @@ from orchestra_flwr.experiments.report.document import (
 )
 from orchestra_flwr.experiments.report.tables import NOTHING
 from orchestra_flwr.experiments.results.comparison import UNITS, Result, Results
+from orchestra_flwr.experiments.results.differences import by_difference
 from orchestra_flwr.experiments.results.embedding import embed
 from orchestra_flwr.experiments.results.paper import paper_value
 from orchestra_flwr.experiments.results.runs import Run
@@ -166,11 +167,13 @@ def show_progress(results: Results, file: Path) -> Iterator[Block]:
 
 
 def show_runs(runs: Sequence[Run], folder: Path) -> Iterator[Block]:
-    """The same for runs that belong to no experiment."""
-    lines = {run.name: [run] for run in runs if run.metrics}
+    """The same for runs that belong to no experiment, which are named by what differs."""
+    lines = by_difference([run for run in runs if run.metrics])
     if lines:
         save(draw_progress(lines), folder / "runs")
-        yield Picture(folder / "runs", "Loss and accuracy over rounds, traffic and time.")
+        seeds = max(len(same) for same in lines.values())
+        bands = "; bands are deviations over the seeds" if seeds > 1 else ""
+        yield Picture(folder / "runs", f"Loss and accuracy over rounds, traffic and time{bands}.")
 
 
 PRESENTERS: Mapping[str, Presenter] = {

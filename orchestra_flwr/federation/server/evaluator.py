@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.evaluation import evaluate, recalibrated
+from orchestra_flwr.evaluation import evaluate, fewer_voters, recalibrated
 from orchestra_flwr.evaluation.features import weights_digest
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, kept_first, labels_for
@@ -62,8 +62,17 @@ class Evaluator:
         if self.dataset.train.labels is None:
             return "the training images have no labels"
         if self.dataset.test is None or self.dataset.test.labels is None:
-            return "there are no labelled test images"
+            return (
+                "there are no labelled test images (data.test_share=0.2 holds back a fifth of the "
+                "labelled ones)"
+            )
         return None
+
+    @property
+    def fewer_voters(self) -> str | None:
+        """What is said where `evaluation.knn_k` is too large for the images; None if it is not."""
+        k, bank = self.config.evaluation.knn_k, len(self.dataset.train) if self.dataset else 0
+        return None if self.why_not else fewer_voters(k, bank)
 
     def scores(
         self, method: Method, *, untrained: bool = False, kept_only: bool = False

@@ -164,6 +164,8 @@ class _Run:
             self.progress.message(f"{self.skipped} image files could not be read and are left out")
         if self.evaluator.why_not:
             self.progress.message(f"no evaluation: {self.evaluator.why_not}")
+        if self.evaluator.fewer_voters:
+            self.progress.message(self.evaluator.fewer_voters)
         if self.evaluator.batch_norm == "initial":
             self.progress.message(
                 "the server's BatchNorm is not trained and it has no images to compute statistics "
@@ -381,6 +383,8 @@ class _Run:
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
+        if self.evaluator.why_not:
+            summary["not_evaluated"] = self.evaluator.why_not
         exchange = self.federation.exchange
         chosen = save_encoders(self.folder, self.evaluator, self.models, exchange, position.round)
         if len(exchange.evaluated()) > 1:
@@ -388,7 +392,7 @@ class _Run:
         for key in (*OF_CLIENTS, "models", "nodes", "consensus", "exchange"):
             if found := [record[key] for record in metrics if record.get(key)]:
                 summary[key] = found[-1]
-        plot_curves(metrics, self.folder.path / "curves.png")
+        plot_curves(metrics, self.folder.path / "curves.png", self.folder.label)
         self.folder.write_summary(summary)
         forget_noise_key(self.folder.checkpoint)
         if self.log:

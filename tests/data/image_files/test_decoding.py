@@ -6,12 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from orchestra_flwr.data.image_files.decoding import (
-    MAX_BYTES,
-    check_size,
-    decode_files,
-    decode_image,
-)
+from orchestra_flwr.data.image_files.decoding import decode_files
 
 
 def _gradient(width: int, height: int) -> np.ndarray:
@@ -28,93 +23,6 @@ def _file(image: Image.Image, kind: str = "png", **options) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind"),
-    [("RGB", "png"), ("RGBA", "png"), ("P", "png"), ("P", "gif"), ("CMYK", "jpeg"),
-     ("RGB", "webp"), ("RGB", "bmp"), ("CMYK", "tiff"), ("YCbCr", "jpeg")],
-)  # fmt: skip
-def test_colour_modes_become_rgb(mode: str, kind: str):
-    image = decode_image(_file(_picture().convert(mode), kind), 32)
-
-    assert image.dtype == np.uint8
-    expected = _gradient(32, 32).transpose(2, 0, 1) * 255
-    assert np.abs(image - expected).mean() < 26  # a palette and JPEG are coarse
-
-
-@pytest.mark.parametrize("mode", ["L", "LA", "1"])
-def test_gray_modes_become_equal_channels(mode: str):
-    image = decode_image(_file(_picture().convert(mode)), 32)
-
-    assert (image == image[0]).all()
-    assert image.std() > 10
-
-
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
-def test_deep_gray_is_scaled_and_not_clipped(dtype: type):
-    values = _gradient(32, 32)[:, :, 0] * (1 if dtype is np.float32 else 65535)
-    image = decode_image(_file(Image.fromarray(values.astype(dtype)), "tiff"), 32)
-
-    assert np.abs(image[0] - _gradient(32, 32)[:, :, 0] * 255).max() <= 1
-
-
-def test_a_palette_with_transparency_is_read_quietly(recwarn: pytest.WarningsRecorder):
-    palette = _picture().convert("P")
-    decode_image(_file(palette, transparency=bytes(range(256))), 32)
-
-    assert not recwarn.list
-
-
-@pytest.mark.parametrize(("width", "height"), [(90, 45), (45, 90), (33, 32), (1, 50), (7, 7)])
-def test_the_middle_square_is_kept(width: int, height: int):
-    image = decode_image(_file(_picture(width, height)), 16)
-
-    assert image.shape == (3, 16, 16)
-    assert image[:2].mean(axis=(1, 2)) == pytest.approx([127.5, 127.5], abs=3 if width > 1 else 130)
-    if (width, height) == (90, 45):  # the middle half of the width
-        assert image[0, :, 0].mean() == pytest.approx(255 * 0.26, abs=6)
-        assert image[1, 0].mean() == pytest.approx(255 * 0.02, abs=6)
-
-
-def test_shrinking_averages():
-    checkers = np.indices((64, 64)).sum(axis=0) % 2 * 255
-    image = decode_image(_file(Image.fromarray(checkers.astype(np.uint8))), 8)
-
-    assert np.abs(image.astype(int) - 128)[:, 1:-1, 1:-1].max() <= 3
-
-
-def test_an_image_of_the_right_size_keeps_its_bits():
-    picture = _picture(32, 32)
-
-    assert np.array_equal(decode_image(_file(picture), 32), np.asarray(picture).transpose(2, 0, 1))
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_turns_the_image_upright(orientation: int):
-    undo = {
-        2: Image.Transpose.FLIP_LEFT_RIGHT,
-        3: Image.Transpose.ROTATE_180,
-        4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_90,
-        7: Image.Transpose.TRANSVERSE,
-        8: Image.Transpose.ROTATE_270,
-    }
-    upright = _picture(32, 32)
-    stored = upright.transpose(undo[orientation]) if orientation in undo else upright
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-
-    assert np.array_equal(
-        decode_image(_file(stored, exif=exif), 32), np.asarray(upright).transpose(2, 0, 1)
-    )
-
-
-def test_a_large_jpeg_is_decoded_small_and_right():
-    image = decode_image(_file(_picture(1600, 1600), "jpeg"), 32)
-
-    assert np.abs(image - _gradient(32, 32).transpose(2, 0, 1) * 255).max() < 8
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -154,10 +62,3 @@ def test_order_is_that_of_the_names():
     images = decode_files(list(shades), shades.__getitem__, 8).images
 
     assert images[:, 0, 0, 0].tolist() == list(range(200))
-
-
-def test_sizes_that_no_image_has_are_refused():
-    check_size(MAX_BYTES)
-    for count in (0, MAX_BYTES + 1):
-        with pytest.raises(ValueError, match=r"empty|too large"):
-            check_size(count)

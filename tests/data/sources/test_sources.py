@@ -63,9 +63,9 @@ def test_its_options_are_checked(user_package):
         load_dataset(_mine(root="/images"))
     assert str(error.value) == (
         "data.root: unknown option of data=stripes, which has image_size, train_limit, "
-        "test_limit, normalise, augmentation, width "
-        "(data=cifar10, data=cifar100, data=image_folder, data=stl10, data=tiny_imagenet have it; "
-        "did you mean data=image_folder?)"
+        "test_limit, test_share, normalise, augmentation, width "
+        "(data=cifar10, data=cifar100, data=image_folder, data=stl10, data=stored, "
+        "data=tiny_imagenet have it; did you mean data=image_folder?)"
     )
 
 
@@ -75,7 +75,7 @@ def test_names_that_do_not_exist_are_refused(user_package):
 
     with pytest.raises(ConfigError) as error:
         load_dataset(config)
-    known = "affine_digits, cifar10, cifar100, digits, image_folder, stl10, tiny_imagenet"
+    known = "affine_digits, cifar10, cifar100, digits, image_folder, stl10, stored, tiny_imagenet"
     assert str(error.value) == f"data=strips: must be one of {known}"
     config.look_in(("my_package",))
     with pytest.raises(ConfigError, match=r"tiny_imagenet, stripes$"):

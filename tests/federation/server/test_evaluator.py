@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -19,6 +21,20 @@ def test_scores_of_both_backbones_leave_the_method_as_it_was(tiny):
     assert 0.3 < scores["target"]["knn"] <= 1 and 0.5 < scores["target"]["linear"] <= 1
     assert method.training and all(p.requires_grad for p in method.backbone.parameters())
     assert all(torch.equal(before[name], t) for name, t in method.state_dict().items())
+
+
+def test_too_many_voters_are_said(tiny):
+    config = tiny("evaluation.knn_k=13")
+    data = load_dataset(config.data)  # 120 training images
+    assert "only 12 of the 120 training images" in Evaluator(config, data).fewer_voters
+    assert Evaluator(tiny("evaluation.knn_k=12"), data).fewer_voters is None
+    assert Evaluator(config, None).fewer_voters is None
+
+
+def test_without_test_images_a_share_is_suggested(tiny):
+    config = tiny()
+    data = replace(load_dataset(config.data), test=None)
+    assert "(data.test_share=0.2 holds back a fifth" in Evaluator(config, data).why_not
 
 
 def test_features_that_are_not_finite_are_told(tiny):

@@ -1,0 +1,135 @@
+"""Simulations that are started from Python: in a script, a notebook, a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from orchestra_flwr.config import Config, ConfigError, load_config
+from orchestra_flwr.data.any_dataset import dataset_of
+from orchestra_flwr.data.sources.stored import store
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.simulation import prepared
+from orchestra_flwr.reporting import Progress, RunFolder, make_progress
+from orchestra_flwr.reporting.run_result import Result
+
+Report = Callable[[dict[str, Any]], None]
+
+STORED = "stored"  # the source of images that were passed
+
+
+def simulate(
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    dataset: Any = None,
+    progress: Report | bool | None = None,
+) -> Result:
+    """Trains an encoder in a simulated federation, as the command `orchestra-sim` does.
+
+    Everything happens in this process and, with engine=ray, its workers: engine=inline needs no
+    Ray. It may be called in a notebook and in a thread.
+
+    Args:
+        overrides: as on the command line, ["method=simclr", "federation.rounds=5"], or a mapping,
+            {"method": "simclr", "federation.rounds": 5}.
+        dataset: the images, instead of data=...: a data set of torch, torchvision or Hugging Face,
+            a tensor (N, C, H, W), an array (N, H, W, C), or a list of images or of pairs (image,
+            label); a pair (train, test) of these, or a mapping with "train" and "test". They are
+            decoded, made square (`data.image_size`) and stored in the user's cache folder, where
+            the run's processes read them, and where resume= finds them.
+        progress: True shows what the command shows (`logging.progress`); a function is called after
+            each round with its `round` (0: before training), `rounds`, `loss`, `scores` (None where
+            it was not evaluated), `seconds` and `dropped` (a line for each dropped client).
+
+    Returns:
+        What the run left behind.
+
+    Raises:
+        ConfigError: the configuration or the data set cannot be used; nothing was run.
+        FederationError: the run failed; it can be resumed.
+
+    Example:
+        >>> from orchestra_flwr import simulate
+        >>> result = simulate(["engine=inline", "federation.rounds=3"], progress=True)
+        >>> print(result)
+    """
+    lines = _lines(overrides)
+    if dataset is not None:
+        lines = _with_images(lines, dataset)
+    config = load_config(lines)
+    with prepared(config) as run, RunFolder.opened(config) as folder:
+        try:
+            with _display(config, progress) as shown:
+                run(folder, shown)
+        except FederationError as error:
+            error.add_note(f"continue with: resume={folder.path}")
+            raise
+    return Result(folder.path)
+
+
+def _lines(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    if isinstance(overrides, Mapping):
+        return [f"{key}={_written(value)}" for key, value in overrides.items()]
+    if isinstance(overrides, str) or not all(isinstance(line, str) for line in overrides):
+        raise ConfigError(
+            f'overrides: must be a list such as ["federation.rounds=5"], not {overrides!r}'
+        )
+    return list(overrides)
+
+
+def _written(value: Any) -> str:
+    """A value as it is written on a command line."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_written, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _with_images(lines: list[str], dataset: Any) -> list[str]:
+    """The overrides of a run with these images, which are stored where all processes find them."""
+    for line in lines:
+        if line.partition("=")[0] in ("data", "data.name", "data.root", "resume"):
+            raise ConfigError(f"{line}: must not be given together with dataset=...")
+    lines = [f"data={STORED}", *lines]
+    data = load_config(lines).data
+    try:
+        file = store(dataset_of(dataset, STORED, data.image_size), data.settings.cache)
+    except OSError as error:
+        raise ConfigError(f"data.cache: the images cannot be stored: {error}") from None
+    return [*lines, f"data.root={file}"]
+
+
+def _display(config: Config, progress: Report | bool | None) -> Progress:
+    rounds = config.federation.rounds
+    if callable(progress):
+        return _Reported(rounds, progress)
+    return make_progress(config.logging.progress if progress else "off", rounds)
+
+
+class _Reported(Progress):
+    """Calls a function after each round."""
+
+    def __init__(self, rounds: int, report: Report) -> None:
+        super().__init__(rounds)
+        self._report = report
+
+    def round_finished(
+        self,
+        round: int,
+        losses: Mapping[str, float],
+        scores: Mapping[str, float] | None,
+        seconds: float,
+        dropped: Sequence[str],
+    ) -> None:
+        """As :meth:`Progress.round_finished`."""
+        super().round_finished(round, losses, scores, seconds, dropped)
+        self._report(
+            {
+                "round": round,
+                "rounds": self.rounds,
+                "loss": dict(losses),
+                "scores": None if scores is None else dict(scores),
+                "seconds": seconds,
+                "dropped": list(dropped),
+            }
+        )

@@ -1,0 +1,132 @@
+"""What a saved encoder is given: batches that are checked, and made of images of any kind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from torch import Tensor
+
+from orchestra_flwr.square_image import in_range
+
+Report = Callable[[int, int | None], None]
+
+MAX_THREADS = 8  # more would only wait for Python's lock
+
+
+def checked_batch(images: Tensor, channels: int, size: int) -> Tensor:
+    """A batch as networks take it, (B, channels, size, size): uint8 or float in [0, 1].
+
+    Raises:
+        TypeError: this is no tensor of numbers.
+        ValueError: the images have another shape, or values out of range.
+    """
+    if not isinstance(images, Tensor):
+        raise TypeError(
+            f"the encoder takes a tensor, not {type(images).__name__} "
+            "(encoder.encode takes a list of paths, PIL images, arrays or tensors)"
+        )
+    if images.ndim != 4 or tuple(images.shape[1:]) != (channels, size, size):
+        raise ValueError(
+            f"the encoder expects images (B, {channels}, {size}, {size}), "
+            f"not {tuple(images.shape)}{_hint(tuple(images.shape), channels)}"
+        )
+    if torch.compiler.is_compiling():
+        return images  # values are not known while a graph is made
+    return in_range(images)
+
+
+def _hint(shape: tuple[int, ...], channels: int) -> str:
+    if len(shape) == 4 and shape[3] == channels and shape[1] != channels:
+        return " (channels come first: images.permute(0, 3, 1, 2))"
+    if len(shape) == 3 and shape[0] == channels:
+        return " (of one image: image[None])"
+    return " (encoder.encode takes images of any size)"
+
+
+def batches(
+    images: Any,
+    preprocess: Callable[[Any], Tensor],
+    batch_size: int,
+    progress: Report | bool | None,
+) -> Iterator[Tensor]:
+    """Images of any kind, preprocessed and stacked; files are decoded by several threads.
+
+    Args:
+        images: an iterable of what `preprocess` takes.
+        preprocess: one image to (C, S, S).
+        batch_size: images at once, at least 1; the last batch may be smaller.
+        progress: as :meth:`Encoder.encode` takes it.
+
+    Raises:
+        TypeError: this is no iterable of images.
+        ValueError: `batch_size` or the shape is not allowed; or as `preprocess` raises it, and
+            the text says which image it is.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: must be at least 1")
+    _check_several(images)
+    total = len(images) if isinstance(images, Sized) else None
+    done, rest = 0, iter(images)
+    with ExitStack() as stack:
+        report = stack.enter_context(_Bar(total)) if progress is True else progress or _silent
+        pool = stack.enter_context(ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)))
+        while chunk := list(itertools.islice(rest, batch_size)):
+            are_files = all(isinstance(image, str | Path) for image in chunk)
+            made = (pool.map if are_files else map)(preprocess, chunk)
+            yield torch.stack(list(_numbered(made, done)))
+            done += len(chunk)
+            report(done, total)
+
+
+def _check_several(images: Any) -> None:
+    if isinstance(images, str | Path | Image.Image | bytes) or not isinstance(images, Iterable):
+        raise TypeError(
+            f"images must be several, such as a list, not {type(images).__name__} "
+            "(of one image: [image])"
+        )
+    if isinstance(images, Tensor | np.ndarray) and images.ndim != 4:
+        form = "a tensor (N, C, H, W)" if isinstance(images, Tensor) else "an array (N, H, W, C)"
+        raise ValueError(f"images must be {form}, not {tuple(images.shape)} (of one: image[None])")
+
+
+def _numbered(made: Iterable[Tensor], first: int) -> Iterator[Tensor]:
+    """The images; what is wrong with one names its position."""
+    found = iter(made)
+    for number in itertools.count(first):
+        try:
+            yield next(found)
+        except StopIteration:
+            return
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"image {number}: {error}") from None
+
+
+def _silent(done: int, total: int | None) -> None:
+    pass
+
+
+class _Bar:
+    """A bar on stderr."""
+
+    def __init__(self, total: int | None) -> None:
+        self._bars = Progress(console=Console(stderr=True))
+        self._task: TaskID = self._bars.add_task("images", total=total)
+
+    def __enter__(self) -> Report:
+        self._bars.start()
+        return lambda done, total: self._bars.update(self._task, completed=done)
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()

@@ -1,0 +1,227 @@
+"""One image, from a file or from memory, as networks take it: 8 bits, upright, square, one size.
+
+Training and the saved encoder both read images by this module, so that an encoder sees what it was
+trained on.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+AnyImage: TypeAlias = str | Path | Image.Image | NDArray[np.generic] | Tensor
+
+MAX_BYTES = 2**28  # of a file; images that PIL allows are hardly ever as large
+MODES = {1: "L", 3: "RGB"}  # by channels
+ROUNDING = 1e-4  # a float image may leave [0, 1] by so much
+IN_RANGE = "must be whole numbers in 0..255 or floating-point numbers in [0, 1]"
+
+
+def square_image(image: AnyImage, size: int, channels: int = 3) -> Tensor:
+    """An image as training reads it.
+
+    Files and PIL images are turned as their EXIF data says, cropped to their middle square and
+    resized by PIL. Arrays and tensors are cropped likewise and resized by :func:`resize`. One that
+    has the right size already keeps its values.
+
+    Args:
+        image: a file's path; a PIL image; an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); or a
+            tensor (H, W), (1, H, W), (3, H, W) or (4, H, W). Arrays and tensors hold whole numbers
+            in 0..255 or floating-point numbers in [0, 1], which are rounded to 8 bits.
+        size: height and width of the result in pixels.
+        channels: of the result: 1 or 3.
+
+    Returns:
+        uint8, (channels, size, size), on the CPU.
+
+    Raises:
+        OSError: the file cannot be read.
+        TypeError: the image is of another kind.
+        ValueError: the file holds no image, or a shape or value is not allowed.
+    """
+    if isinstance(image, str | Path):
+        return torch.from_numpy(_read(Path(image), size, channels).copy())
+    if isinstance(image, Image.Image):
+        return torch.from_numpy(_picture(image, size, channels).copy())
+    if isinstance(image, np.ndarray):
+        return _pixels(_channels_first(image), size, channels)
+    if isinstance(image, Tensor):
+        return _pixels(image.detach().cpu(), size, channels)
+    raise TypeError(
+        "an image must be a path, a PIL image, a NumPy array or a tensor, "
+        f"not {type(image).__name__}"
+    )
+
+
+def decode_image(data: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]:
+    """Decodes one image file: turned as its EXIF data says, its middle square, resized.
+
+    Args:
+        data: the file's content.
+        size: height and width of the result in pixels.
+        channels: of the result: 1 or 3.
+
+    Returns:
+        uint8, (channels, size, size).
+
+    Raises:
+        Exception: whatever PIL raises for a broken file; ValueError for one of too many pixels.
+    """
+    with Image.open(io.BytesIO(data)) as image:
+        if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
+            raise ValueError(f"too many pixels ({image.width} x {image.height})")
+        image.draft(None, (2 * size, 2 * size))  # lets a large JPEG be decoded at half, ... size
+        return _square(image, size, channels)
+
+
+def check_size(count: int) -> None:
+    """Refuses a file of `count` bytes that cannot hold an image.
+
+    Raises:
+        ValueError: it is empty, or so large that reading it would be a danger.
+    """
+    if count == 0:
+        raise ValueError("empty file")
+    if count > MAX_BYTES:
+        raise ValueError(f"too large for an image ({count:,} bytes)")
+
+
+def broken_because(error: Exception) -> str:
+    """Why a file cannot be decoded, in a few words of one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "not an image" if text.startswith("cannot identify image file") else text
+
+
+def in_range(pixels: Tensor) -> Tensor:
+    """Values of images, checked: whole numbers become uint8, all others float32.
+
+    Args:
+        pixels: of any shape.
+
+    Returns:
+        uint8 in 0..255, or floating-point numbers in [0, 1] of the precision that they had, float32
+        at most.
+
+    Raises:
+        TypeError: they are truth values or complex numbers.
+        ValueError: a value is out of range.
+    """
+    if pixels.dtype == torch.uint8:
+        return pixels
+    if pixels.dtype == torch.bool or pixels.is_complex():
+        raise TypeError(f"values of images {IN_RANGE}, not {str(pixels.dtype).split('.')[1]}")
+    whole = not pixels.is_floating_point()
+    highest, slack = (255, 0.0) if whole else (1, ROUNDING)
+    values = pixels if not whole else pixels.to(torch.int64)
+    if pixels.numel():
+        low, high = float(values.min()), float(values.max())
+        if not (low >= -slack and high <= highest + slack):  # not finite: neither holds
+            hint = "" if whole or not 1 < high <= 255 or low < 0 else " (divide them by 255)"
+            raise ValueError(f"values of images {IN_RANGE}, not {low:g} to {high:g}{hint}")
+    if whole:
+        return values.to(torch.uint8)
+    return values.float() if values.dtype == torch.float64 else values
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Square images in another size, bicubic with antialiasing: uint8, (N, C, size, size)."""
+    if images.shape[-1] == size:
+        return images
+    chunks = [
+        interpolate(chunk.float(), (size, size), mode="bicubic", antialias=True)
+        .round_()
+        .clamp_(0, 255)
+        .byte()
+        for chunk in torch.split(images, 1024)
+    ]
+    return torch.cat(chunks)
+
+
+def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:
+    file = file.expanduser()
+    bytes_of_file = file.stat().st_size  # a missing file is named by its own error
+    try:
+        check_size(bytes_of_file)
+        return decode_image(file.read_bytes(), size, channels)
+    except OSError as error:
+        if error.errno is not None:  # not PIL's: the file cannot be read
+            raise
+        raise ValueError(f"{file}: {broken_because(error)}") from None
+    except Exception as error:  # decoders raise all kinds of errors for broken files
+        raise ValueError(f"{file}: {broken_because(error)}") from None
+
+
+def _picture(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
+    """A PIL image; a JPEG that was opened but not yet decoded is decoded as a file is."""
+    if isinstance(image, JpegImageFile) and image.tile and image.fp and image.tell() == 0:
+        position = image.fp.tell()
+        image.fp.seek(0)
+        data = image.fp.read()
+        image.fp.seek(position)
+        return decode_image(data, size, channels)
+    return _square(image, size, channels)
+
+
+def _square(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
+    upright = ImageOps.exif_transpose(image)
+    square = ImageOps.fit(_converted(upright, channels), (size, size), Image.Resampling.BICUBIC)
+    return np.asarray(square).reshape(size, size, channels).transpose(2, 0, 1)
+
+
+def _converted(image: Image.Image, channels: int) -> Image.Image:
+    """Converts to RGB or gray; values of more than 8 bits are scaled down: PIL would clip them."""
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+        highest = 65535.0 if image.mode.startswith("I") else 1.0
+        scaled = values.clip(0) / max(highest, values.max()) * 255
+        image = Image.fromarray(scaled.round().astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # PIL warns about a palette with transparency in bytes
+    return image.convert(MODES[channels])
+
+
+def _channels_first(array: NDArray[np.generic]) -> Tensor:
+    """An array (H, W) or (H, W, C) as a tensor (H, W) or (C, H, W)."""
+    if array.ndim == 3:
+        if array.shape[2] not in (1, 3, 4):
+            raise ValueError(
+                "an array must be (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), "
+                f"not {array.shape}; where channels come first, give torch.from_numpy(array)"
+            )
+        array = array.transpose(2, 0, 1)
+    if array.dtype.kind not in "uif":
+        raise TypeError(f"values of images {IN_RANGE}, not {array.dtype}")
+    if array.dtype.itemsize > 8 or not array.dtype.isnative:
+        array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+    return torch.from_numpy(np.array(array))  # a copy: strides may be negative
+
+
+def _pixels(pixels: Tensor, size: int, channels: int) -> Tensor:
+    if pixels.ndim == 2:
+        pixels = pixels[None]
+    if pixels.ndim != 3 or pixels.shape[0] not in (1, 3, 4) or 0 in pixels.shape:
+        raise ValueError(
+            f"a tensor must be (H, W), (1, H, W), (3, H, W) or (4, H, W), not {tuple(pixels.shape)}"
+        )
+    pixels = in_range(pixels)
+    if pixels.dtype != torch.uint8:
+        pixels = (pixels.float() * 255).round_().clamp_(0, 255).byte()
+    if pixels.shape[0] != channels:
+        array = pixels.permute(1, 2, 0).numpy()
+        converted = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+        array = np.array(converted.convert(MODES[channels]))
+        pixels = torch.from_numpy(array.reshape(*pixels.shape[1:], channels)).permute(2, 0, 1)
+    height, width = pixels.shape[1:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = pixels[:, top : top + side, left : left + side]
+    return resize(square[None], size)[0].contiguous()

@@ -1,0 +1,137 @@
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import IterableDataset, Subset, TensorDataset
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data.any_dataset import dataset_of
+from orchestra_flwr.square_image import square_image
+
+RANDOM = np.random.default_rng(0)
+PICTURES = [
+    Image.fromarray(RANDOM.integers(0, 256, (9 + n, 12, 3), dtype=np.uint8)) for n in range(6)
+]
+LABELS = [1, 0, 2, 1, 0, 2]
+IMAGES = torch.stack([square_image(picture, 8) for picture in PICTURES])
+
+
+class Pictures(torch.utils.data.Dataset):
+    """As torchvision's: pairs by number, and names of the classes."""
+
+    classes = ["zebra", "ant", "cat"]
+
+    def __len__(self):
+        return len(PICTURES)
+
+    def __getitem__(self, number):
+        return PICTURES[number % 6], LABELS[number % 6]  # no end of its own
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(PICTURES, LABELS, strict=True))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Pictures(),
+        Stream(),
+        TensorDataset(IMAGES, torch.tensor(LABELS)),
+        TensorDataset(IMAGES / 255, torch.tensor(LABELS)),
+        [*zip(PICTURES, LABELS, strict=True)],
+        [{"image": p, "label": n} for p, n in zip(PICTURES, LABELS, strict=True)],
+    ],
+    ids=["by number", "stream", "tensors", "floats", "pairs", "mappings"],
+)
+def test_labelled_images_of_all_kinds(given):
+    data = dataset_of(given, "mine", 8)
+    assert torch.equal(data.train.images, IMAGES)
+    assert data.train.labels.tolist() == LABELS
+    expected = ("zebra", "ant", "cat") if isinstance(given, Pictures) else ("0", "1", "2")
+    assert (data.name, data.test, data.train.classes) == ("mine", None, expected)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        PICTURES,
+        iter(PICTURES),
+        IMAGES,
+        IMAGES.permute(0, 2, 3, 1).numpy(),
+        [(picture, -1) for picture in PICTURES],
+        [{"image": picture, "label": None} for picture in PICTURES],
+    ],
+    ids=["list", "iterator", "tensor", "array", "-1", "none"],
+)
+def test_images_without_labels(given):
+    data = dataset_of(given, "mine", 8)
+    assert torch.equal(data.train.images, IMAGES)
+    assert data.train.labels is None and data.train.classes == ()
+
+
+def test_training_and_test_images():
+    train = Subset(Pictures(), [0, 1, 2, 3])
+    test = Subset(Pictures(), [4, 5])
+    for given in (
+        (train, test),
+        {"train": train, "test": test},
+        {"validation": test, "train": train},
+    ):
+        data = dataset_of(given, "mine", 8)
+        assert torch.equal(data.train.images, IMAGES[:4]) and torch.equal(
+            data.test.images, IMAGES[4:]
+        )
+        assert data.test.labels.tolist() == [0, 2]
+        assert data.train.classes == data.test.classes == ("zebra", "ant", "cat")
+
+
+def test_labels_that_are_texts_are_sorted():
+    names = ["cat", "ant", "cat", "zebra", "ant", "ant"]
+    data = dataset_of([*zip(PICTURES, names, strict=True)], "mine", 8)
+    assert data.train.classes == ("ant", "cat", "zebra")
+    assert data.train.labels.tolist() == [1, 0, 1, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "dataset: there are no training images"),
+        (5, "dataset: the training images are no data set, but int"),
+        ({"test": PICTURES}, "dataset: must have a split named train, not only test"),
+        ((PICTURES,) * 3, r"dataset: must be one or a pair \(train, test\), not 3"),
+        ([(PICTURES[0], 0), (PICTURES[1], None)], "1 of 2 training images have no label"),
+        ([(PICTURES[0], 0.5)], "training image 0: its label must be a whole number or a text"),
+        ([torch.zeros(3, 9, 9), torch.full((3, 9, 9), -2.0)], "training image 1: values of .*norm"),
+        ([{"label": 3}], "dataset: no image among label"),
+        (([(PICTURES[0], 0)], [(PICTURES[1], 7)]), "test image 0: its label 7 is no class"),
+        (Subset(Pictures(), []), "there are no training images"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(given, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        dataset_of(given, "mine", 8)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("datasets"), reason="needs Hugging Face datasets")
+def test_data_sets_of_hugging_face():
+    import datasets
+
+    features = datasets.Features(
+        {"id": datasets.Value("int64"), "img": datasets.Image(),
+         "label": datasets.ClassLabel(names=["zebra", "ant", "cat"])}
+    )  # fmt: skip
+    rows = {"id": list(range(6)), "img": PICTURES, "label": LABELS}
+    whole = datasets.Dataset.from_dict(rows, features=features)
+    given = datasets.DatasetDict(train=whole.select(range(4)), test=whole.select([4, 5]))
+    data = dataset_of(given, "mine", 8)
+    assert torch.equal(data.train.images, IMAGES[:4]) and torch.equal(data.test.images, IMAGES[4:])
+    assert data.train.labels.tolist() == LABELS[:4]
+    assert data.train.classes == ("zebra", "ant", "cat")
+    assert dataset_of(whole.remove_columns("label"), "mine", 8).train.labels is None
+    stream = dataset_of(whole.to_iterable_dataset(), "mine", 8)
+    assert stream.train.classes == ("zebra", "ant", "cat")

@@ -1,0 +1,26 @@
+"""Charts, looked into."""
+
+import pytest
+
+from orchestra_flwr.experiments.report.charts import draw_progress
+from orchestra_flwr.experiments.results.runs import read_run
+
+ROUND = {"loss": {"total": 1.0}, "scores": {"target": {"knn": 0.5}}, "seconds": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [(1, "short"), (2, "federation.rounds=100, training.lr=0.1"), (30, "training.lr=0.123"),
+     (12, "a very long name of a run, " * 7)],
+)  # fmt: skip
+def test_the_legend_is_inside_and_the_panels_have_room(count, name, make_run):
+    run = read_run(make_run("run", {}, metrics=[ROUND, ROUND]))
+    figure = draw_progress({f"{name} {number}": [run] for number in range(count)})
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == count
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0
+    for panel in figure.axes:
+        assert panel.get_window_extent().height > 1.5 * figure.dpi  # inches
+        assert panel.get_window_extent().y0 > box.y1

@@ -1,0 +1,67 @@
+import pytest
+
+from orchestra_flwr.experiments.results.differences import by_difference
+from orchestra_flwr.experiments.results.runs import read_run
+
+
+@pytest.fixture
+def runs(make_run):
+    def make(*overrides):
+        folders = [
+            make_run(f"2026-11-22_10-00-{n:02}", {}, overrides=each)
+            for n, each in enumerate(overrides)
+        ]
+        return [read_run(folder) for folder in folders]
+
+    return make
+
+
+def names(found):
+    return {name: [run.config.seed for run in members] for name, members in found.items()}
+
+
+def test_runs_are_named_by_what_differs_and_seeds_are_together(runs):
+    found = by_difference(
+        runs(
+            ["training.lr=0.1", "seed=0"],
+            ["training.lr=0.1", "seed=1"],
+            ["training.lr=0.2", "federation.rounds=7", "name=other", "device=cpu"],
+        )
+    )
+    assert names(found) == {
+        "federation.rounds=100, training.lr=0.1": [0, 1],
+        "federation.rounds=7, training.lr=0.2": [0],
+    }
+
+
+def test_a_choice_that_differs_stands_for_its_options(runs):
+    found = by_difference(runs(["method=simclr"], ["method=byol"]))
+    assert [name.split(", ")[0] for name in found] == ["method=simclr", "method=byol"]
+    assert not any("method." in name for name in found)
+
+
+def test_a_value_that_some_lack_is_null(runs):
+    found = by_difference(runs(["data.train_limit=50"], []))
+    assert list(found) == ["data.train_limit=50", "data.train_limit=null"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_runs_that_do_not_differ_have_their_folders_names(runs, count):
+    found = by_difference(runs(*[[]] * count))
+    assert list(found) == [f"2026-11-22_10-00-{n:02}" for n in range(count)]
+
+
+def test_a_run_that_was_repeated_has_both(runs):
+    found = by_difference(runs(["training.lr=0.1"], ["training.lr=0.1"], ["training.lr=0.2"]))
+    assert list(found) == [
+        "training.lr=0.1, 2026-11-22_10-00-00",
+        "training.lr=0.1, 2026-11-22_10-00-01",
+        "training.lr=0.2",
+    ]
+
+
+def test_at_most_four_keys_are_named(runs):
+    many = ["training.lr=0.2", "federation.rounds=7", "partition.alpha=3", "data.train_limit=50",
+            "evaluation.every=3"]  # fmt: skip
+    found = by_difference(runs(many, []))
+    assert [len(name.split(", ")) for name in found] == [4, 4]

@@ -1,0 +1,162 @@
+"""A simulation that is started from Python."""
+
+import importlib.util
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import orchestra_flwr
+from orchestra_flwr import Result, simulate
+from orchestra_flwr.config import ConfigError, load_config
+
+RANDOM = np.random.default_rng(0)
+PICTURES = [
+    Image.fromarray(RANDOM.integers(0, 256, (20, 24, 3), dtype=np.uint8)) for _ in range(40)
+]
+PAIRS = [(picture, "ab"[number % 2]) for number, picture in enumerate(PICTURES)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny_overrides):
+    """One run in a thread, of images that were passed, with what its progress reported."""
+    folder = tmp_path_factory.mktemp("from_python")
+    reports, results = [], []
+    overrides = [*tiny_overrides, "data.image_size=16", "evaluation.knn_k=3"]
+    overrides += [f"data.cache={folder}", f"run_dir={folder}/run"]
+
+    def work():
+        results.append(simulate(overrides, (PAIRS[:30], PAIRS[30:]), progress=reports.append))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return results[0], reports
+
+
+def test_a_thread_trains_on_images_that_were_passed(run):
+    result, reports = run
+    assert [report["round"] for report in reports] == [0, 1, 2]
+    assert reports[0]["rounds"] == 2 and reports[2]["scores"]["knn"] == result.summary["knn"]
+    assert result.summary["rounds"] == 2
+    assert (result.folder / "encoder.safetensors").is_file()
+    assert "linear probe, target" in str(result) and "\x1b" not in str(result)
+
+
+def test_metrics_are_objects(run):
+    rounds = run[0].metrics
+    assert [each.round for each in rounds if each.loss] == [1, 2]
+    last = rounds[-1]
+    assert last.scores["target"]["linear"] == run[0].summary["linear"]
+    assert last.bytes_up > 0 and last.seconds > 0 and last.loss["total"] > 0
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("pandas"), reason="needs pandas")
+def test_metrics_are_a_frame(run):
+    frame = run[0].frame()
+    assert frame.index.tolist() == [0, 1, 2]
+    assert frame.loc[2, "scores.target.knn"] == run[0].summary["knn"]
+    assert frame["loss.total"].notna().tolist() == [False, True, True]
+
+
+def test_the_encoder_encodes_pictures(run):
+    features = run[0].encoder.encode(PICTURES[:5])
+    assert features.shape == (5, run[0].encoder.dim)
+    images = torch.stack([run[0].encoder.preprocess(picture) for picture in PICTURES[:5]])
+    assert torch.equal(run[0].encoder(images), features)
+
+
+def test_its_pictures_are_figures(run):
+    result = run[0]
+    assert len(result.plot_curves().axes) == 4
+    assert result.plot_partition().axes[1].get_ylabel() == "class"
+    assert result.plot_curves().get_suptitle() == result.name == f"{result.folder.parent.name}/run"
+
+
+def test_a_run_folder_is_opened_again(run, tmp_path):
+    again = Result(run[0].folder)
+    assert again.summary == run[0].summary and repr(again).startswith("Result('")
+    with pytest.raises(FileNotFoundError, match="no run folder"):
+        Result(tmp_path)
+
+
+def test_the_run_can_be_resumed_without_its_data_set(run):
+    assert simulate([f"resume={run[0].folder}"]).summary["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "dataset", "words"),
+    [
+        ("federation.rounds=5", None, r'overrides: must be a list such as \["federation'),
+        (["rounds"], None, "overrides are written key=value"),
+        ({"federation.rounds": 0}, None, "federation.rounds=0"),
+        (["data=digits"], PAIRS, r"data=digits: must not be given together with dataset="),
+        (["resume=x"], PAIRS, r"resume=x: must not be given together with dataset="),
+        (["engine=inline"], [1, 2], "dataset: training image 0: an image must be a path"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line_and_nothing_is_run(
+    overrides, dataset, words, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=words) as error:
+        simulate(overrides, dataset)
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_overrides_may_be_a_mapping(tiny_overrides, monkeypatch):
+    from orchestra_flwr import from_python
+
+    class CheckedError(Exception):
+        pass
+
+    def seen(config):
+        assert config.federation.rounds == 3 and config.privacy.clip is None
+        assert config.logging.tensorboard is False and config.plugins == ()
+        raise CheckedError
+
+    monkeypatch.setattr(from_python, "prepared", seen)
+    values = dict(line.split("=") for line in tiny_overrides)
+    more = {
+        "federation.rounds": 3,
+        "privacy.clip": None,
+        "logging.tensorboard": False,
+        "plugins": [],
+    }
+    with pytest.raises(CheckedError):
+        simulate(values | more)
+
+
+def test_importing_the_package_loads_no_library():
+    """Commands that need no torch must not wait for it."""
+    code = """
+import sys, orchestra_flwr
+assert {"Result", "load_encoder", "simulate"} <= set(dir(orchestra_flwr))
+heavy = {"torch", "flwr", "numpy", "hydra", "matplotlib", "pandas"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        _ = orchestra_flwr.other
+
+
+@pytest.mark.slow
+def test_workers_of_ray_see_the_images_that_were_passed(tmp_path, tiny_overrides):
+    results = []
+    overrides = [*tiny_overrides, "engine=ray", "data.image_size=16", f"data.cache={tmp_path}",
+                 "partition=iid", f"run_dir={tmp_path}/run"]  # fmt: skip
+    thread = threading.Thread(target=lambda: results.append(simulate(overrides, PICTURES)))
+    thread.start()
+    thread.join()
+    assert results[0].summary["rounds"] == 2
+
+
+def test_threads_compose_their_configurations_side_by_side():
+    with ThreadPoolExecutor(4) as pool:
+        seeds = pool.map(lambda seed: load_config([f"seed={seed}"]).seed, range(6))
+        assert list(seeds) == list(range(6))

@@ -1,0 +1,249 @@
+"""One image as training and the saved encoder read it."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from orchestra_flwr.config import DataConfig
+from orchestra_flwr.data import load_dataset, resize
+from orchestra_flwr.square_image import MAX_BYTES, check_size, decode_image, in_range, square_image
+
+
+def _gradient(width: int, height: int) -> np.ndarray:
+    """Red grows to the right, green downwards: float in [0, 1], (height, width, 3)."""
+    x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
+    return np.stack([x, y, np.full_like(x, 0.5)], axis=2)
+
+
+def _picture(width: int = 40, height: int = 40) -> Image.Image:
+    return Image.fromarray((_gradient(width, height) * 255).round().astype(np.uint8))
+
+
+def _file(image: Image.Image, kind: str = "png", **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("RGB", "png"), ("RGBA", "png"), ("P", "png"), ("P", "gif"), ("CMYK", "jpeg"),
+     ("RGB", "webp"), ("RGB", "bmp"), ("CMYK", "tiff"), ("YCbCr", "jpeg")],
+)  # fmt: skip
+def test_colour_modes_become_rgb(mode: str, kind: str):
+    image = decode_image(_file(_picture().convert(mode), kind), 32)
+
+    assert image.dtype == np.uint8
+    expected = _gradient(32, 32).transpose(2, 0, 1) * 255
+    assert np.abs(image - expected).mean() < 26  # a palette and JPEG are coarse
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "1"])
+def test_gray_modes_become_equal_channels(mode: str):
+    image = decode_image(_file(_picture().convert(mode)), 32)
+
+    assert (image == image[0]).all()
+    assert image.std() > 10
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_deep_gray_is_scaled_and_not_clipped(dtype: type):
+    values = _gradient(32, 32)[:, :, 0] * (1 if dtype is np.float32 else 65535)
+    image = decode_image(_file(Image.fromarray(values.astype(dtype)), "tiff"), 32)
+
+    assert np.abs(image[0] - _gradient(32, 32)[:, :, 0] * 255).max() <= 1
+
+
+def test_a_palette_with_transparency_is_read_quietly(recwarn: pytest.WarningsRecorder):
+    palette = _picture().convert("P")
+    decode_image(_file(palette, transparency=bytes(range(256))), 32)
+
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(("width", "height"), [(90, 45), (45, 90), (33, 32), (1, 50), (7, 7)])
+def test_the_middle_square_is_kept(width: int, height: int):
+    image = decode_image(_file(_picture(width, height)), 16)
+
+    assert image.shape == (3, 16, 16)
+    assert image[:2].mean(axis=(1, 2)) == pytest.approx([127.5, 127.5], abs=3 if width > 1 else 130)
+    if (width, height) == (90, 45):  # the middle half of the width
+        assert image[0, :, 0].mean() == pytest.approx(255 * 0.26, abs=6)
+        assert image[1, 0].mean() == pytest.approx(255 * 0.02, abs=6)
+
+
+def test_shrinking_averages():
+    checkers = np.indices((64, 64)).sum(axis=0) % 2 * 255
+    image = decode_image(_file(Image.fromarray(checkers.astype(np.uint8))), 8)
+
+    assert np.abs(image.astype(int) - 128)[:, 1:-1, 1:-1].max() <= 3
+
+
+def test_an_image_of_the_right_size_keeps_its_bits():
+    picture = _picture(32, 32)
+
+    assert np.array_equal(decode_image(_file(picture), 32), np.asarray(picture).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_turns_the_image_upright(orientation: int):
+    undo = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_90,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_270,
+    }
+    upright = _picture(32, 32)
+    stored = upright.transpose(undo[orientation]) if orientation in undo else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+
+    assert np.array_equal(
+        decode_image(_file(stored, exif=exif), 32), np.asarray(upright).transpose(2, 0, 1)
+    )
+
+
+def test_a_large_jpeg_is_decoded_small_and_right():
+    image = decode_image(_file(_picture(1600, 1600), "jpeg"), 32)
+
+    assert np.abs(image - _gradient(32, 32).transpose(2, 0, 1) * 255).max() < 8
+
+
+def test_sizes_that_no_image_has_are_refused():
+    check_size(MAX_BYTES)
+    for count in (0, MAX_BYTES + 1):
+        with pytest.raises(ValueError, match=r"empty|too large"):
+            check_size(count)
+
+
+def test_a_file_a_pil_image_and_an_opened_jpeg_are_one_image(tmp_path: Path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    file = tmp_path / "large.jpg"
+    _picture(900, 700).save(file, exif=exif)
+    expected = torch.tensor(decode_image(file.read_bytes(), 32))
+
+    for image in (file, str(file), Image.open(file)):
+        assert torch.equal(square_image(image, 32), expected)
+    opened = Image.open(file)
+    opened.load()  # at full size: the same but for rounding
+    assert opened.size == (900, 700)
+    assert (square_image(opened, 32).int() - expected.int()).abs().max() <= 4
+
+
+def test_training_reads_a_folder_with_the_same_bits(tmp_path: Path):
+    for number, size in enumerate([(50, 30), (16, 16), (200, 260)]):
+        _picture(*size).save(tmp_path / f"{number}.jpg")
+    options = {"root": str(tmp_path), "cache": str(tmp_path / ".cache"), "image_size": 16}
+    data = load_dataset(DataConfig.model_validate({"name": "image_folder", **options}))
+
+    for name, image in zip(data.train.files, data.train.images, strict=True):
+        assert torch.equal(square_image(tmp_path / name, 16), image)
+
+
+def test_training_reads_arrays_with_the_same_bits():
+    from sklearn.datasets import load_digits
+
+    data = load_dataset(DataConfig(name="digits", image_size=16, test_limit=3))
+    raw = (load_digits().images * (255 / 16)).round().astype(np.uint8)  # float: 16 levels
+    images = torch.stack([square_image(image, 16, channels=1) for image in raw])
+
+    assert all((images == image).flatten(1).all(1).any() for image in data.train.images[:20])
+
+
+def test_arrays_and_tensors_of_all_types_are_one_image():
+    pixels = torch.from_numpy(np.array(_picture(20, 20))).permute(2, 0, 1)
+    array = np.array(_picture(20, 20))
+    expected = resize(pixels[None], 12)[0]
+
+    for kind in (np.uint8, np.uint16, np.int64):
+        assert torch.equal(square_image(array.astype(kind), 12), expected)
+    for dtype in (torch.uint8, torch.int16, torch.int64):
+        assert torch.equal(square_image(pixels.to(dtype), 12), expected)
+    for floats in (array / 255, (array / 255).astype(np.float32), pixels.double() / 255):
+        assert torch.equal(square_image(floats, 12), expected)
+    assert torch.equal(square_image(array[:, ::-1], 12), square_image(array[:, ::-1].copy(), 12))
+
+
+def test_an_array_of_the_right_size_keeps_its_values():
+    pixels = torch.randint(0, 256, (3, 9, 9), dtype=torch.uint8)
+    assert torch.equal(square_image(pixels, 9), pixels)
+    assert torch.equal(square_image(pixels.permute(1, 2, 0).numpy(), 9), pixels)
+
+
+def test_the_middle_of_an_array_is_kept():
+    pixels = torch.randint(0, 256, (3, 8, 14), dtype=torch.uint8)
+    assert torch.equal(square_image(pixels, 8), pixels[:, :, 3:11])
+
+
+def test_colours_become_gray_and_gray_becomes_colours():
+    gray = torch.randint(0, 256, (9, 9), dtype=torch.uint8)
+    assert torch.equal(square_image(gray, 9), gray.expand(3, 9, 9))
+    assert torch.equal(square_image(gray.numpy()[:, :, None], 9, channels=1), gray[None])
+    array = np.array(_picture(9, 9))
+    expected = np.array(Image.fromarray(array).convert("L"))
+    for image in (array, Image.fromarray(array)):
+        assert np.array_equal(square_image(image, 9, channels=1)[0], expected)
+    opaque = np.dstack([array, np.full((9, 9), 7, np.uint8)])  # transparency is left out
+    assert torch.equal(square_image(opaque, 9), square_image(array, 9))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (torch.tensor([0.0, 200.0]), r"not 0 to 200 \(divide them by 255\)"),
+        (torch.tensor([-1.0, 1.0]), "not -1 to 1$"),
+        (torch.tensor([0.0, float("nan")]), "not nan to nan"),
+        (torch.tensor([0, 256]), "not 0 to 256"),
+        (torch.tensor([-1, 5], dtype=torch.int8), "not -1 to 5"),
+    ],
+)
+def test_values_out_of_range_are_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        in_range(values)
+
+
+def test_rounding_errors_of_floats_are_allowed():
+    assert in_range(torch.tensor([-1e-6, 1 + 1e-6], dtype=torch.float64)).dtype == torch.float32
+    assert in_range(torch.tensor([0, 255], dtype=torch.int64)).dtype == torch.uint8
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (None, "must be a path, a PIL image"),
+        (b"bytes", "must be a path, a PIL image"),
+        (np.zeros((3, 9, 9), np.uint8), r"torch\.from_numpy\(array\)"),
+        (torch.zeros(9, 9, 3), "a tensor must be"),
+        (torch.zeros(1, 3, 9, 9), "a tensor must be"),
+        (torch.zeros(3, 0, 9), "a tensor must be"),
+        (np.zeros((9, 9), bool), "not bool"),
+        (np.array([["a"]]), "not <U1"),
+        (torch.zeros(9, 9, dtype=torch.bool), "not bool"),
+    ],
+)
+def test_what_is_no_image_is_refused_in_one_line(image, words):
+    with pytest.raises((TypeError, ValueError), match=words) as error:
+        square_image(image, 9)
+    assert "\n" not in str(error.value)
+
+
+def test_files_without_an_image_are_named(tmp_path: Path):
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 60, 3), np.uint8))
+    with pytest.raises(FileNotFoundError, match=r"missing\.jpg"):
+        square_image(tmp_path / "missing.jpg", 9)
+    for name, content, words in (
+        ("empty.jpg", b"", "empty file"),
+        ("text.jpg", b"no image", "not an image"),
+        ("cut.png", _file(noise)[:500], ""),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}: {words}"):
+            square_image(tmp_path / name, 9)
