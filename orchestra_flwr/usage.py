@@ -91,7 +91,8 @@ map, with nearest neighbours, clusters, near-duplicates and outliers; it holds s
 Stop it with Ctrl-C and start it again to go on. Also: python -m orchestra_flwr.embed
 
 {_COMMON}
-Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped, 143: stopped by SIGTERM.
+Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped,
+143: stopped by SIGTERM.
 """
 LABEL = f"""\
 usage: orchestra-label run=RUN images=IMAGES labels=LABELS [key=value ...]      a few labels to all
@@ -104,5 +105,6 @@ writes predictions.csv for all others, classifier.safetensors and labelling.json
 estimated by cross-validation on the labelled images. Also: python -m orchestra_flwr.label
 
 {_COMMON}
-Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped, 143: stopped by SIGTERM.
+Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped,
+143: stopped by SIGTERM.
 """

@@ -87,4 +87,5 @@ def _principal_components(vectors: Tensor, seed: int) -> NDArray[np.float64]:
 def _in_unit_square(points: NDArray[np.float64]) -> NDArray[np.float64]:
     low, high = points.min(0), points.max(0)
     side = float((high - low).max()) or 1.0
-    return (points - (low + high) / 2) / side + 0.5
+    inside: NDArray[np.float64] = (points - (low + high) / 2) / side + 0.5
+    return inside
