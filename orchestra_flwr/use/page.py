@@ -27,7 +27,7 @@ from orchestra_flwr.use.use_config import PageConfig
 
 NAME = "embeddings.html"
 NEIGHBOURS = 12  # of each image on the page
-TYPICAL = 16  # images that show a cluster
+TYPICAL = 18  # images that show a cluster
 OUTLIERS = 48
 GROUPS = 100  # of near-duplicates
 MOST_CLASSES = 60  # folders that count as classes

@@ -16,7 +16,7 @@ from orchestra_flwr.data.image_files.decoding import decode_files
 STEP = 16  # WebP's blocks: at multiples of it no picture bleeds into the next one
 LARGEST = 128
 SMALLEST = 32
-QUALITY = 75
+QUALITIES = (90, 75)  # WebP's; the better one where there is room
 SAMPLE = 128  # images by which sizes are estimated
 COLUMNS = 32
 SHEET = COLUMNS**2  # pictures in a sheet
@@ -48,9 +48,11 @@ def make_thumbnails(
     """
     largest = min(LARGEST, _source_size(names, read))
     sample = _decode(names[:: max(1, len(names) // SAMPLE)][:SAMPLE], read, largest)
-    size = _fitting(sample, largest, BUDGET / max(2000, len(names))) if budget else largest
+    size, quality = largest, QUALITIES[0]
+    if budget:
+        size, quality = _fitting(sample, largest, BUDGET / max(2000, len(names)))
     sheets = [
-        _webp(_decode(names[start : start + SHEET], read, size))
+        _webp(_decode(names[start : start + SHEET], read, size), quality)
         for start in range(0, len(names), SHEET)
     ]
     return Thumbnails(size, sheets)
@@ -69,16 +71,17 @@ def _source_size(names: Sequence[str], read: Callable[[str], bytes]) -> int:
     return max(SMALLEST, math.ceil(median / STEP) * STEP)
 
 
-def _fitting(sample: NDArray[np.uint8], largest: int, bytes_each: float) -> int:
-    """The largest size at which a picture takes so many bytes in the mean."""
-    for size in range(largest, SMALLEST, -STEP):
+def _fitting(sample: NDArray[np.uint8], largest: int, bytes_each: float) -> tuple[int, int]:
+    """The largest size, and then the best quality, at which a picture takes so many bytes."""
+    for size in range(largest, SMALLEST - 1, -STEP):
         scaled = [
             np.asarray(Image.fromarray(picture).resize((size, size), Image.Resampling.BICUBIC))
             for picture in sample
         ]
-        if len(_webp(np.stack(scaled))) <= bytes_each * len(sample):
-            return size
-    return SMALLEST
+        for quality in QUALITIES:
+            if len(_webp(np.stack(scaled), quality)) <= bytes_each * len(sample):
+                return size, quality
+    return SMALLEST, QUALITIES[-1]
 
 
 def _decode(names: Sequence[str], read: Callable[[str], bytes], size: int) -> NDArray[np.uint8]:
@@ -89,7 +92,7 @@ def _decode(names: Sequence[str], read: Callable[[str], bytes], size: int) -> ND
     return pictures
 
 
-def _webp(pictures: NDArray[np.uint8]) -> bytes:
+def _webp(pictures: NDArray[np.uint8], quality: int) -> bytes:
     size = pictures.shape[1]
     rows = math.ceil(len(pictures) / COLUMNS)
     grid = np.zeros((rows * COLUMNS, size, size, 3), dtype=np.uint8)
@@ -97,5 +100,5 @@ def _webp(pictures: NDArray[np.uint8]) -> bytes:
     sheet = grid.reshape(rows, COLUMNS, size, size, 3).swapaxes(1, 2)
     written = io.BytesIO()
     image = Image.fromarray(sheet.reshape(rows * size, COLUMNS * size, 3))
-    image.save(written, "WEBP", quality=QUALITY, method=4)
+    image.save(written, "WEBP", quality=quality, method=4)
     return written.getvalue()

@@ -54,7 +54,9 @@
     const within = i % data.perSheet;
     const x = (within % data.columns) * data.size;
     const y = Math.floor(within / data.columns) * data.size;
-    return [sheets[Math.floor(i / data.perSheet)], x, y, data.size, data.size];
+    const inside = 0.5; // of a pixel: smoothing must not mix in the pictures beside it
+    const side = data.size - 2 * inside;
+    return [sheets[Math.floor(i / data.perSheet)], x + inside, y + inside, side, side];
   };
   const picture = (i, pixels, name = "") => {
     const side = Math.round(pixels * Math.min(2, window.devicePixelRatio || 1));
@@ -80,7 +82,7 @@
     make(
       kind,
       { className: "chip" },
-      Object.assign(make("span", { className: "dot" }), {}),
+      make("span", { className: "dot" }),
       make("span", { textContent: grouping.names[group] }),
     );
   const coloured = (made, group) => {
@@ -113,8 +115,11 @@
     }
     const chips = groupings.map((g) => coloured(chip(g, g.of[chosen]), g.of[chosen]));
     const near = neighboursOf(chosen);
+    const pixels = Math.min(256, 5 * data.size);
+    const large = picture(chosen, pixels, "large");
+    large.style.maxWidth = `${pixels}px`;
     panel.replaceChildren(
-      picture(chosen, 256, "large"),
+      large,
       make("p", { className: "path", textContent: data.paths[chosen] }),
       make("div", { className: "chips" }, ...chips),
     );
@@ -142,17 +147,22 @@
   const canvas = element("map");
   const context = canvas.getContext("2d");
   const map = { width: 0, height: 0, zoom: 1, x: 0.5, y: 0.5, pictures: false, grouping: 0, only: -1 };
+  const MIDDLE = 8; // pixels by which the map's middle is above the canvas's: the legend is below
   let words = "";
   let matching = null; // of the search: a flag for each image
   let drawing = false;
   let shown = []; // rectangles of the pictures that are drawn: [image, left, top, side]
 
-  const fit = () => 0.9 * Math.min(map.width, map.height - 70);
+  const extent = [0, 1].map((axis) => {
+    const along = positions.filter((_, i) => i % 2 === axis);
+    return Math.max(0.05, along.reduce((a, b) => Math.max(a, b)) - along.reduce((a, b) => Math.min(a, b)));
+  });
+  const fit = () => Math.min((map.width - 90) / extent[0], (map.height - 190) / extent[1]);
   const toScreen = (i) => {
     const side = fit() * map.zoom;
     return [
       map.width / 2 + (positions[2 * i] - map.x) * side,
-      map.height / 2 - 6 + (positions[2 * i + 1] - map.y) * side,
+      map.height / 2 - MIDDLE + (positions[2 * i + 1] - map.y) * side,
     ];
   };
   const lit = (i) =>
@@ -266,12 +276,12 @@
     }
     return best;
   };
-  const zoomBy = (factor, x = map.width / 2, y = map.height / 2 - 6) => {
+  const zoomBy = (factor, x = map.width / 2, y = map.height / 2 - MIDDLE) => {
     const before = fit() * map.zoom;
     map.zoom = Math.min(60, Math.max(0.6, map.zoom * factor));
     const after = fit() * map.zoom;
     map.x += (x - map.width / 2) * (1 / before - 1 / after);
-    map.y += (y - map.height / 2 + 6) * (1 / before - 1 / after);
+    map.y += (y - map.height / 2 + MIDDLE) * (1 / before - 1 / after);
     draw();
   };
   const showAll = () => {
@@ -441,7 +451,7 @@
       const members = [...Array(count).keys()].filter((i) => clusters[i] === c);
       const facts = [several(members.length, "image")];
       if (data.classNames.length) facts.push(commonest(members));
-      cards.append(make("article", { className: "card" }, title,
+      cards.append(make("article", { className: "card cluster" }, title,
         make("p", { className: "quiet", textContent: facts.join(" · ") }), tiles(typical)));
     });
     section.append(intro("Groups that k-means finds in the embeddings, the largest first. Each is shown by the images nearest to its centre."), cards);
