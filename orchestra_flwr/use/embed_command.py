@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,8 @@ def run_embed(config: EmbedConfig) -> None:
     """
     with embedded_images(config) as embedded:
         if config.page.write:
-            title = Path(config.images).expanduser().resolve().name
+            print("making the page (a minute or two for 5,000 images)", file=sys.stderr, flush=True)
+            title = printable(Path(config.images).expanduser().resolve().name)
             page = write_page(embedded.folder, embedded, config.page, title)
             print(f"page: {printable(str(page))} ({size(page.stat().st_size)})")
 

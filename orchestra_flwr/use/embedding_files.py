@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -122,6 +122,18 @@ def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | N
     return Embeddings(tuple(paths), vectors, broken)
 
 
+def save_plain(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Tensors and texts as any reader of safetensors finds them.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    try:
+        save_file(dict(tensors), path, metadata=dict(metadata))
+    except SafetensorError as error:  # a full disk, for example
+        raise OSError(f"{path} cannot be written ({error})") from error
+
+
 def _digest(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -129,7 +141,7 @@ def _digest(file: Path) -> str:
 
 def _write_safetensors(path: Path, embeddings: Embeddings) -> None:
     names = json.dumps(embeddings.paths, ensure_ascii=False)
-    save_file({"embeddings": embeddings.vectors.contiguous()}, path, metadata={"paths": names})
+    save_plain(path, {"embeddings": embeddings.vectors.contiguous()}, {"paths": names})
 
 
 def _read_safetensors(path: Path) -> tuple[Sequence[str], Tensor]:

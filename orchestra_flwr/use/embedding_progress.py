@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,18 @@ def embedding_progress(total: int) -> Iterator[Callable[[int], None]]:
     Args:
         total: how many images there are.
     """
+    decoding = logging.getLogger("orchestra_flwr.data")
+    before = decoding.level
+    decoding.setLevel(logging.WARNING)  # its own progress would stand between these lines
+    try:
+        with _shown(total) as advance:
+            yield advance
+    finally:
+        decoding.setLevel(before)
+
+
+@contextmanager
+def _shown(total: int) -> Iterator[Callable[[int], None]]:
     if sys.stderr.isatty():
         columns = (TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Bars(*columns, console=Console(stderr=True)) as bars:

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from orchestra_flwr.files import replacing, write_atomically
@@ -17,7 +16,7 @@ from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import percent
 from orchestra_flwr.use.embed_command import embedded_images, load_for_use
 from orchestra_flwr.use.embedding import embed, key_of, opened_images, remove_unfinished
-from orchestra_flwr.use.embedding_files import Embeddings
+from orchestra_flwr.use.embedding_files import Embeddings, save_plain
 from orchestra_flwr.use.embedding_progress import embedding_progress
 from orchestra_flwr.use.few_label_classifier import (
     EstimatedAccuracy,
@@ -115,7 +114,7 @@ def _write(
     with replacing(folder / "classifier.safetensors") as temporary:
         tensors = {"weight": classifier.weight, "bias": classifier.bias}
         metadata = {"classes": json.dumps(classifier.classes, ensure_ascii=False)}
-        save_file(tensors, temporary, metadata=metadata)
+        save_plain(temporary, tensors, metadata)
     described = {
         "labels": printable(config.labels),
         "images": printable(config.images),

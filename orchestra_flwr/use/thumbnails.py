@@ -20,7 +20,7 @@ QUALITIES = (90, 75)  # WebP's; the better one where there is room
 SAMPLE = 128  # images by which sizes are estimated
 COLUMNS = 32
 SHEET = COLUMNS**2  # pictures in a sheet
-BUDGET = 2_000_000  # bytes for 2,000 images and fewer; of more, as much for each
+BUDGET = 2_000_000  # bytes for 2,000 images and fewer; each of more has as many as one of 2,000
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ def make_thumbnails(
     Args:
         names: the files; the picture of one that cannot be read is black.
         read: gives a file's content.
-        budget: whether all sheets together are to stay below 2 MB for 2,000 images.
+        budget: whether the sheets of 2,000 images and fewer are to stay below 2 MB together.
     """
     largest = min(LARGEST, _source_size(names, read))
     sample = _decode(names[:: max(1, len(names) // SAMPLE)][:SAMPLE], read, largest)
     size, quality = largest, QUALITIES[0]
     if budget:
-        size, quality = _fitting(sample, largest, BUDGET / max(2000, len(names)))
+        size, quality = _fitting(sample, largest, BUDGET / min(2000, len(names)))
     sheets = [
         _webp(_decode(names[start : start + SHEET], read, size), quality)
         for start in range(0, len(names), SHEET)

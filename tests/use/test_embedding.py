@@ -38,7 +38,8 @@ def test_a_zip_gives_the_same_as_its_folder(run, photos, tmp_path):
         for file in photos.rglob("*.png"):
             archive.write(file, file.relative_to(photos).as_posix())
     folder, zipped = (
-        embedded(run, root, tmp_path / root.name) for root in (photos, tmp_path / "photos.zip")
+        embedded(run, root, tmp_path / f"of {root.name}")
+        for root in (photos, tmp_path / "photos.zip")
     )
     assert folder.paths == zipped.paths and torch.equal(folder.vectors, zipped.vectors)
 

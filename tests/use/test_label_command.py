@@ -94,9 +94,7 @@ def test_wrong_labels_are_refused_before_anything_is_embedded(
     run, photos, command, tmp_path, text, error
 ):
     (tmp_path / "labels.csv").write_text(text)
-    code, out, err = command(
-        f"run={run}", f"images={photos}", f"labels={tmp_path / 'labels.csv'}"
-    )
+    code, out, err = command(f"run={run}", f"images={photos}", f"labels={tmp_path / 'labels.csv'}")
     assert code == 2 and out == "" and err.count("\n") == 1 and error in err
     assert not (run / "embeddings").exists()
 
@@ -111,4 +109,3 @@ def test_labels_of_images_that_are_not_there(run, photos, command):
 def test_labels_must_be_given(run, photos, command):
     code, _, err = command(f"run={run}", f"images={photos}")
     assert code == 2 and err.startswith("error: labels: must be given")
-

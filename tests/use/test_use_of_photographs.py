@@ -89,9 +89,7 @@ def page(request, results):
     errors, requests = [], []
     with api.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        page = browser.new_page(
-            viewport={"width": 1440, "height": 900}, color_scheme=request.param
-        )
+        page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme=request.param)
         page.set_default_timeout(120_000)
         page.on("console", lambda message: errors.append(message.text))
         page.on("pageerror", lambda error: errors.append(str(error)))

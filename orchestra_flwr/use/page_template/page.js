@@ -137,6 +137,7 @@
     const focused = document.activeElement?.closest("#chosen") !== null;
     chosen = i;
     showChosen();
+    element("said").textContent = i < 0 ? "" : data.paths[i];
     for (const button of document.querySelectorAll(".tile[aria-current]")) button.removeAttribute("aria-current");
     for (const button of document.querySelectorAll(`.view .tile[data-image="${i}"]`)) button.setAttribute("aria-current", "true");
     if (focused) element("chosen").querySelector(".tile")?.focus();
