@@ -29,7 +29,7 @@ def test_each_path_has_the_features_of_its_image(run, photos, tmp_path, parts_of
     found = embedded(run, photos, tmp_path)
     files = sorted(photos.rglob("*.png"))
     assert found.paths == tuple(file.relative_to(photos).as_posix() for file in files)
-    images = torch.stack([torch.from_numpy(decode_image(f.read_bytes(), 16)) for f in files])
+    images = torch.stack([torch.tensor(decode_image(f.read_bytes(), 16)) for f in files])
     torch.testing.assert_close(found.vectors, load_encoder(run)(images))
 
 

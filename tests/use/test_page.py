@@ -36,7 +36,7 @@ def unpacked(text, dtype):
 
 
 def test_it_holds_what_the_embeddings_say(photos, tmp_path):
-    text, data, embeddings = page_of(photos, tmp_path)
+    _, data, embeddings = page_of(photos, tmp_path)
     assert data["paths"] == list(embeddings.paths) and data["total"] == 36
     found = nearest_neighbours(embeddings.vectors, 12)
     neighbours = unpacked(data["neighbours"], "<u2").reshape(36, 12)
@@ -67,7 +67,7 @@ def test_no_network_address(photos, tmp_path):
 
 
 def test_of_too_many_images_some_are_drawn(photos, tmp_path):
-    text, data, embeddings = page_of(photos, tmp_path, limit=10)
+    _, data, embeddings = page_of(photos, tmp_path, limit=10)
     assert data["total"] == 36 and len(data["paths"]) == 10
     assert set(data["paths"]) < set(embeddings.paths)
     assert unpacked(data["neighbours"], "<u2").max() < 10
