@@ -16,7 +16,7 @@ from orchestra_flwr.models import Encoder, load_encoder
 from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import size
 from orchestra_flwr.training import resolve_device
-from orchestra_flwr.use.embedding import (
+from orchestra_flwr.use.image_embeddings import (
     EmbeddedImages,
     embed,
     key_of,

@@ -77,7 +77,7 @@ def fit_few_labels(vectors: Tensor, labels: list[str], seed: int) -> FewLabelCla
         weight, bias = np.vstack([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     return FewLabelClassifier(
         classes,
-        torch.from_numpy(weight).float(),
+        torch.from_numpy(weight).float().contiguous(),  # scikit-learn's may be transposed
         torch.from_numpy(bias).float(),
         float(regression.C),
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.seeding import numpy_generator
-from orchestra_flwr.use.embedding import EmbeddedImages
+from orchestra_flwr.use.image_embeddings import EmbeddedImages
 from orchestra_flwr.use.image_map import Clusters, cluster_images, place_images
 from orchestra_flwr.use.similar import (
     Neighbours,

@@ -16,7 +16,8 @@ from orchestra_flwr.use.few_label_classifier import (
 
 def some_digits(each, classes=10):
     digits = load_digits()
-    chosen = np.concatenate([np.flatnonzero(digits.target == c)[:each] for c in range(classes)])
+    order = np.random.default_rng(0).permutation(len(digits.target))  # they are sorted by writer
+    chosen = np.concatenate([order[digits.target[order] == c][:each] for c in range(classes)])
     rest = np.setdiff1d(np.flatnonzero(digits.target < classes), chosen)
     data, names = torch.from_numpy(digits.data).float(), [str(t) for t in digits.target]
     return data, names, chosen, rest

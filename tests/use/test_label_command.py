@@ -34,8 +34,8 @@ def predictions(folder):
 
 def test_a_table_of_labels_labels_all_others(run, photos, command):
     weights = (run / "encoder.safetensors").read_bytes()
-    code, out, _ = command(f"run={run}", f"images={photos}", f"labels={labels_csv(photos)}")
-    assert code == 0
+    code, out, err = command(f"run={run}", f"images={photos}", f"labels={labels_csv(photos)}")
+    assert code == 0, err
     assert "accuracy: 100.0 % (95 % confidence interval 82.4 to 100.0 %)" in out
     assert "18 labelled images, 3 classes" in out
     folder = run / "embeddings" / "photos"

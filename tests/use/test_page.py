@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.data.image_files.archive import Archive
-from orchestra_flwr.use.embedding import EmbeddedImages
+from orchestra_flwr.use.image_embeddings import EmbeddedImages
 from orchestra_flwr.use.embedding_files import Embeddings
 from orchestra_flwr.use.page import TEMPLATE, write_page
 from orchestra_flwr.use.similar import nearest_neighbours

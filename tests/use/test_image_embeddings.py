@@ -8,13 +8,13 @@ import torch
 from orchestra_flwr.config import ConfigError, ModelConfig
 from orchestra_flwr.data.image_files.decoding import decode_image
 from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder
-from orchestra_flwr.use import embedding
-from orchestra_flwr.use.embedding import embed, fit_channels, opened_images
+from orchestra_flwr.use import image_embeddings
+from orchestra_flwr.use.image_embeddings import embed, fit_channels, opened_images
 
 
 @pytest.fixture
 def parts_of_eight(monkeypatch):
-    monkeypatch.setattr(embedding, "PART", 8)
+    monkeypatch.setattr(image_embeddings, "PART", 8)
 
 
 def embedded(run, root, folder, **options):
@@ -56,13 +56,13 @@ def test_it_goes_on_where_it_was_interrupted(run, photos, tmp_path, parts_of_eig
     with pytest.raises(KeyboardInterrupt):
         embedded(run, photos, tmp_path, advance=interrupted)
     decoded = []
-    real = embedding.decode_files
+    real = image_embeddings.decode_files
 
     def counted(names, *rest):
         decoded.extend(names)
         return real(names, *rest)
 
-    monkeypatch.setattr(embedding, "decode_files", counted)
+    monkeypatch.setattr(image_embeddings, "decode_files", counted)
     steps = []
     again = embedded(run, photos, tmp_path, advance=steps.append)
     assert len(decoded) == 36 - 16 and sum(steps) == 36  # before the third call, two parts of eight
