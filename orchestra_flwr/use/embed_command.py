@@ -16,13 +16,6 @@ from orchestra_flwr.models import Encoder, load_encoder
 from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import size
 from orchestra_flwr.training import resolve_device
-from orchestra_flwr.use.image_embeddings import (
-    EmbeddedImages,
-    embed,
-    key_of,
-    opened_images,
-    remove_unfinished,
-)
 from orchestra_flwr.use.embedding_files import (
     Embeddings,
     check_format,
@@ -30,6 +23,13 @@ from orchestra_flwr.use.embedding_files import (
     write_embeddings,
 )
 from orchestra_flwr.use.embedding_progress import embedding_progress
+from orchestra_flwr.use.image_embeddings import (
+    EmbeddedImages,
+    embed,
+    key_of,
+    opened_images,
+    remove_unfinished,
+)
 from orchestra_flwr.use.page import write_page
 from orchestra_flwr.use.use_config import EmbedConfig, UseConfig
 

@@ -15,7 +15,6 @@ from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import percent
 from orchestra_flwr.use.embed_command import embedded_images, load_for_use
-from orchestra_flwr.use.image_embeddings import embed, key_of, opened_images, remove_unfinished
 from orchestra_flwr.use.embedding_files import Embeddings, save_plain
 from orchestra_flwr.use.embedding_progress import embedding_progress
 from orchestra_flwr.use.few_label_classifier import (
@@ -24,6 +23,7 @@ from orchestra_flwr.use.few_label_classifier import (
     estimate_accuracy,
     fit_few_labels,
 )
+from orchestra_flwr.use.image_embeddings import embed, key_of, opened_images, remove_unfinished
 from orchestra_flwr.use.label_files import (
     check_enough,
     check_known,

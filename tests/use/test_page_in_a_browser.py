@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from orchestra_flwr.data.image_files.archive import Archive
-from orchestra_flwr.use.image_embeddings import EmbeddedImages
 from orchestra_flwr.use.embedding_files import Embeddings
+from orchestra_flwr.use.image_embeddings import EmbeddedImages
 from orchestra_flwr.use.page import write_page
 from orchestra_flwr.use.similar import nearest_neighbours
 from orchestra_flwr.use.use_config import PageConfig
