@@ -27,6 +27,7 @@ from orchestra_flwr.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.output_streams import outlast_output
 from orchestra_flwr.phases import phase
 from orchestra_flwr.printable import printable, printable_lines
+from orchestra_flwr.use.use_config import EmbedConfig, LabelConfig
 
 if TYPE_CHECKING:
     from orchestra_flwr.deployment.client_config import ClientConfig
@@ -159,6 +160,16 @@ def evaluate_main(arguments: Sequence[str] | None = None) -> int:
     )
 
 
+def embed_main(arguments: Sequence[str] | None = None) -> int:
+    """`orchestra-embed`: embeddings of images and their page; returns the exit code."""
+    return _command(EmbedConfig, _embed, usage.EMBED, arguments)
+
+
+def label_main(arguments: Sequence[str] | None = None) -> int:
+    """`orchestra-label`: labels for all images from a few; returns the exit code."""
+    return _command(LabelConfig, _label, usage.LABEL, arguments)
+
+
 def _command(
     kind: type[C],
     run: Callable[[C], int],
@@ -285,6 +296,32 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
         print("stopped; nothing was written", file=sys.stderr)
         return _stopped(stop)
     print_evaluation(told, file)
+    return 0
+
+
+def _embed(config: EmbedConfig) -> int:
+    from orchestra_flwr.use.embed_command import run_embed
+
+    return _use(lambda: run_embed(config))
+
+
+def _label(config: LabelConfig) -> int:
+    from orchestra_flwr.use.label_command import run_label
+
+    return _use(lambda: run_label(config))
+
+
+def _use(run: Callable[[], None]) -> int:
+    try:
+        run()
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as stop:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return _stopped(stop)
     return 0
 
 

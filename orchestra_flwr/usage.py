@@ -118,3 +118,32 @@ Prints a table and writes <run folder>/evaluation/<data set>.json.
 {_COMMON}
 Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written.
 """
+EMBED = f"""\
+usage: orchestra-embed run=RUN images=IMAGES [key=value ...]      images to embeddings and a page
+
+  run=outputs/<name>/<date_time> images=photos.zip        the encoder of a run, images in any layout
+  run=encoder.safetensors images=photos format=parquet    another format: safetensors, npz, parquet
+  run=... images=... page.pictures=beside                 larger pictures, in files beside the page
+
+Writes embeddings.safetensors, embeddings.json and embeddings.html. The page shows the images on a
+map, with nearest neighbours, clusters, near-duplicates and outliers; it holds small copies of them.
+Stop it with Ctrl-C and start it again to go on. Also: python -m orchestra_flwr.embed
+
+{_COMMON}
+Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped,
+143: stopped by SIGTERM.
+"""
+LABEL = f"""\
+usage: orchestra-label run=RUN images=IMAGES labels=LABELS [key=value ...]      a few labels to all
+
+  run=... images=photos.zip labels=labels.csv    columns path and label; paths as in photos.zip
+  run=... images=photos.zip labels=examples      a folder or zip with <class>/*
+
+Fits logistic regression to the embeddings of the labelled images, at least five of each class, and
+writes predictions.csv for all others, classifier.safetensors and labelling.json. The accuracy is
+estimated by cross-validation on the labelled images. Also: python -m orchestra_flwr.label
+
+{_COMMON}
+Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped,
+143: stopped by SIGTERM.
+"""

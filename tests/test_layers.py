@@ -22,10 +22,12 @@ LAYERS = [
     ["training"],
     ["merging", "evaluation"],
     ["reporting"],
+    ["use"],
     ["federation"],
     ["deployment"],
     ["experiments"],
     ["cli", "from_python"],
+    ["embed", "label"],  # thin entries as well
     ["__main__"],  # thin entries, python -m orchestra_flwr.<package>
 ]
 ROOT = Path(orchestra_flwr.__file__).parent

@@ -1,0 +1,141 @@
+"""`orchestra-embed`: embeddings of images as a file, and a page to look at."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data.image_files.archive import Archive, ImageFile
+from orchestra_flwr.folder_lock import FolderInUseError, locked
+from orchestra_flwr.models import Encoder, load_encoder
+from orchestra_flwr.printable import printable
+from orchestra_flwr.reporting.text import size
+from orchestra_flwr.training import resolve_device
+from orchestra_flwr.use.embedding_files import (
+    Embeddings,
+    check_format,
+    read_embeddings,
+    write_embeddings,
+)
+from orchestra_flwr.use.embedding_progress import embedding_progress
+from orchestra_flwr.use.image_embeddings import (
+    EmbeddedImages,
+    embed,
+    key_of,
+    opened_images,
+    remove_unfinished,
+)
+from orchestra_flwr.use.page import write_page
+from orchestra_flwr.use.use_config import EmbedConfig, UseConfig
+
+NAMED_FILES = 10  # broken files that are printed; embeddings.json has all
+
+
+def run_embed(config: EmbedConfig) -> None:
+    """Embeds the images that a configuration names, and writes their page.
+
+    Raises:
+        ConfigError: no encoder, no images, or a folder that another process uses.
+        OSError: a file cannot be written.
+        ValueError: features that are not finite.
+    """
+    with embedded_images(config) as embedded:
+        if config.page.write:
+            print("making the page (a minute or two for 5,000 images)", file=sys.stderr, flush=True)
+            title = printable(Path(config.images).expanduser().resolve().name)
+            page = write_page(embedded.folder, embedded, config.page, title)
+            print(f"page: {printable(str(page))} ({size(page.stat().st_size)})")
+
+
+@contextmanager
+def embedded_images(config: UseConfig) -> Iterator[EmbeddedImages]:
+    """The images of a configuration and their embeddings, which are made if they are not there.
+
+    Raises:
+        ConfigError: no encoder, no images, or a folder that another process uses.
+        OSError: a file cannot be written.
+        ValueError: features that are not finite.
+    """
+    check_format(config.format)
+    encoder = load_for_use(config)
+    with opened_images(config.images, "images") as (archive, files), _own(config.results) as folder:
+        embeddings = _made_or_read(config, encoder, archive, files)
+        names = {printable(file.name): file.name for file in files}
+        yield EmbeddedImages(archive, embeddings, names, folder)
+
+
+def load_for_use(config: UseConfig) -> Encoder:
+    """The encoder of a configuration, on its device.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
+    device = resolve_device(config.device)
+    try:
+        return load_encoder(config.encoder, device)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
+
+
+def _made_or_read(
+    config: UseConfig, encoder: Encoder, archive: Archive, files: list[ImageFile]
+) -> Embeddings:
+    folder = config.results
+    key = key_of(config.encoder, files)
+    embeddings = read_embeddings(folder, key=key, format=config.format)
+    path = folder / f"embeddings.{config.format}"
+    if embeddings is None:
+        unfinished = folder / "unfinished"
+        with embedding_progress(len(files)) as advance:
+            embeddings = embed(
+                encoder,
+                archive,
+                files,
+                batch_size=config.batch_size,
+                unfinished=unfinished,
+                key=key,
+                advance=advance,
+            )
+        encoder_file = str(config.encoder)
+        write_embeddings(
+            folder,
+            embeddings,
+            format=config.format,
+            images=printable(config.images),
+            encoder=printable(encoder_file),
+            key=key,
+        )
+        remove_unfinished(unfinished)
+    _report(path, embeddings)
+    return embeddings
+
+
+def _report(path: Path, embeddings: Embeddings) -> None:
+    count, dim = embeddings.vectors.shape
+    print(f"embeddings: {printable(str(path))} ({count:,} images, {dim} numbers each)")
+    broken = embeddings.broken
+    if broken:
+        print(f"left out, because they cannot be read: {len(broken)} files")
+        for name, reason in broken[:NAMED_FILES]:
+            print(f"  {name}: {reason}")
+        if len(broken) > NAMED_FILES:
+            print(f"  and {len(broken) - NAMED_FILES} more, named in embeddings.json")
+
+
+@contextmanager
+def _own(folder: Path) -> Iterator[Path]:
+    """Makes the folder and locks it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"folder={folder}: cannot be made ({error.strerror})") from None
+    try:
+        with locked(folder):
+            yield folder
+    except FolderInUseError as owner:
+        raise ConfigError(f"folder={folder}: is in use by {owner}") from None

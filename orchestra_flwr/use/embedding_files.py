@@ -1,0 +1,184 @@
+"""Embeddings on disk: one file in a format that other tools read, and its description as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.use.use_config import Format
+
+DESCRIPTION = "embeddings.json"
+MISSING_PYARROW = (
+    "format=parquet: pyarrow is not installed; pip install 'orchestra-flwr[parquet]', or "
+    "format=safetensors or npz"
+)
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Features of images.
+
+    Attributes:
+        paths: of the n images, below the folder or zip that they are in, with slashes.
+        vectors: (n, dim) float32, as the encoder gives them, on the CPU.
+        broken: (path, reason) of each file that could not be read.
+    """
+
+    paths: tuple[str, ...]
+    vectors: Tensor
+    broken: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `embeddings.json` says of the file of embeddings beside it.
+
+    Attributes:
+        file: its name.
+        images: the folder or zip of the images.
+        encoder: the encoder's file.
+        count: images in it.
+        dim: width of an embedding.
+        broken: path and reason of each file that could not be read.
+        key: of encoder and image files; another one means that the embeddings are out of date.
+        sha256: of the file.
+    """
+
+    file: str
+    images: str
+    encoder: str
+    count: int
+    dim: int
+    broken: list[list[str]]
+    key: str
+    sha256: str = ""
+
+
+def check_format(format: Format) -> None:
+    """Refuses a format whose library is not installed, before anything is computed.
+
+    Raises:
+        ConfigError: says what to install.
+    """
+    if format == "parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError:
+            raise ConfigError(MISSING_PYARROW) from None
+
+
+def write_embeddings(
+    folder: Path, embeddings: Embeddings, *, format: Format, images: str, encoder: str, key: str
+) -> Path:
+    """Writes or replaces `embeddings.<format>` and its description; returns the file's path.
+
+    Raises:
+        OSError: names the file, which is unchanged.
+    """
+    path = folder / f"embeddings.{format}"
+    with replacing(path) as temporary:
+        WRITERS[format](temporary, embeddings)
+        digest = _digest(temporary)
+    described = Description(
+        file=path.name,
+        images=images,
+        encoder=encoder,
+        count=len(embeddings.paths),
+        dim=embeddings.vectors.shape[1],
+        broken=[list(pair) for pair in embeddings.broken],
+        key=key,
+        sha256=digest,
+    )
+    text = json.dumps(asdict(described), indent=2, ensure_ascii=False) + "\n"
+    write_atomically(folder / DESCRIPTION, text.encode())
+    return path
+
+
+def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | None:
+    """The embeddings that are there already; None where they are missing, others or damaged."""
+    try:
+        described = Description(**json.loads((folder / DESCRIPTION).read_text()))
+        path = folder / f"embeddings.{format}"
+        if described.key != key or described.file != path.name:
+            return None
+        if _digest(path) != described.sha256:
+            return None
+    except (OSError, ValueError, TypeError):
+        return None
+    paths, vectors = READERS[format](path)
+    broken = tuple((name, reason) for name, reason in described.broken)
+    return Embeddings(tuple(paths), vectors, broken)
+
+
+def save_plain(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Tensors and texts as any reader of safetensors finds them.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    try:
+        save_file(dict(tensors), path, metadata=dict(metadata))
+    except SafetensorError as error:  # a full disk, for example
+        raise OSError(f"{path} cannot be written ({error})") from error
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _write_safetensors(path: Path, embeddings: Embeddings) -> None:
+    names = json.dumps(embeddings.paths, ensure_ascii=False)
+    save_plain(path, {"embeddings": embeddings.vectors.contiguous()}, {"paths": names})
+
+
+def _read_safetensors(path: Path) -> tuple[Sequence[str], Tensor]:
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["paths"]), file.get_tensor("embeddings")
+
+
+def _write_npz(path: Path, embeddings: Embeddings) -> None:
+    with path.open("wb") as file:  # numpy adds .npz to names without it
+        np.savez(
+            file,
+            embeddings=embeddings.vectors.numpy(),
+            paths=np.array(embeddings.paths, dtype=np.str_),
+        )
+
+
+def _read_npz(path: Path) -> tuple[Sequence[str], Tensor]:
+    with np.load(path, allow_pickle=False) as file:
+        return file["paths"].tolist(), torch.from_numpy(file["embeddings"])
+
+
+def _write_parquet(path: Path, embeddings: Embeddings) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    flat = pa.array(embeddings.vectors.numpy().reshape(-1))
+    column = pa.FixedSizeListArray.from_arrays(flat, embeddings.vectors.shape[1])
+    pq.write_table(pa.table({"path": list(embeddings.paths), "embedding": column}), path)
+
+
+def _read_parquet(path: Path) -> tuple[Sequence[str], Tensor]:
+    import pyarrow.parquet as pq
+
+    table: Any = pq.read_table(path).combine_chunks()
+    values = table["embedding"].chunk(0).flatten().to_numpy().copy()
+    return table["path"].to_pylist(), torch.from_numpy(values).view(table.num_rows, -1)
+
+
+WRITERS = {"safetensors": _write_safetensors, "npz": _write_npz, "parquet": _write_parquet}
+READERS = {"safetensors": _read_safetensors, "npz": _read_npz, "parquet": _read_parquet}

@@ -1,0 +1,209 @@
+"""All images of a folder or zip through an encoder; interrupted, it goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data.image_files.archive import Archive, ImageFile
+from orchestra_flwr.data.image_files.decoding import Decoded, decode_files
+from orchestra_flwr.evaluation.features import extract_features
+from orchestra_flwr.fingerprints import fingerprint_of
+from orchestra_flwr.models import Encoder
+from orchestra_flwr.printable import printable
+from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
+from orchestra_flwr.training import torch_threads
+from orchestra_flwr.use.embedding_files import Embeddings
+
+logger = logging.getLogger("orchestra_flwr.use")
+
+PART = 512  # images in a file of what is done so far: the most that an interruption costs
+LUMA = (0.299, 0.587, 0.114)  # red, green and blue in a gray value (ITU-R BT.601)
+Advance = Callable[[int], None]  # is called with how many images more are done
+
+
+@dataclass(frozen=True)
+class EmbeddedImages:
+    """An archive's images with their embeddings.
+
+    Attributes:
+        archive: open as long as the images are used.
+        embeddings: of all images that can be read.
+        names: the file of each embedding's path.
+        folder: where results go; it is locked.
+    """
+
+    archive: Archive
+    embeddings: Embeddings
+    names: Mapping[str, str]
+    folder: Path
+
+
+@contextmanager
+def opened_images(root: str, key: str) -> Iterator[tuple[Archive, list[ImageFile]]]:
+    """An archive of images and its files.
+
+    Args:
+        root: a folder or a zip.
+        key: of the configuration that names it, for messages.
+
+    Raises:
+        ConfigError: there is none, or it holds no images.
+    """
+    try:
+        archive = Archive(Path(root).expanduser())
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("data.root", key, 1)) from None
+    with archive:
+        files = archive.files()
+        if not files:
+            raise ConfigError(f"{key}={root}: holds no images")
+        yield archive, files
+
+
+def key_of(encoder_file: Path, files: Sequence[ImageFile]) -> str:
+    """What embeddings depend on: the encoder's weights and description, and the image files."""
+    digest = hashlib.sha256()
+    for file in (encoder_file, encoder_file.with_suffix(".json")):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    names = json.dumps([[file.name, *file.stamp] for file in files])
+    return fingerprint_of(digest.hexdigest() + names)
+
+
+def embed(
+    encoder: Encoder,
+    archive: Archive,
+    files: Sequence[ImageFile],
+    *,
+    batch_size: int,
+    unfinished: Path,
+    key: str,
+    advance: Advance = lambda count: None,
+) -> Embeddings:
+    """Features of all images that can be read, in the order of the files.
+
+    What is done is stored every 512 images, so that the same call goes on after an interruption.
+
+    Args:
+        encoder: the saved encoder, on its device.
+        archive: the images.
+        files: those to embed.
+        batch_size: images at once.
+        unfinished: a folder for what is done so far, which is removed at the end.
+        key: of these embeddings; what is there under another one is removed.
+        advance: is called after every part.
+
+    Raises:
+        ConfigError: no image can be read.
+        OSError: a part cannot be written.
+        ValueError: features that are not finite.
+    """
+    _remove_others(unfinished, key)
+    names = [file.name for file in files]
+    parts = [names[start : start + PART] for start in range(0, len(names), PART)]
+    paths = [unfinished / f"{key}-{number:06d}.safetensors" for number in range(len(parts))]
+    done = {number: part for number, path in enumerate(paths) if (part := _read_part(path))}
+    advance(sum(len(parts[number]) for number in done))
+    missing = [number for number in range(len(parts)) if number not in done]
+    size = encoder.spec.image_size
+    decoded = _decoded_ahead(archive, [parts[number] for number in missing], size)
+    with torch_threads():
+        for number, images in zip(missing, decoded, strict=True):
+            done[number] = _embed_part(encoder, parts[number], images, batch_size)
+            _write_part(paths[number], done[number])
+            advance(len(parts[number]))
+    joined = _joined([done[number] for number in range(len(parts))])
+    if not joined.paths:
+        raise ConfigError(f"no image can be read ({': '.join(joined.broken[0])})")
+    return joined
+
+
+def remove_unfinished(folder: Path) -> None:
+    """After the embeddings are stored, their parts are not needed."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def fit_channels(images: Tensor, channels: int) -> Tensor:
+    """Colour images as an encoder takes them: gray, (n, 1, S, S), for one of one channel.
+
+    Args:
+        images: (n, 3, S, S) uint8.
+        channels: 1 or 3.
+    """
+    if channels == images.shape[1]:
+        return images
+    weights = torch.tensor(LUMA).view(1, 3, 1, 1)
+    return (images * weights).sum(1, keepdim=True).round_().clamp_(0, 255).byte()
+
+
+def _decoded_ahead(
+    archive: Archive, parts: Sequence[Sequence[str]], size: int
+) -> Iterator[Decoded]:
+    """Decodes one part while the one before it is embedded."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = [pool.submit(decode_files, part, archive.read, size) for part in parts[:1]]
+        for following in [*parts[1:], None]:
+            if not waiting:
+                return
+            images = waiting.pop().result()
+            if following is not None:
+                waiting.append(pool.submit(decode_files, following, archive.read, size))
+            yield images
+
+
+def _embed_part(
+    encoder: Encoder, names: Sequence[str], decoded: Decoded, batch_size: int
+) -> Embeddings:
+    paths = tuple(printable(names[position]) for position in decoded.good)
+    if not paths:
+        return Embeddings((), torch.empty(0, encoder.dim), decoded.broken)
+    images = fit_channels(decoded.images, encoder.spec.channels)
+    vectors = extract_features(encoder, images, batch_size).cpu()
+    wrong = int((~torch.isfinite(vectors)).any(1).sum())
+    if wrong:
+        raise ValueError(f"the encoder's features of {wrong} images are not finite")
+    return Embeddings(paths, vectors, decoded.broken)
+
+
+def _remove_others(folder: Path, key: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.safetensors"):
+        if not path.name.startswith(f"{key}-"):
+            path.unlink()
+
+
+def _write_part(path: Path, part: Embeddings) -> None:
+    values = {"paths": json.dumps(part.paths), "broken": json.dumps(part.broken)}
+    save_tensors(path, {"embeddings": part.vectors}, values)
+
+
+def _read_part(path: Path) -> Embeddings | None:
+    """A part that is done; None where it is missing or damaged: then it is made again."""
+    try:
+        tensors, values = load_tensors(path)
+    except FileNotFoundError:
+        return None
+    except DamagedFileError as error:
+        logger.warning("%s; it is made again", error)
+        return None
+    broken = tuple((name, reason) for name, reason in json.loads(values["broken"]))
+    return Embeddings(tuple(json.loads(values["paths"])), tensors["embeddings"], broken)
+
+
+def _joined(parts: Sequence[Embeddings]) -> Embeddings:
+    return Embeddings(
+        tuple(path for part in parts for path in part.paths),
+        torch.cat([part.vectors for part in parts]),
+        tuple(pair for part in parts for pair in part.broken),
+    )

@@ -1,0 +1,142 @@
+"""`orchestra-label`: a classifier from a few labels, and its predictions for all other images."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.printable import printable
+from orchestra_flwr.reporting.text import percent
+from orchestra_flwr.use.embed_command import embedded_images, load_for_use
+from orchestra_flwr.use.embedding_files import Embeddings, save_plain
+from orchestra_flwr.use.embedding_progress import embedding_progress
+from orchestra_flwr.use.few_label_classifier import (
+    EstimatedAccuracy,
+    FewLabelClassifier,
+    estimate_accuracy,
+    fit_few_labels,
+)
+from orchestra_flwr.use.image_embeddings import embed, key_of, opened_images, remove_unfinished
+from orchestra_flwr.use.label_files import (
+    check_enough,
+    check_known,
+    is_table,
+    labels_by_folder,
+    read_table,
+)
+from orchestra_flwr.use.use_config import LabelConfig
+
+
+def run_label(config: LabelConfig) -> None:
+    """Labels the images that a configuration names, and writes predictions and classifier.
+
+    Raises:
+        ConfigError: no encoder, no images, or labels that cannot be used.
+        OSError: a file cannot be written.
+        ValueError: features that are not finite.
+    """
+    table = read_table(config.labels) if is_table(config.labels) else None
+    if table is not None:
+        check_enough(config.labels, table)
+    with embedded_images(config) as embedded:
+        everything = embedded.embeddings
+        if table is None:
+            named, examples = _embedded_examples(config, embedded.folder)
+            rest = everything
+        else:
+            check_known(config.labels, table, config.images, {*everything.paths})
+            named, examples = table, _part(everything, [p in table for p in everything.paths])
+            rest = _part(everything, [path not in table for path in everything.paths])
+        labels = [named[path] for path in examples.paths]
+        classifier = fit_few_labels(examples.vectors, labels, config.seed)
+        estimate = estimate_accuracy(examples.vectors, labels, config.seed)
+        _write(config, embedded.folder, classifier, estimate, rest)
+
+
+def predictions_csv(paths: tuple[str, ...], probabilities: Tensor, classes: tuple[str, ...]) -> str:
+    """A line for each image: its path, the likeliest class and that class's probability."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("path", "label", "probability"))
+    best = probabilities.max(1)
+    for path, probability, position in zip(
+        paths, best.values.tolist(), best.indices.tolist(), strict=True
+    ):
+        writer.writerow((path, classes[position], f"{probability:.4f}"))
+    return text.getvalue()
+
+
+def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str], Embeddings]:
+    """Labels and embeddings of the images in class folders."""
+    with opened_images(config.labels, "labels") as (archive, files):
+        named = labels_by_folder(config.labels, files)
+        check_enough(config.labels, named)
+        unfinished = folder / "unfinished-labels"
+        with embedding_progress(len(files)) as advance:
+            examples = embed(
+                load_for_use(config),
+                archive,
+                files,
+                batch_size=config.batch_size,
+                unfinished=unfinished,
+                key=key_of(config.encoder, files),
+                advance=advance,
+            )
+    remove_unfinished(unfinished)
+    readable = {path: named[path] for path in examples.paths}
+    check_enough(config.labels, readable)
+    return readable, examples
+
+
+def _part(embeddings: Embeddings, wanted: list[bool]) -> Embeddings:
+    paths = tuple(path for path, take in zip(embeddings.paths, wanted, strict=True) if take)
+    return Embeddings(paths, embeddings.vectors[torch.tensor(wanted)])
+
+
+def _write(
+    config: LabelConfig,
+    folder: Path,
+    classifier: FewLabelClassifier,
+    estimate: EstimatedAccuracy,
+    rest: Embeddings,
+) -> None:
+    probabilities = classifier.probabilities(rest.vectors)
+    predictions = folder / "predictions.csv"
+    text = predictions_csv(rest.paths, probabilities, classifier.classes)
+    write_atomically(predictions, text.encode())
+    with replacing(folder / "classifier.safetensors") as temporary:
+        tensors = {"weight": classifier.weight, "bias": classifier.bias}
+        metadata = {"classes": json.dumps(classifier.classes, ensure_ascii=False)}
+        save_plain(temporary, tensors, metadata)
+    described = {
+        "labels": printable(config.labels),
+        "images": printable(config.images),
+        "encoder": printable(str(config.encoder)),
+        "classes": list(classifier.classes),
+        "C": classifier.strength,
+        "cross_validation": asdict(estimate),
+        "predicted": len(rest.paths),
+    }
+    text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(folder / "labelling.json", text.encode())
+    _print(classifier, estimate, predictions, len(rest.paths))
+
+
+def _print(
+    classifier: FewLabelClassifier, estimate: EstimatedAccuracy, predictions: Path, count: int
+) -> None:
+    low, high = percent(estimate.low).removesuffix(" %"), percent(estimate.high)
+    print(
+        f"accuracy: {percent(estimate.accuracy)} (95 % confidence interval {low} to {high}), by "
+        f"cross-validation on {estimate.images} labelled images, {len(classifier.classes)} classes"
+    )
+    worst = min(estimate.by_class.items(), key=lambda item: item[1])
+    print(f"lowest of a class: {worst[0]}, {percent(worst[1])}")
+    print(f"predictions: {printable(str(predictions))} ({count:,} images)")

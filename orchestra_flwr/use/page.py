@@ -1,0 +1,154 @@
+"""`embeddings.html`: one page, without a network, on which a person looks at all images."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestra_flwr.files import write_atomically
+from orchestra_flwr.seeding import numpy_generator
+from orchestra_flwr.use.image_embeddings import EmbeddedImages
+from orchestra_flwr.use.image_map import Clusters, cluster_images, place_images
+from orchestra_flwr.use.similar import (
+    Neighbours,
+    near_duplicates,
+    nearest_neighbours,
+    outlier_scores,
+)
+from orchestra_flwr.use.thumbnails import COLUMNS, SHEET, Thumbnails, make_thumbnails
+from orchestra_flwr.use.use_config import PageConfig
+
+NAME = "embeddings.html"
+NEIGHBOURS = 12  # of each image on the page
+TYPICAL = 18  # images that show a cluster
+OUTLIERS = 48
+GROUPS = 100  # of near-duplicates
+MOST_CLASSES = 60  # folders that count as classes
+POSITIONS = 65_535  # steps of a position on the map, along each axis
+TEMPLATE = Path(__file__).with_name("page_template")
+
+
+def write_page(folder: Path, embedded: EmbeddedImages, config: PageConfig, title: str) -> Path:
+    """Writes or replaces the page, and with `pictures=beside` the sheets of pictures beside it.
+
+    Args:
+        folder: where.
+        embedded: the images and their embeddings.
+        config: how many images, clusters, and where the pictures are.
+        title: what the images are called.
+
+    Returns:
+        The page's file.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    embeddings = embedded.embeddings
+    chosen = _chosen(len(embeddings.paths), config.limit, config.seed)
+    paths = [embeddings.paths[position] for position in chosen]
+    vectors = embeddings.vectors[chosen]
+    names = [embedded.names[path] for path in paths]
+    inside = config.pictures == "inside"
+    thumbnails = make_thumbnails(names, embedded.archive.read, budget=inside)
+    data = {
+        "title": title,
+        "total": len(embeddings.paths),
+        "broken": [list(pair) for pair in embeddings.broken],
+        "paths": paths,
+        **_thumbnail_data(folder, thumbnails, inside),
+        **_map_data(place_images(vectors, config.seed)),
+        **_cluster_data(cluster_images(vectors, config.clusters, config.seed)),
+        **_similarity_data(nearest_neighbours(vectors, NEIGHBOURS)),
+        **_class_data(paths),
+    }
+    path = folder / NAME
+    write_atomically(path, render(data).encode())
+    return path
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page of such data: the template with style, script and data in their places."""
+    parts = {
+        "<!-- title -->": escape(data["title"]),
+        "/* style */": (TEMPLATE / "page.css").read_text(),
+        "/* script */": (TEMPLATE / "page.js").read_text(),
+        # "</script>" in the name of a file must not end the data.
+        "<!-- data -->": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace(
+            "<", "\\u003c"
+        ),
+    }
+    page = (TEMPLATE / "page.html").read_text()
+    for place, content in parts.items():
+        before, _, after = page.partition(place)
+        page = before + content + after
+    return page
+
+
+def _chosen(count: int, limit: int, seed: int) -> NDArray[np.int64]:
+    """The positions of all images, or of as many as the limit allows, ascending."""
+    if count <= limit:
+        return np.arange(count)
+    drawn = numpy_generator(seed, "page").choice(count, limit, replace=False)
+    return np.sort(drawn)
+
+
+def _thumbnail_data(folder: Path, thumbnails: Thumbnails, inside: bool) -> dict[str, Any]:
+    sources = []
+    for number, sheet in enumerate(thumbnails.sheets):
+        if inside:
+            sources.append("data:image/webp;base64," + base64.b64encode(sheet).decode())
+        else:
+            name = f"pictures-{number}.webp"
+            write_atomically(folder / name, sheet)
+            sources.append(name)
+    return {
+        "sheets": sources,
+        "size": thumbnails.size,
+        "columns": COLUMNS,
+        "perSheet": SHEET,
+    }
+
+
+def _map_data(positions: NDArray[np.float64]) -> dict[str, Any]:
+    """Positions as little-endian uint16, x and y in turn, in base64."""
+    return {"positions": _packed((positions * POSITIONS).round(), "<u2")}
+
+
+def _cluster_data(clusters: Clusters) -> dict[str, Any]:
+    return {
+        "clusters": _packed(clusters.labels, "u1"),
+        "typical": [members[:TYPICAL].tolist() for members in clusters.typical],
+    }
+
+
+def _similarity_data(neighbours: Neighbours) -> dict[str, Any]:
+    scores = outlier_scores(neighbours)
+    k = neighbours.indices.shape[1]
+    return {
+        "k": k,
+        "neighbours": _packed(neighbours.indices.numpy(), "<u2"),
+        "cosines": _packed((neighbours.cosines.numpy() * 10_000).round(), "<i2"),
+        "duplicates": near_duplicates(neighbours)[:GROUPS],
+        "outliers": scores.argsort(descending=True)[:OUTLIERS].tolist() if k else [],
+    }
+
+
+def _class_data(paths: Sequence[str]) -> dict[str, Any]:
+    """The folders that the images lie in, if they are few and hold several images each."""
+    folders = [path.rpartition("/")[0].rpartition("/")[2] for path in paths]
+    names = sorted({name for name in folders if name})
+    if "" in folders or not 2 <= len(names) <= min(MOST_CLASSES, len(paths) // 2):
+        return {"classNames": [], "classes": ""}
+    index = {name: position for position, name in enumerate(names)}
+    return {"classNames": names, "classes": _packed([index[name] for name in folders], "u1")}
+
+
+def _packed(values: Any, dtype: str) -> str:
+    return base64.b64encode(np.asarray(values).astype(dtype).tobytes()).decode()

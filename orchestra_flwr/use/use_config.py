@@ -1,0 +1,90 @@
+"""The configurations of `orchestra-embed` and `orchestra-label`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from orchestra_flwr.config import Composed, OptionalPathText, PathText, Section, known_device
+
+Format = Literal["safetensors", "npz", "parquet"]
+
+
+class UseConfig(Composed):
+    """A saved encoder, images for it, and where the results go."""
+
+    run: PathText
+    images: PathText
+    folder: OptionalPathText
+    format: Format
+    batch_size: int = Field(ge=1)
+    device: str
+
+    @field_validator("run", mode="before")
+    @classmethod
+    def _run_is_given(cls, value: Any) -> Any:
+        if not value:
+            raise ValueError("run: must be given, a run folder or an encoder.safetensors")
+        return str(value)
+
+    @field_validator("images", mode="before")
+    @classmethod
+    def _images_are_given(cls, value: Any) -> Any:
+        if not value:
+            raise ValueError("images: must be given, a folder or a zip of images")
+        return str(value)
+
+    _device_is_known = field_validator("device")(known_device)
+
+    @property
+    def encoder(self) -> Path:
+        """The encoder's file."""
+        path = Path(self.run).expanduser()
+        return path if path.suffix == ".safetensors" else path / "encoder.safetensors"
+
+    @property
+    def results(self) -> Path:
+        """The folder of the results."""
+        if self.folder:
+            return Path(self.folder).expanduser()
+        name = Path(self.images).expanduser().resolve().stem or "images"
+        return self.encoder.parent / "embeddings" / name
+
+
+class PageConfig(Section):
+    """The page of the images."""
+
+    write: bool
+    pictures: Literal["inside", "beside"]
+    limit: int = Field(ge=1, le=50_000)
+    clusters: int = Field(ge=1, le=24)
+    seed: int = Field(ge=0)
+
+
+class EmbedConfig(UseConfig):
+    """`orchestra-embed`."""
+
+    file = "embed"
+
+    page: PageConfig
+
+
+class LabelConfig(UseConfig):
+    """`orchestra-label`."""
+
+    file = "label"
+
+    labels: PathText
+    seed: int = Field(ge=0)
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _labels_are_given(cls, value: Any) -> Any:
+        if not value:
+            raise ValueError(
+                "labels: must be given, a CSV with the columns path and label, or a folder with "
+                "a folder of images for each class"
+            )
+        return str(value)

@@ -1,0 +1,117 @@
+"""`orchestra-embed` as a person calls it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from orchestra_flwr.cli import embed_main
+from orchestra_flwr.folder_lock import locked
+from orchestra_flwr.use import embed_command
+
+
+@pytest.fixture
+def command(capsys):
+    def call(*arguments):
+        code = embed_main(["device=cpu", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_embeddings_their_description_and_the_page(run, photos, command):
+    (photos / "red" / "x.jpg").write_bytes(b"no image")
+    code, out, err = command(f"run={run}", f"images={photos}")
+    assert code == 0 and "embedded 37 of 37 images" in err
+    folder = run / "embeddings" / "photos"
+    assert {p.name for p in folder.iterdir()} == {
+        ".lock", "embeddings.safetensors", "embeddings.json", "embeddings.html",
+    }  # fmt: skip
+    assert "36 images" in out and "red/x.jpg: not an image" in out
+    assert f"page: {folder / 'embeddings.html'}" in out
+    described = json.loads((folder / "embeddings.json").read_text())
+    assert (described["count"], described["broken"]) == (36, [["red/x.jpg", "not an image"]])
+    vectors = load_file(folder / "embeddings.safetensors")["embeddings"]
+    assert vectors.shape == (36, described["dim"])
+
+
+def test_what_is_there_is_not_made_again(run, photos, command, monkeypatch):
+    arguments = (f"run={run}", f"images={photos}", "page.write=false", "format=npz")
+    assert command(*arguments)[0] == 0
+
+    def never(*_, **__):
+        raise AssertionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embed_command, "embed", never)
+        assert command(*arguments)[0] == 0
+    (photos / "red" / "00.png").unlink()  # other images: made again
+    code, out, _ = command(*arguments)
+    assert code == 0 and "35 images" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "run: must be given"),
+        (["run={run}"], "images: must be given"),
+        (["run=none", "images={photos}"], "run=none: none/encoder.safetensors: no such file"),
+        (["run={run}", "images=none"], "images=none: does not exist"),
+        (["run={run}", "images={run}"], "holds no images"),
+        (["run={run}", "images={photos}", "format=csv"], "format=csv"),
+        (["run={run}", "images={photos}", "page.clusters=99"], "page.clusters=99"),
+        (["run={run}", "images={photos}", "pages=1"], "pages: unknown key"),
+    ],
+)
+def test_what_is_wrong_is_one_line(run, photos, command, arguments, error, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command(*(a.format(run=run, photos=photos) for a in arguments))
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert error in err
+    assert not (run / "embeddings").exists()
+
+
+def test_a_folder_belongs_to_one_process(run, photos, command):
+    folder = run / "embeddings" / "photos"
+    folder.mkdir(parents=True)
+    with locked(folder):
+        code, _, err = command(f"run={run}", f"images={photos}")
+    assert code == 2 and f"is in use by process {os.getpid()}" in err
+
+
+def test_damaged_weights_are_refused(run, photos, command):
+    file = run / "encoder.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    code, _, err = command(f"run={run}", f"images={photos}")
+    assert code == 2 and "is damaged" in err
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on(run, photos, tmp_path):
+    """SIGTERM in the middle: exit code 143, and the same command ends with the same bytes."""
+    for copy in range(60):
+        for file in sorted(photos.glob("red/??.png")):
+            (photos / "red" / f"{file.stem}-{copy}.png").write_bytes(file.read_bytes())
+    arguments = [
+        sys.executable, "-m", "orchestra_flwr.embed", f"run={run}", f"images={photos}",
+        "device=cpu", "page.write=false",
+    ]  # fmt: skip
+    folder = tmp_path / "results"
+    process = subprocess.Popen([*arguments, f"folder={folder}"])
+    while process.poll() is None and not [*folder.glob("unfinished/*.safetensors")]:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() in (143, 0)  # 0: it was faster than the signal
+    assert subprocess.run([*arguments, f"folder={folder}"], check=False).returncode == 0
+    assert subprocess.run([*arguments, f"folder={tmp_path / 'whole'}"], check=False).returncode == 0
+    again, whole = (
+        load_file(f / "embeddings.safetensors")["embeddings"] for f in (folder, tmp_path / "whole")
+    )
+    assert torch.equal(again, whole) and not (folder / "unfinished").exists()

@@ -1,0 +1,79 @@
+"""Embeddings on disk: what other tools read is what was written, and damage is noticed."""
+
+import builtins
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.use.embedding_files import (
+    Embeddings,
+    check_format,
+    read_embeddings,
+    write_embeddings,
+)
+
+EMBEDDINGS = Embeddings(
+    ("a/ü 1.jpg", "b/2.jpg", "c,3.png"), torch.randn(3, 5), (("d.jpg", "empty file"),)
+)
+
+
+def written(folder, format):
+    return write_embeddings(
+        folder, EMBEDDINGS, format=format, images="photos", encoder="encoder", key="k"
+    )
+
+
+@pytest.mark.parametrize("format", ["safetensors", "npz", "parquet"])
+def test_what_is_read_is_what_was_written(tmp_path, format):
+    if format == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    path = written(tmp_path, format)
+    assert path.name == f"embeddings.{format}"
+    found = read_embeddings(tmp_path, key="k", format=format)
+    assert found.paths == EMBEDDINGS.paths and found.broken == EMBEDDINGS.broken
+    assert torch.equal(found.vectors, EMBEDDINGS.vectors)
+    assert read_embeddings(tmp_path, key="another", format=format) is None
+    other = "npz" if format != "npz" else "safetensors"
+    assert read_embeddings(tmp_path, key="k", format=other) is None
+
+
+def test_other_tools_read_them(tmp_path):
+    with np.load(written(tmp_path, "npz")) as file:
+        assert file["paths"].tolist() == list(EMBEDDINGS.paths)
+        assert np.array_equal(file["embeddings"], EMBEDDINGS.vectors.numpy())
+    with safe_open(written(tmp_path, "safetensors"), framework="np") as file:
+        assert json.loads(file.metadata()["paths"]) == list(EMBEDDINGS.paths)
+        assert np.array_equal(file.get_tensor("embeddings"), EMBEDDINGS.vectors.numpy())
+
+
+def test_a_table_of_paths_and_lists(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    table = parquet.read_table(written(tmp_path, "parquet")).to_pylist()
+    assert [row["path"] for row in table] == list(EMBEDDINGS.paths)
+    assert np.allclose([row["embedding"] for row in table], EMBEDDINGS.vectors.numpy())
+
+
+def test_a_damaged_file_is_not_used(tmp_path):
+    path = written(tmp_path, "safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert read_embeddings(tmp_path, key="k", format="safetensors") is None
+
+
+def test_a_format_without_its_library_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def without_pyarrow(name, *rest):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_pyarrow)
+    with pytest.raises(ConfigError, match=r"orchestra-flwr\[parquet\]"):
+        check_format("parquet")
+    check_format("npz")

@@ -1,0 +1,111 @@
+"""`orchestra-label` as a person calls it."""
+
+import csv
+import json
+import shutil
+
+import pytest
+from safetensors import safe_open
+
+from orchestra_flwr.cli import label_main
+from orchestra_flwr.use.embedding_files import read_embeddings
+
+
+@pytest.fixture
+def command(capsys):
+    def call(*arguments):
+        code = label_main(["device=cpu", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def labels_csv(photos, each=6):
+    file = photos.parent / "labels.csv"
+    rows = [f"{c}/{n:02d}.png,{c}" for c in ("blue", "green", "red") for n in range(each)]
+    file.write_text("\n".join(["path,label", *rows]) + "\n")
+    return file
+
+
+def predictions(folder):
+    return [*csv.DictReader((folder / "predictions.csv").open())]
+
+
+def test_a_table_of_labels_labels_all_others(run, photos, command):
+    weights = (run / "encoder.safetensors").read_bytes()
+    code, out, err = command(f"run={run}", f"images={photos}", f"labels={labels_csv(photos)}")
+    assert code == 0, err
+    assert "accuracy: 100.0 % (95 % confidence interval 82.4 to 100.0 %)" in out
+    assert "18 labelled images, 3 classes" in out
+    folder = run / "embeddings" / "photos"
+    rows = predictions(folder)
+    others = [f"{c}/{n:02d}.png" for c in ("blue", "green", "red") for n in range(6, 12)]
+    assert [row["path"] for row in rows] == others
+    assert all(row["label"] == row["path"].split("/")[0] for row in rows)
+    assert all(1 / 3 < float(row["probability"]) <= 1 for row in rows)
+    told = json.loads((folder / "labelling.json").read_text())
+    assert told["classes"] == ["blue", "green", "red"] and told["predicted"] == 18
+    assert told["cross_validation"]["images"] == 18
+    assert (run / "encoder.safetensors").read_bytes() == weights
+
+
+def test_the_classifier_that_is_saved_makes_the_predictions(run, photos, command):
+    command(f"run={run}", f"images={photos}", f"labels={labels_csv(photos)}")
+    folder = run / "embeddings" / "photos"
+    with safe_open(folder / "classifier.safetensors", framework="pt") as file:
+        weight, bias = file.get_tensor("weight"), file.get_tensor("bias")
+        classes = json.loads(file.metadata()["classes"])
+    key = json.loads((folder / "embeddings.json").read_text())["key"]
+    embeddings = read_embeddings(folder, key=key, format="safetensors")
+    vectors = dict(zip(embeddings.paths, embeddings.vectors, strict=True))
+    for row in predictions(folder):
+        scores = (weight @ vectors[row["path"]] + bias).softmax(0)
+        assert classes[scores.argmax()] == row["label"]
+        assert float(scores.max()) == pytest.approx(float(row["probability"]), abs=1e-3)
+
+
+def test_class_folders_label_all_images(run, photos, command, tmp_path):
+    for name in ("blue", "green", "red"):
+        for number in range(5):
+            file = tmp_path / "examples" / f"my {name}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(photos / name / f"{number:02d}.png", file)
+    results = tmp_path / "results"
+    code, _, _ = command(
+        f"run={run}", f"images={photos}", f"labels={tmp_path / 'examples'}", f"folder={results}"
+    )
+    assert code == 0
+    rows = predictions(results)
+    assert len(rows) == 36
+    assert all(row["label"] == "my " + row["path"].split("/")[0] for row in rows)
+    assert not [*results.glob("unfinished*")]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("path,label\nblue/00.png,a\n", "at least two classes"),
+        ("path,label\n" + "x.png,a\n", "at least two classes"),
+        ("name,label\n", "has no column path"),
+    ],
+)
+def test_wrong_labels_are_refused_before_anything_is_embedded(
+    run, photos, command, tmp_path, text, error
+):
+    (tmp_path / "labels.csv").write_text(text)
+    code, out, err = command(f"run={run}", f"images={photos}", f"labels={tmp_path / 'labels.csv'}")
+    assert code == 2 and out == "" and err.count("\n") == 1 and error in err
+    assert not (run / "embeddings").exists()
+
+
+def test_labels_of_images_that_are_not_there(run, photos, command):
+    file = labels_csv(photos)
+    file.write_text(file.read_text().replace("red/00.png", "red/99.png"))
+    code, _, err = command(f"run={run}", f"images={photos}", f"labels={file}")
+    assert code == 2 and "red/99.png cannot be found" in err
+
+
+def test_labels_must_be_given(run, photos, command):
+    code, _, err = command(f"run={run}", f"images={photos}")
+    assert code == 2 and err.startswith("error: labels: must be given")

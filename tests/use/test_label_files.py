@@ -1,0 +1,54 @@
+"""Labels as people write them; what is wrong with them is said in one line."""
+
+import pytest
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.use.label_files import check_enough, check_known, is_table, read_table
+
+
+def table(tmp_path, text, name="labels.csv"):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return read_table(str(tmp_path / name))
+
+
+def test_a_table_with_other_columns_quotes_and_a_mark_of_spreadsheets(tmp_path):
+    text = '\ufeffid,label,path\n1,cat,"a, b/ü.jpg"\n2, dog ,c.jpg\n2,dog,c.jpg\n'
+    assert table(tmp_path, text) == {"a, b/ü.jpg": "cat", "c.jpg": "dog"}
+    assert table(tmp_path, "path\tlabel\na.jpg\tcat\n", "labels.tsv") == {"a.jpg": "cat"}
+    assert is_table("x.CSV") and not is_table("folder") and not is_table("examples.zip")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("file,label\na,b\n", "has no column path"),
+        ("", "has no column path"),
+        ("path,label\na.jpg,\n", "line 2 has no path or no label"),
+        ("path,label\na.jpg\n", "line 2 has no path or no label"),
+        ("path,label\na.jpg,cat\na.jpg,dog\n", "line 3: a.jpg has two labels"),
+    ],
+)
+def test_a_wrong_table(tmp_path, text, reason):
+    with pytest.raises(ConfigError, match=reason) as error:
+        table(tmp_path, text)
+    assert "\n" not in str(error.value) and "labels=" in str(error.value)
+
+
+def test_a_missing_table(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot be read \(No such file"):
+        read_table(str(tmp_path / "none.csv"))
+
+
+def test_too_few_classes_or_images():
+    with pytest.raises(ConfigError, match="at least two classes, not 1"):
+        check_enough("x.csv", {str(i): "cat" for i in range(9)})
+    named = {str(i): "cat" if i < 9 else "dog" for i in range(13)}
+    with pytest.raises(ConfigError, match="class dog has 4 labelled images, at least 5"):
+        check_enough("x.csv", named)
+    check_enough("x.csv", {**named, "13": "dog"})
+
+
+def test_unknown_paths():
+    with pytest.raises(ConfigError, match=r"x.csv: b.jpg and 1 more cannot be found .* images=p"):
+        check_known("x.csv", {"a.jpg": "", "b.jpg": "", "c.jpg": ""}, "p", {"a.jpg"})
+    check_known("x.csv", {"a.jpg": ""}, "p", {"a.jpg", "d.jpg"})

@@ -1,0 +1,59 @@
+"""Neighbours, near-duplicates and outliers, against comparisons one by one."""
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from orchestra_flwr.use import similar
+from orchestra_flwr.use.similar import (
+    Neighbours,
+    near_duplicates,
+    nearest_neighbours,
+    outlier_scores,
+)
+
+
+@pytest.mark.parametrize("at_once", [1, 200, 2**25])
+def test_neighbours_are_those_with_the_largest_cosines(monkeypatch, at_once):
+    monkeypatch.setattr(similar, "SIMILARITIES_AT_ONCE", at_once)
+    vectors = torch.randn(40, 6) * torch.rand(40, 1).exp()
+    found = nearest_neighbours(vectors, 7)
+    for i in range(40):
+        cosines = {
+            j: float(cosine_similarity(vectors[i], vectors[j], dim=0)) for j in range(40) if j != i
+        }
+        expected = sorted(cosines, key=cosines.get, reverse=True)[:7]
+        assert found.indices[i].tolist() == expected
+        torch.testing.assert_close(found.cosines[i], torch.tensor([cosines[j] for j in expected]))
+
+
+def test_few_images_have_few_neighbours():
+    assert nearest_neighbours(torch.randn(3, 4), 12).indices.shape == (3, 2)
+    alone = nearest_neighbours(torch.randn(1, 4), 12)
+    assert alone.indices.shape == (1, 0) and near_duplicates(alone) == []
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0])  # 30: all embeddings are near to each other
+def test_copies_are_found_whatever_the_scale(offset):
+    vectors = torch.randn(300, 16) + offset
+    copies = torch.stack([vectors[7], vectors[7] + 0.02 * torch.randn(16), 3 * vectors[50]])
+    found = near_duplicates(nearest_neighbours(torch.cat([vectors, copies]), 12))
+    assert found == [[7, 300, 301], [50, 302]]
+
+
+def test_images_without_copies_have_no_near_duplicates():
+    assert near_duplicates(nearest_neighbours(torch.randn(300, 16), 12)) == []
+
+
+def test_all_images_alike_are_one_group():
+    found = near_duplicates(nearest_neighbours(torch.ones(6, 4), 12))
+    assert found == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_what_is_far_from_all_others_is_the_first_outlier():
+    vectors = torch.randn(100, 8) + 5
+    vectors[42] = -5
+    scores = outlier_scores(nearest_neighbours(vectors, 12))
+    assert scores.argmax() == 42
+    worked = outlier_scores(Neighbours(torch.zeros(1, 2), torch.tensor([[0.75, 0.25]])))
+    assert worked.tolist() == [0.5]
