@@ -17,6 +17,7 @@ from orchestra_flwr.config import (
     Config,
     ConfigError,
     EvaluateConfig,
+    ExportConfig,
     config_to_yaml,
     every_key,
     load,
@@ -118,6 +119,11 @@ def evaluate_main(arguments: Sequence[str] | None = None) -> int:
     return _command(
         EvaluateConfig, lambda config: _evaluate(config, command), usage.EVALUATE, given
     )
+
+
+def export_main(arguments: Sequence[str] | None = None) -> int:
+    """`orchestra-export`: a saved encoder for other runtimes; returns the exit code."""
+    return _command(ExportConfig, _export, usage.EXPORT, arguments)
 
 
 def _command(
@@ -225,6 +231,20 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
         print("stopped; nothing was written", file=sys.stderr)
         return _stopped(stop)
     print_evaluation(told, file)
+    return 0
+
+
+def _export(config: ExportConfig) -> int:
+    from orchestra_flwr.export.export_table import print_export
+    from orchestra_flwr.export.exporter import export_saved, folder_of
+    from orchestra_flwr.export.programs import ExportError
+
+    try:
+        results = export_saved(config)
+    except (OSError, ExportError) as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return 1
+    print_export(results, folder_of(config))
     return 0
 
 

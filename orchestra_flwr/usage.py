@@ -79,3 +79,16 @@ Prints a table and writes <run folder>/evaluation/<data set>.json.
 {_COMMON}
 Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written.
 """
+EXPORT = f"""\
+usage: orchestra-export run=RUN [key=value ...]      a saved encoder for other runtimes
+
+  run=outputs/<name>/<date_time>                    ONNX, checked by onnxruntime
+  run=... int8=true                                 also in 8 bits, with what that costs in accuracy
+  run=... any_size=false                            only images of the encoder's size (TensorRT)
+  run=encoder.safetensors format=torch_export       a graph for torch.export.load
+
+Prints a table and writes <run folder>/export/.
+
+{_COMMON}
+Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written.
+"""

@@ -22,6 +22,7 @@ LAYERS = [
     ["training"],
     ["merging", "evaluation"],
     ["reporting"],
+    ["export"],
     ["federation"],
     ["deployment"],
     ["experiments"],

@@ -1,0 +1,155 @@
+"""`orchestra-export` as a person calls it: files that other runtimes read, checked and measured."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from orchestra_flwr import load_encoder
+from orchestra_flwr.cli import export_main
+from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.export import extras
+
+needs_onnx = pytest.mark.skipif(
+    any(extras.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
+    reason="needs the extra onnx",
+)
+
+
+@pytest.fixture
+def command(capfd):
+    def call(*arguments):
+        code = export_main([*arguments])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+WITHOUT_TORCH = """
+import sys
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+(features,) = session.run(None, {"images": np.load(sys.argv[2])})
+np.save(sys.argv[3], features)
+assert "torch" not in sys.modules
+"""
+
+
+@needs_onnx
+def test_onnxruntime_alone_gives_the_encoders_features(make_run, command, tmp_path):
+    run = make_run()
+    code, out, err = command(f"run={run}")
+    assert (code, err) == (0, "")
+    assert "| encoder.onnx " in out and out.splitlines()[-1] == str(run / "export")
+    images = torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8)
+    np.save(tmp_path / "images.npy", images.numpy())
+    files = [run / "export" / "encoder.onnx", tmp_path / "images.npy", tmp_path / "features.npy"]
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *files], check=True)
+    features = torch.from_numpy(np.load(tmp_path / "features.npy"))
+    torch.testing.assert_close(features, load_encoder(run)(images), rtol=1e-4, atol=1e-4)
+    facts = json.loads((run / "export" / "export.json").read_text())
+    encoder, onnx = facts["files"]
+    assert onnx["bytes"] == files[0].stat().st_size and encoder["bytes"] > 0
+    assert onnx["difference"] <= 1e-4 and onnx["seconds"]["32"] > 0
+
+
+@needs_onnx
+def test_the_middle_square_of_any_image_is_taken(make_run, command):
+    import onnxruntime
+
+    run = make_run()
+    assert command(f"run={run}")[0] == 0
+    session = onnxruntime.InferenceSession(run / "export" / "encoder.onnx")
+    image = torch.randint(0, 256, (1, 1, 8, 8), dtype=torch.uint8)
+    large = image.repeat_interleave(4, 2).repeat_interleave(4, 3)  # 32 x 32
+    wide = torch.nn.functional.pad(large, (40, 40))
+    expected = load_encoder(run)(image).numpy()
+    for batch in (large, wide):
+        (features,) = session.run(None, {"images": batch.numpy()})
+        cosine = (features * expected).sum() / np.linalg.norm(features) / np.linalg.norm(expected)
+        assert cosine > 0.97
+    assert command(f"run={run}", "any_size=false")[0] == 0
+    session = onnxruntime.InferenceSession(run / "export" / "encoder.onnx")
+    assert session.get_inputs()[0].shape[1:] == [1, 8, 8]
+
+
+@needs_onnx
+def test_int8_is_measured_on_the_runs_own_images(make_run, command):
+    run = make_run(width=16)
+    code, out, _ = command(f"run={run}", "int8=true", "calibration=64", "any_size=false")
+    assert code == 0 and "encoder.int8.onnx" in out and "linear probe" in out
+    facts = json.loads((run / "export" / "export.json").read_text())
+    assert facts["images"] == {"train": 120, "test": 60}
+    torch_file, plain, small = facts["files"]
+    assert small["bytes"] < plain["bytes"]
+    assert plain["knn"] == torch_file["knn"]
+    assert 0 < small["difference"] < 0.5 and abs(small["knn"] - plain["knn"]) < 0.1
+    import onnx
+
+    kinds = [n.op_type for n in onnx.load(run / "export" / "encoder.int8.onnx").graph.node]
+    assert kinds.count("Conv") == 4 and "QuantizeLinear" in kinds
+
+
+def test_torchs_own_file_is_loaded_without_this_package(make_run, command, tmp_path):
+    run = make_run()
+    code, out, err = command(f"run={run}", "format=torch_export", f"folder={tmp_path / 'made'}")
+    assert (code, err) == (0, "") and "encoder.pt2" in out
+    module = torch.export.load(tmp_path / "made" / "encoder.pt2").module()
+    images = torch.randint(0, 256, (9, 1, 8, 8), dtype=torch.uint8)
+    expected = load_encoder(run)(images)
+    torch.testing.assert_close(module(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_features_outside_of_the_tolerance_are_not_written(make_run, command):
+    run = make_run()
+    code, out, err = command(f"run={run}", "format=torch_export", "tolerance=1e-30")
+    # Products of matrices in another order differ in the last bits, or this test shows nothing.
+    assert (code, out) == (1, "")
+    assert err.startswith("error: encoder.pt2: features differ") and err.count("\n") == 1
+    assert not (run / "export").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "run: must be given"),
+        (["run=missing"], "run=missing: missing/encoder.safetensors: no such file"),
+        (["run={run}", "format=tflite"], "format=tflite"),
+        (["run={run}", "format=torch_export", "int8=true"], "int8=true: needs format=onnx"),
+        (["run={run}", "tolerance=0"], "tolerance=0"),
+        (["run={run}", "int8=true", "data=cifar10"], "the encoder expects 1 and 8"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(make_run, command, arguments, says):
+    run = make_run()
+    code, out, err = command(*(a.replace("{run}", str(run)) for a in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and says in err and err.count("\n") == 1
+    assert not (run / "export").exists()
+
+
+def test_without_the_library_one_line_says_what_to_install(make_run, command, monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    code, _, err = command(f"run={make_run()}")
+    assert code == 2
+    assert err == (
+        "error: format=onnx: onnx is not installed; pip install 'orchestra-flwr[onnx]'\n"
+    )
+
+
+OPTIONS = {"vit_tiny": {"image_size": 8, "depth": 2, "width": 24}, "cct": {"image_size": 8}}
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ModelConfig.room.found())
+def test_every_backbone_is_exported(make_run, command, name):
+    run = make_run(name, **OPTIONS.get(name, {}))
+    code, _, err = command(f"run={run}", "int8=true")
+    assert (code, err) == (0, "")
