@@ -236,15 +236,18 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
 
 def _export(config: ExportConfig) -> int:
     from orchestra_flwr.export.export_table import print_export
-    from orchestra_flwr.export.exporter import export_saved, folder_of
+    from orchestra_flwr.export.exporter import export_saved
+    from orchestra_flwr.export.hub_folder import HubError, export_to_hub
     from orchestra_flwr.export.programs import ExportError
 
     try:
-        results = export_saved(config)
-    except (OSError, ExportError) as error:
+        if config.format == "hub":
+            print(printable(export_to_hub(config)))
+        else:
+            print_export(export_saved(config), config.exported)
+    except (OSError, ExportError, HubError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
-    print_export(results, folder_of(config))
     return 0
 
 

@@ -83,20 +83,15 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
         "files": files,
     }
     text = json.dumps(results, indent=2) + "\n"
-    write_atomically(folder_of(config) / "export.json", text.encode())
+    write_atomically(config.exported / "export.json", text.encode())
     return results
-
-
-def folder_of(config: ExportConfig) -> Path:
-    """Where the files are written."""
-    return Path(config.folder) if config.folder else config.encoder.parent / "export"
 
 
 Made = tuple[Path, bytes, Features, float]  # where to write what, and how far it is from torch
 
 
 def _made(config: ExportConfig, portable: PortableEncoder, dataset: Dataset | None) -> list[Made]:
-    folder = folder_of(config)
+    folder = config.exported
     program = program_of(portable)
     if config.format == "torch_export":
         content = torch_file(program)

@@ -61,11 +61,17 @@ def print_summary(
     console.print(scores_table(summary.get("untrained") or {}, summary))
     if summary.get("not_private"):
         console.print(Text(f"NOT PRIVATE: {summary['not_private']}", style="bold red"))
-    privacy = (_anonymity(summary), _releases(summary), _updates(summary))
     clients = (_own_classes(summary), _drift(summary))
-    for line in (_initial(summary), *clients, _cost(summary), *privacy, f"run folder: {folder}"):
+    last = (*privacy_lines(summary), f"run folder: {folder}")
+    for line in (_initial(summary), *clients, _cost(summary), *last):
         if line:
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def privacy_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What is guaranteed of that which left the clients, a line for each kind of it."""
+    lines = (_anonymity(summary), _releases(summary), _updates(summary))
+    return [line for line in lines if line]
 
 
 def _initial(summary: Mapping[str, Any]) -> str:
