@@ -17,13 +17,13 @@ from orchestra_flwr.config import (
     Config,
     ConfigError,
     EvaluateConfig,
-    ExportConfig,
     config_to_yaml,
     every_key,
     load,
 )
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.output_streams import outlast_output
 from orchestra_flwr.printable import printable, printable_lines
 

@@ -12,6 +12,7 @@ from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.keys import main as keys_main
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.experiments import experiment_names, load_experiment, load_scale
+from orchestra_flwr.export.export_config import ExportConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -24,6 +25,7 @@ PROGRAMS = {
     "run_server.py": ServerConfig,
     "run_client.py": ClientConfig,
     "python -m orchestra_flwr.evaluation": EvaluateConfig,
+    "orchestra-export": ExportConfig,
 }
 
 

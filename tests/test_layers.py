@@ -14,6 +14,7 @@ LAYERS = [
     ["plugins", "seeding", "files", "folder_lock", "output_streams"],
     ["tensor_files"],
     ["config"],
+    ["extras"],
     ["models", "privacy"],
     ["data"],
     ["clustering"],

@@ -6,8 +6,7 @@ The only package that reads Hydra's files. Everything else sees a :class:`Config
 from orchestra_flwr.config.choice import Choice, Plugin
 from orchestra_flwr.config.compose import config_to_yaml, every_key, load, load_config
 from orchestra_flwr.config.config_file import read_config_file
-from orchestra_flwr.config.evaluate import EvaluateConfig
-from orchestra_flwr.config.export_options import ExportConfig
+from orchestra_flwr.config.evaluate import EvaluateConfig, SavedEncoderConfig
 from orchestra_flwr.config.renamed import migrated, renamed
 from orchestra_flwr.config.resume import RESUME_MAY_CHANGE
 from orchestra_flwr.config.run import Config, requested_plugins
@@ -49,7 +48,6 @@ __all__ = [
     "DataConfig",
     "EvaluateConfig",
     "EvaluationConfig",
-    "ExportConfig",
     "FederationConfig",
     "LoggingConfig",
     "MethodConfig",
@@ -60,6 +58,7 @@ __all__ = [
     "Plugin",
     "Precision",
     "PrivacyConfig",
+    "SavedEncoderConfig",
     "ScoresConfig",
     "Section",
     "TermConfig",

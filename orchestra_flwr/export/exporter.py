@@ -10,10 +10,10 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from orchestra_flwr.config import ConfigError, ExportConfig
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.data.subset import limited
-from orchestra_flwr.export.extras import require
+from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.export.measures import (
     Features,
     Labelled,
@@ -30,6 +30,7 @@ from orchestra_flwr.export.programs import (
     program_of,
     torch_file,
 )
+from orchestra_flwr.extras import require
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.models import Encoder, load_encoder
 from orchestra_flwr.training import torch_threads

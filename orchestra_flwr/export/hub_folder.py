@@ -7,10 +7,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from orchestra_flwr.config import ConfigError, ExportConfig
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.export.card_facts import CardFacts
-from orchestra_flwr.export.extras import require
+from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.export.model_card import card
+from orchestra_flwr.extras import require
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import load_encoder
 

@@ -15,6 +15,7 @@ from torch.export import Dim, ExportedProgram
 from orchestra_flwr.export.portable import PortableEncoder
 
 INPUT, OUTPUT = "images", "features"
+OPSET = 18  # of ONNX: the oldest that torch writes, for TensorRT on older boards
 
 
 class ExportError(RuntimeError):
@@ -45,7 +46,12 @@ def onnx_model(program: ExportedProgram, about: Mapping[str, str]) -> bytes:
     """The graph as an ONNX model; `about` stands in its metadata."""
     with _quiet():
         made = torch.onnx.export(
-            program, dynamo=True, input_names=[INPUT], output_names=[OUTPUT], verbose=False
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            verbose=False,
         )
     assert made is not None  # with dynamo=True
     model = made.model_proto

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from orchestra_flwr import load_encoder
+from orchestra_flwr import extras, load_encoder
 from orchestra_flwr.cli import export_main
 from orchestra_flwr.config import ModelConfig
-from orchestra_flwr.export import extras
 
 needs_onnx = pytest.mark.skipif(
     any(extras.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),

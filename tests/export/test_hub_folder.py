@@ -8,9 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from orchestra_flwr import load_encoder
+from orchestra_flwr import extras, load_encoder
 from orchestra_flwr.cli import export_main
-from orchestra_flwr.export import extras
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from orchestra_flwr.config.evaluate import SavedEncoderConfig
-from orchestra_flwr.config.section import OptionalPathText
-from orchestra_flwr.config.sections import ScoresConfig
+from orchestra_flwr.config import OptionalPathText, SavedEncoderConfig, ScoresConfig
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
