@@ -13,6 +13,8 @@ from rich.table import Table
 from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import percent, size
 
+WIDTH = 120  # characters; in a narrower terminal the lines wrap, and none is cut
+
 
 def print_export(results: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:
     """Prints a Markdown table of the files, and on the last line the folder that holds them."""
@@ -34,6 +36,6 @@ def print_export(results: Mapping[str, Any], folder: Path, console: Console | No
             difference,
             *(percent(file[key]) for key in shown),
         )
-    console = console or Console()
+    console = console or Console(width=WIDTH)
     console.print(table)
     console.print(printable(str(folder)), markup=False, highlight=False, soft_wrap=True)

@@ -84,11 +84,13 @@ class _Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A server on this machine; huggingface_hub believes that it is the hub."""
-    library = pytest.importorskip("huggingface_hub", reason="needs the extra huggingface")
+    pytest.importorskip("huggingface_hub", reason="needs the extra huggingface")
+    from huggingface_hub import constants
+
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     server.folder, server.asked, server.made, server.refuse = tmp_path / "hub", [], [], False
     server.address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(library.constants, "ENDPOINT", server.address)
+    monkeypatch.setattr(constants, "ENDPOINT", server.address)
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     thread = threading.Thread(target=server.serve_forever)
