@@ -20,6 +20,9 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.models import EncoderSpec
 from orchestra_flwr.models.encoder import read_description
+from orchestra_flwr.reporting import RunFolder
+
+OF_ALL_MODELS = ("k_anonymity", "released", "privacy", "not_private", "versions")
 
 
 @dataclass(frozen=True)
@@ -39,20 +42,27 @@ class CardFacts:
     summary: Mapping[str, Any]
 
     @classmethod
-    def of(cls, folder: Path) -> Self:
-        """Those of a folder with `encoder.json`.
+    def of(cls, encoder: Path) -> Self:
+        """Those of an encoder's file, its description and the run folder that it lies in.
 
         Raises:
             OSError: a file cannot be read.
             ValueError: a file is damaged.
         """
-        described = read_description(folder / "encoder.json")
+        described = read_description(encoder.with_suffix(".json"))
+        folder = encoder.parent
+        one_of_several = folder == RunFolder(folder.parent).encoders
+        if one_of_several:
+            folder = folder.parent
         saved, summary = folder / "config.yaml", folder / "summary.json"
+        found = json.loads(summary.read_bytes()) if summary.is_file() else {}
+        if one_of_several:  # the run's scores are not those of each
+            found = {key: found[key] for key in OF_ALL_MODELS if key in found}
         return cls(
             spec=parse(EncoderSpec, described["spec"]),
             about=described.get("about") or {},
             config=migrated(read_config_file(saved)) if saved.is_file() else {},
-            summary=json.loads(summary.read_bytes()) if summary.is_file() else {},
+            summary=found,
         )
 
     @property

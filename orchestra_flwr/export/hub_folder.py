@@ -15,7 +15,6 @@ from orchestra_flwr.extras import require
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import load_encoder
 
-WEIGHTS = ("encoder.safetensors", "encoder.json")
 EXPORTED = ("encoder.onnx", "encoder.int8.onnx", "encoder.pt2", "export.json")
 
 
@@ -42,7 +41,7 @@ def export_to_hub(config: ExportConfig) -> str:
         raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
     write_hub_folder(
         config.encoder,
-        config.encoder.parent / "export",
+        config.beside("export"),
         config.hub_folder,
         repository=config.push_to_hub or "",
         license=config.license or "",
@@ -72,11 +71,14 @@ def write_hub_folder(
         OSError: a file cannot be read or written.
         ValueError: a description is damaged.
     """
-    text = card(CardFacts.of(encoder.parent), repository, license)
+    text = card(CardFacts.of(encoder), repository, license)
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "README.md"]
     write_atomically(files[0], text.encode())
-    sources = [(encoder.parent / name, folder / name) for name in WEIGHTS]
+    sources = [
+        (encoder, folder / "encoder.safetensors"),
+        (encoder.with_suffix(".json"), folder / "encoder.json"),
+    ]
     sources += [(exported / name, folder / "onnx" / name) for name in EXPORTED]
     for source, target in sources:
         if source.is_file():

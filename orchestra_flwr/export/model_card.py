@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.console import Console
 
 from orchestra_flwr.export.card_facts import CardFacts
-from orchestra_flwr.files import write_atomically
 from orchestra_flwr.printable import printable_lines
 from orchestra_flwr.reporting.summary_table import privacy_lines, scores_table
 
@@ -33,20 +31,8 @@ The weights are safetensors, nothing is pickled; `encoder.json` says how the net
 nearest neighbours (by cosine), linear classifiers and clustering."""
 
 
-def write_card(folder: Path, repository: str = "", license: str = "") -> Path:
-    """Writes or replaces `README.md` beside an encoder; returns its path.
-
-    Raises:
-        OSError: a file cannot be read or written.
-        ValueError: `encoder.json`, `config.yaml` or `summary.json` is damaged.
-    """
-    path = folder / "README.md"
-    write_atomically(path, card(CardFacts.of(folder), repository, license).encode())
-    return path
-
-
 def card(facts: CardFacts, repository: str = "", license: str = "") -> str:
-    """The text of a model card.
+    """The text of `README.md`.
 
     Args:
         facts: what is known of the encoder.
@@ -146,7 +132,7 @@ def _data(facts: CardFacts) -> str:
 
 def _accuracy(facts: CardFacts) -> str:
     if not any(key in facts.summary for key in SCORES):
-        return "Not measured: there were no labelled images."
+        return "Not measured."
     buffer = io.StringIO()
     Console(file=buffer, width=100).print(
         scores_table(facts.summary.get("untrained") or {}, facts.summary)

@@ -28,7 +28,7 @@ class SquareResize(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) float in 0..255 to (B, C, size, size), the same range."""
         height, width = images.shape[2:]
-        short = torch.sym_min(height, width)
+        short = cast(int, torch.sym_min(height, width))
         rows = resize_weights(height, short, self.size)
         columns = resize_weights(width, short, self.size)
         narrow = (images @ columns.mT).clamp(0, LEVELS)  # PIL's images between its two passes, too

@@ -1,12 +1,14 @@
 """Data sets as the library `datasets` saves them, made here: nothing is asked of the hub."""
 
 import io
+import json
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.config.sections import PartitionConfig
 from orchestra_flwr.data import load_dataset, partition_by_name
@@ -37,7 +39,7 @@ def split(count: int, first: int = 0, **columns):
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
 
     def make(dataset, **options):
         values = {"name": "huggingface", "image_size": 8, "cache": str(tmp_path / "cache")}
@@ -161,3 +163,26 @@ def test_of_several_columns_one_must_be_named(config, tmp_path):
     dataset = load_dataset(config(folder, label="coarse"))
     assert dataset.train.classes == ("pet", "fish")
     assert np.array_equal(dataset.train.labels, [0, 1])
+
+
+def test_a_run_on_it_with_flowers_own_partitioner(saved, tiny_overrides, tmp_path):
+    pytest.importorskip("flwr_datasets", reason="needs the extra huggingface")
+    folder = saved(train=split(120), test=split(30, first=120))
+    run = tmp_path / "run"
+    code = main([
+        *tiny_overrides,
+        f"run_dir={run}",
+        "data=huggingface",
+        f"data.dataset={folder}",
+        "data.image_size=8",
+        f"data.cache={tmp_path / 'cache'}",
+        "partition=flwr_datasets",
+        "partition.partitioner=LinearPartitioner",
+        "federation.rounds=1",
+    ])  # fmt: skip
+    assert code == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 <= summary["knn"] <= 1
+    held = json.loads((run / "partition.json").read_text())
+    assert held["classes"] == CLASSES
+    assert [sum(counts) for counts in held["clients"].values()] == [12, 24, 36, 48]
