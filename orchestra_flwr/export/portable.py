@@ -70,7 +70,7 @@ def _plain(convolution: Convolution) -> nn.Conv2d:
         convolution.out_channels,
         (convolution.kernel_size[0], convolution.kernel_size[1]),
         (convolution.stride[0], convolution.stride[1]),
-        convolution.padding,
+        (int(convolution.padding[0]), int(convolution.padding[1])),
         bias=False,
         device="meta",
     )

@@ -72,7 +72,8 @@ class HuggingFace(Source):
         )
 
         def decode() -> Dataset:
-            decoded = [rows and rows.decoded(self.data.image_size) for rows in chosen]
+            size = self.data.image_size
+            decoded = [None if rows is None else rows.decoded(size) for rows in chosen]
             return self._dataset(columns, chosen, decoded)
 
         return cached(cache_dir(self.settings.cache), self.data.name, key, decode)

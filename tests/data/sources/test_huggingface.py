@@ -43,7 +43,8 @@ def config(tmp_path, monkeypatch):
 
     def make(dataset, **options):
         values = {"name": "huggingface", "image_size": 8, "cache": str(tmp_path / "cache")}
-        return DataConfig.model_validate({**values, "dataset": str(dataset), **options})
+        named = dataset if dataset is None else str(dataset)
+        return DataConfig.model_validate({**values, "dataset": named, **options})
 
     return make
 
