@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 
 from orchestra_flwr.export.portable import PortableEncoder
 
@@ -33,13 +34,20 @@ def program_of(encoder: PortableEncoder) -> ExportedProgram:
         axes |= {2: Dim("height"), 3: Dim("width")}
     try:
         with _quiet():
-            return torch.export.export(encoder, (encoder.example(2),), dynamic_shapes={INPUT: axes})
+            program = torch.export.export(
+                encoder, (encoder.example(2),), dynamic_shapes={INPUT: axes}
+            )
     except Exception as error:  # of many classes, for whatever a user's backbone does
         reason = " ".join(str(error).split())[:200]
         raise ExportError(
             f"torch.export cannot trace the backbone for any number of images (x.shape[0] is "
             f"traced, len(x) is not): {type(error).__name__}: {reason}"
         ) from error
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            for node in module.graph.nodes:  # a file must not hold the paths of this machine
+                node.meta.pop("stack_trace", None)
+    return program
 
 
 def onnx_model(program: ExportedProgram, about: Mapping[str, str]) -> bytes:

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import orchestra_flwr
 from orchestra_flwr import extras, load_encoder
 from orchestra_flwr.cli import export_main
 from orchestra_flwr.config import ModelConfig
@@ -28,6 +30,7 @@ def command(capfd):
     return call
 
 
+PATHS_OF_THIS_MACHINE = str(Path(orchestra_flwr.__file__).parent).encode()
 WITHOUT_TORCH = """
 import sys
 import numpy as np
@@ -53,6 +56,12 @@ def test_onnxruntime_alone_gives_the_encoders_features(exported_run, tmp_path):
     encoder, onnx, _ = facts["files"]
     assert onnx["bytes"] == made.stat().st_size and encoder["bytes"] > 0
     assert onnx["difference"] <= 1e-4 and onnx["seconds"]["32"] > 0
+
+
+@needs_onnx
+@pytest.mark.parametrize("name", ["encoder.onnx", "encoder.int8.onnx"])
+def test_no_path_of_this_machine_is_in_the_file(exported_run, name):
+    assert PATHS_OF_THIS_MACHINE not in (exported_run / "export" / name).read_bytes()
 
 
 @needs_onnx
@@ -106,6 +115,7 @@ def test_torchs_own_file_is_loaded_without_this_package(make_run, command, tmp_p
     run = make_run()
     code, out, err = command(f"run={run}", "format=torch_export", f"folder={tmp_path / 'made'}")
     assert (code, err) == (0, "") and "encoder.pt2" in out
+    assert PATHS_OF_THIS_MACHINE not in (tmp_path / "made" / "encoder.pt2").read_bytes()
     module = torch.export.load(tmp_path / "made" / "encoder.pt2").module()
     images = torch.randint(0, 256, (9, 1, 8, 8), dtype=torch.uint8)
     expected = load_encoder(run)(images)
