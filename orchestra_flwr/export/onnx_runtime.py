@@ -47,7 +47,7 @@ class OnnxEncoder:
 
 
 def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
-    """The model with 8-bit weights and activations, in the QDQ form that TensorRT reads, too.
+    """The model with 8-bit weights and activations, in QDQ form.
 
     Convolutions and products of the backbone are quantised: weights by output channel, activations
     symmetrically, in ranges that they have on `images`. Resizing and normalisation stay as they
