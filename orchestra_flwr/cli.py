@@ -23,6 +23,7 @@ from orchestra_flwr.config import (
     described,
     load,
 )
+from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.output_streams import outlast_output
 from orchestra_flwr.phases import phase
@@ -168,6 +169,11 @@ def embed_main(arguments: Sequence[str] | None = None) -> int:
 def label_main(arguments: Sequence[str] | None = None) -> int:
     """`orchestra-label`: labels for all images from a few; returns the exit code."""
     return _command(LabelConfig, _label, usage.LABEL, arguments)
+
+
+def export_main(arguments: Sequence[str] | None = None) -> int:
+    """`orchestra-export`: a saved encoder for other runtimes; returns the exit code."""
+    return _command(ExportConfig, _export, usage.EXPORT, arguments)
 
 
 def _command(
@@ -322,6 +328,23 @@ def _use(run: Callable[[], None]) -> int:
     except KeyboardInterrupt as stop:
         print("stopped; the same command goes on", file=sys.stderr)
         return _stopped(stop)
+    return 0
+
+
+def _export(config: ExportConfig) -> int:
+    from orchestra_flwr.export.export_table import print_export
+    from orchestra_flwr.export.exporter import export_saved
+    from orchestra_flwr.export.hub_folder import HubError, export_to_hub
+    from orchestra_flwr.export.programs import ExportError
+
+    try:
+        if config.format == "hub":
+            print(printable(export_to_hub(config)))
+        else:
+            print_export(export_saved(config), config.exported)
+    except (OSError, ExportError, HubError) as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -147,3 +147,17 @@ estimated by cross-validation on the labelled images. Also: python -m orchestra_
 Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped,
 143: stopped by SIGTERM.
 """
+EXPORT = f"""\
+usage: orchestra-export run=RUN [key=value ...]      a saved encoder for other runtimes
+
+  run=outputs/<name>/<date_time>                    ONNX, checked by onnxruntime
+  run=... int8=true                                 also in 8 bits, with what that costs in accuracy
+  run=... any_size=false                            only images of the encoder's size (TensorRT)
+  run=encoder.safetensors format=torch_export       a graph for torch.export.load
+  run=... format=hub push_to_hub=owner/name         with a model card, for the Hugging Face hub
+
+Prints a table and writes <run folder>/export/; format=hub writes <run folder>/hub/.
+
+{_COMMON}
+Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written.
+"""

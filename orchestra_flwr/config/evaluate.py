@@ -1,4 +1,4 @@
-"""The configuration of `python -m orchestra_flwr.evaluation`."""
+"""What commands on a saved encoder are configured by; `python -m orchestra_flwr.evaluation`."""
 
 from __future__ import annotations
 
@@ -40,18 +40,13 @@ class EvaluatedDataConfig(Section):
     augmentation: AugmentationConfig | None
 
 
-class EvaluateConfig(WithPlugins, Composed):
-    """A saved encoder, the images to judge it with, and how."""
+class SavedEncoderConfig(WithPlugins, Composed):
+    """A saved encoder, and images that its command may need: another data set or the run's own."""
 
-    file = "evaluate"
     unused = ("model", "federation", "training", "clustering")
 
     run: PathText
     data: EvaluatedDataConfig
-    protocols: tuple[Protocol, ...] = Field(min_length=1)
-    seeds: int = Field(ge=1)
-    evaluation: ScoresConfig
-    device: str
 
     @field_validator("run", mode="before")
     @classmethod
@@ -60,8 +55,6 @@ class EvaluateConfig(WithPlugins, Composed):
             raise ValueError("run: must be given, a run folder or an encoder.safetensors")
         return str(value)
 
-    _device_is_known = field_validator("device")(known_device)
-
     @property
     def encoder(self) -> Path:
         """The encoder's file."""
@@ -69,7 +62,7 @@ class EvaluateConfig(WithPlugins, Composed):
         return path if path.suffix == ".safetensors" else path / "encoder.safetensors"
 
     def images(self) -> DataConfig:
-        """The images to judge with: the data set that `data=` names, else the run's own.
+        """The images for the encoder: the data set that `data=` names, else the run's own.
 
         Raises:
             ConfigError: none is named and the run's own is not known, or a value is wrong.
@@ -91,3 +84,16 @@ class EvaluateConfig(WithPlugins, Composed):
         data.look_in(packages)
         _ = data.settings
         return data
+
+
+class EvaluateConfig(SavedEncoderConfig):
+    """A saved encoder, the images to judge it with, and how."""
+
+    file = "evaluate"
+
+    protocols: tuple[Protocol, ...] = Field(min_length=1)
+    seeds: int = Field(ge=1)
+    evaluation: ScoresConfig
+    device: str
+
+    _device_is_known = field_validator("device")(known_device)

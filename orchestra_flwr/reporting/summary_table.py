@@ -68,9 +68,9 @@ def print_summary(
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     if summary.get("not_private"):
         console.print(Text(f"NOT PRIVATE: {summary['not_private']}", style="bold red"))
-    privacy = (_anonymity(summary), _releases(summary), _updates(summary))
     clients = (_own_classes(summary), _drift(summary))
-    for line in (_initial(summary), *clients, _cost(summary), *privacy, f"run folder: {folder}"):
+    last = (*privacy_lines(summary), f"run folder: {folder}")
+    for line in (_initial(summary), *clients, _cost(summary), *last):
         if line:
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
@@ -86,6 +86,12 @@ def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]
         "  make features of any images, in Python:",
         f"    orchestra_flwr.load_encoder({str(folder)!r}).encode(<paths of images>)",
     )
+
+
+def privacy_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What is guaranteed of that which left the clients, a line for each kind of it."""
+    lines = (_anonymity(summary), _releases(summary), _updates(summary))
+    return [line for line in lines if line]
 
 
 def _initial(summary: Mapping[str, Any]) -> str:

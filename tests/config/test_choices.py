@@ -37,7 +37,10 @@ def test_an_unknown_name_is_refused_with_those_that_exist(key, sign):
 
 @pytest.mark.parametrize("value", ["3", "null", "[a]", "my-own", "'a b'", "os.path", "../digits"])
 def test_what_is_no_name_is_refused_with_those_that_exist(value):
-    names = "affine_digits, cifar10, cifar100, digits, image_folder, stl10, stored, tiny_imagenet"
+    names = (
+        "affine_digits, cifar10, cifar100, digits, huggingface, image_folder, stl10, stored, "
+        "tiny_imagenet"
+    )
     assert refused(f"data={value}") == f"data={value}: must be one of {names}"
 
 

@@ -227,7 +227,7 @@ def test_a_source_of_the_package_is_evaluated(user_package, tmp_path):
     chosen = images(PACKAGE, "data=mine", "data.myoption=3", "data.image_size=16")
     assert (chosen.name, chosen.settings.myoption, chosen.image_size) == ("mine", 3, 16)
     assert refused(f"run={tmp_path}", "data=mine", section=EvaluateConfig) == (
-        "data=mine: must be one of affine_digits, cifar10, cifar100, digits, image_folder, "
+        "data=mine: must be one of affine_digits, cifar10, cifar100, digits, huggingface, "
         "stl10, stored, tiny_imagenet"
     )
     with pytest.raises(ConfigError, match="^data.myoptoin: unknown option of data=mine, which"):

@@ -92,6 +92,6 @@ class ViTTiny(Backbone):
 
     def encode(self, tokens: Tensor) -> Tensor:
         """(B, n, dim) tokens of any patches to (B, 1 + n, dim): the class token's output first."""
-        first = self.class_token.expand(len(tokens), 1, -1)
+        first = self.class_token.expand(tokens.shape[0], 1, -1)  # len() fixes it in torch.export
         encoded: Tensor = self.norm(self.blocks(torch.cat([first, tokens], dim=1)))
         return encoded

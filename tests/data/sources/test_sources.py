@@ -75,7 +75,10 @@ def test_names_that_do_not_exist_are_refused(user_package):
 
     with pytest.raises(ConfigError) as error:
         load_dataset(config)
-    known = "affine_digits, cifar10, cifar100, digits, image_folder, stl10, stored, tiny_imagenet"
+    known = (
+        "affine_digits, cifar10, cifar100, digits, huggingface, image_folder, stl10, stored, "
+        "tiny_imagenet"
+    )
     assert str(error.value) == f"data=strips: must be one of {known}"
     config.look_in(("my_package",))
     with pytest.raises(ConfigError, match=r"tiny_imagenet, stripes$"):

@@ -1,0 +1,118 @@
+"""What a run folder says about its encoder, for a model card."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from orchestra_flwr.config import (
+    ConfigError,
+    DataConfig,
+    MethodConfig,
+    migrated,
+    parse,
+    read_config_file,
+)
+from orchestra_flwr.models import EncoderSpec
+from orchestra_flwr.models.encoder import read_description
+from orchestra_flwr.reporting import RunFolder
+
+OF_ALL_MODELS = ("k_anonymity", "released", "privacy", "not_private", "versions")
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What is known of an encoder.
+
+    Attributes:
+        spec: how it is built.
+        about: method, backbone, rounds and data by name, as far as `encoder.json` has them.
+        config: the values of the run's `config.yaml`; empty without one.
+        summary: those of its `summary.json`; empty without one.
+    """
+
+    spec: EncoderSpec
+    about: Mapping[str, Any]
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, encoder: Path) -> Self:
+        """Those of an encoder's file, its description and the run folder that it lies in.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: a file is damaged.
+        """
+        described = read_description(encoder.with_suffix(".json"))
+        folder = encoder.parent
+        one_of_several = folder == RunFolder(folder.parent).encoders
+        if one_of_several:
+            folder = folder.parent
+        saved, summary = folder / "config.yaml", folder / "summary.json"
+        found = json.loads(summary.read_bytes()) if summary.is_file() else {}
+        if one_of_several:  # the run's scores are not those of each
+            found = {key: found[key] for key in OF_ALL_MODELS if key in found}
+        return cls(
+            spec=parse(EncoderSpec, described["spec"]),
+            about=described.get("about") or {},
+            config=migrated(read_config_file(saved)) if saved.is_file() else {},
+            summary=found,
+        )
+
+    @property
+    def method(self) -> type[Any] | None:
+        """The method's class; None where it is not known or not installed here."""
+        section = self.config.get("method") or self.about.get("method")
+        return self._plugin(MethodConfig, section) if section else None
+
+    @property
+    def paper(self) -> str:
+        """What the method's module says of it, with its source; "" where it is not known."""
+        method = self.method
+        return inspect.getdoc(sys.modules[method.__module__]) or "" if method else ""
+
+    @property
+    def learns_labels(self) -> bool:
+        """Whether labels were used for training."""
+        return bool(self.method and self.method.learns_labels)
+
+    @property
+    def data(self) -> str:
+        """What to call the images: their data set and, of a folder, its name without a path."""
+        name = str(self.about.get("data") or "images")
+        if "data" not in self.config:
+            return name
+        try:
+            data = parse(DataConfig, self.config["data"], "data")
+            data.look_in(self._packages)
+            return data.label
+        except ConfigError:
+            return name
+
+    @property
+    def clients(self) -> str:
+        """Over how many clients the images were spread, and of what kind these were."""
+        count = (self.config.get("federation") or {}).get("clients")
+        if not self.config:
+            return "clients"
+        if "engine" not in self.config:
+            return "clients on machines of their own"
+        return f"{count or 'as many'} simulated clients"
+
+    @property
+    def _packages(self) -> tuple[str, ...]:
+        return tuple(self.config.get("plugins") or ())
+
+    def _plugin(self, kind: type[MethodConfig], section: Any) -> type[Any] | None:
+        try:
+            choice = parse(kind, section, kind.key)
+            choice.look_in(self._packages)
+            return choice.plugin
+        except ConfigError:
+            return None

@@ -1,0 +1,59 @@
+"""The configuration of `orchestra-export`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from orchestra_flwr.config import OptionalPathText, SavedEncoderConfig, ScoresConfig
+
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class ExportConfig(SavedEncoderConfig):
+    """A saved encoder, and what is made of it."""
+
+    file = "export"
+
+    format: Literal["onnx", "torch_export", "hub"]
+    folder: OptionalPathText
+    any_size: bool
+    tolerance: float = Field(gt=0, lt=1)
+    int8: bool
+    calibration: int = Field(ge=1)
+    license: str | None
+    push_to_hub: str | None
+    private: bool
+    evaluation: ScoresConfig
+
+    @model_validator(mode="after")
+    def _only_onnx_is_quantised(self) -> Self:
+        if self.int8 and self.format != "onnx":
+            raise ValueError("int8=true: needs format=onnx, whose runtime quantises")
+        return self
+
+    @model_validator(mode="after")
+    def _only_a_hubs_folder_is_pushed(self) -> Self:
+        if self.push_to_hub and self.format != "hub":
+            raise ValueError(f"push_to_hub={self.push_to_hub}: needs format=hub")
+        if self.push_to_hub and not REPOSITORY.fullmatch(self.push_to_hub):
+            raise ValueError(f"push_to_hub={self.push_to_hub}: must be owner/name")
+        return self
+
+    def beside(self, name: str) -> Path:
+        """A folder beside the encoder; of several encoders in one folder each has its own."""
+        stem = self.encoder.stem
+        return self.encoder.parent / (name if stem == "encoder" else f"{stem}-{name}")
+
+    @property
+    def exported(self) -> Path:
+        """Where exported files are written."""
+        return Path(self.folder) if self.folder else self.beside("export")
+
+    @property
+    def hub_folder(self) -> Path:
+        """Where the folder in the layout of the hub is."""
+        return Path(self.folder) if self.folder else self.beside("hub")

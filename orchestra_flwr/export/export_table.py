@@ -1,0 +1,41 @@
+"""Exported files as a table: size, latency, accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from orchestra_flwr.printable import printable
+from orchestra_flwr.reporting.text import percent, size
+
+WIDTH = 120  # characters; in a narrower terminal the lines wrap, and none is cut
+
+
+def print_export(results: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:
+    """Prints a Markdown table of the files, and on the last line the folder that holds them."""
+    table = Table(box=box.MARKDOWN)
+    files = results["files"]
+    batches = list(files[0]["seconds"])
+    scores = {"knn": "kNN", "linear": "linear probe"}
+    shown = {key: name for key, name in scores.items() if key in files[0]}
+    headings = ["file", "size", *(f"ms, batch {b}" for b in batches), "difference", *shown.values()]
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "file" else "right")
+    for file in files:
+        difference = f"{file['difference']:.1e}" if "difference" in file else ""
+        times = (f"{1000 * file['seconds'][batch]:.2f}" for batch in batches)
+        table.add_row(
+            printable(file["file"]),
+            size(file["bytes"]),
+            *times,
+            difference,
+            *(percent(file[key]) for key in shown),
+        )
+    console = console or Console(width=WIDTH)
+    console.print(table)
+    console.print(printable(str(folder)), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,183 @@
+"""Exports a saved encoder, checks the files against torch, and measures them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data import Dataset, ImageSet, load_dataset
+from orchestra_flwr.data.subset import limited
+from orchestra_flwr.export.export_config import ExportConfig
+from orchestra_flwr.export.measures import (
+    Features,
+    Labelled,
+    accuracies,
+    largest_difference,
+    latency,
+)
+from orchestra_flwr.export.onnx_runtime import OnnxEncoder, quantised
+from orchestra_flwr.export.portable import PortableEncoder
+from orchestra_flwr.export.programs import (
+    ExportError,
+    loaded,
+    onnx_model,
+    program_of,
+    torch_file,
+)
+from orchestra_flwr.extras import require
+from orchestra_flwr.files import write_atomically
+from orchestra_flwr.models import Encoder, load_encoder
+from orchestra_flwr.training import torch_threads
+
+CHECKED_BATCHES = (1, 2, 5)
+TIMED_BATCHES = (1, 32)
+ONNX_LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
+
+
+def export_saved(config: ExportConfig) -> dict[str, Any]:
+    """Writes the files that a configuration asks for, and `export.json` beside them.
+
+    A file is written only after its features were compared with torch's.
+
+    Returns:
+        What `export.json` holds: `format`, `any_size`, `image_size`, `channels`, `dim`, `images`
+        (how many of the run's were at hand) and `files`, a list of `file`, `bytes`,
+        `difference` (see :func:`largest_difference`), `seconds` by batch size, and, where
+        there were labelled images, `knn` and `linear`. The first of them is the encoder itself.
+
+    Raises:
+        ConfigError: no encoder, a library or images that are missing or do not fit.
+        ExportError: features differ from torch's, or are not finite.
+        OSError: a file cannot be written.
+    """
+    if config.format == "onnx":
+        require("format=onnx", "onnx", *ONNX_LIBRARIES)
+    encoder = _load(config)
+    dataset = _images(config, encoder) if config.int8 else None
+    portable = PortableEncoder(encoder, any_size=config.any_size)
+    with torch_threads():
+        made = _made(config, portable, dataset)
+        timed = {b: portable.example(b, side=encoder.spec.image_size) for b in TIMED_BATCHES}
+        files: list[dict[str, Any]] = [
+            {"file": config.encoder.name, "bytes": config.encoder.stat().st_size}
+        ]
+        files[0] |= _measured(config, encoder, timed, dataset)
+        for path, content, features, difference in made:
+            facts = {"file": path.name, "bytes": len(content), "difference": difference}
+            files.append(facts | _measured(config, features, timed, dataset))
+    for path, content, _, _ in made:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    results = {
+        "format": config.format,
+        "any_size": config.any_size,
+        "image_size": encoder.spec.image_size,
+        "channels": encoder.spec.channels,
+        "dim": encoder.dim,
+        "images": _counts(dataset),
+        "files": files,
+    }
+    text = json.dumps(results, indent=2) + "\n"
+    write_atomically(config.exported / "export.json", text.encode())
+    return results
+
+
+Made = tuple[Path, bytes, Features, float]  # where to write what, and how far it is from torch
+
+
+def _made(config: ExportConfig, portable: PortableEncoder, dataset: Dataset | None) -> list[Made]:
+    folder = config.exported
+    program = program_of(portable)
+    if config.format == "torch_export":
+        content = torch_file(program)
+        return [_checked(config, portable, folder / "encoder.pt2", content, loaded(content))]
+    model = onnx_model(program, _about(portable))
+    made = [_checked(config, portable, folder / "encoder.onnx", model, OnnxEncoder(model))]
+    if dataset is not None:
+        seen = limited(dataset.train, config.calibration).images
+        small = quantised(model, seen, min(config.evaluation.batch_size, len(seen)))
+        features = OnnxEncoder(small)
+        distance = largest_difference(portable, features, [seen])
+        made.append((folder / "encoder.int8.onnx", small, features, distance))
+    return made
+
+
+def _checked(
+    config: ExportConfig, portable: PortableEncoder, path: Path, content: bytes, features: Features
+) -> Made:
+    """A file whose features are torch's, for batches of several sizes.
+
+    Raises:
+        ExportError: they are not.
+    """
+    batches = [portable.example(batch, seed=batch) for batch in CHECKED_BATCHES]
+    distance = largest_difference(portable, features, batches)
+    if not distance <= config.tolerance:  # NaN, too
+        raise ExportError(
+            f"{path.name}: features differ from torch's by {distance:.1e} of the largest one, "
+            f"which tolerance={config.tolerance:g} does not allow"
+        )
+    return path, content, features, distance
+
+
+def _measured(
+    config: ExportConfig,
+    features: Features,
+    timed: Mapping[int, Tensor],
+    dataset: Dataset | None,
+) -> dict[str, Any]:
+    """`seconds` of the `timed` batches, and the accuracies where there are labelled images."""
+    figures: dict[str, Any] = {"seconds": {str(b): latency(features, x) for b, x in timed.items()}}
+    labelled = _labelled(dataset)
+    if labelled is not None:
+        try:
+            figures |= accuracies(features, *labelled, config.evaluation)
+        except ValueError as error:
+            raise ExportError(f"the accuracy cannot be measured: {error}") from error
+    return figures
+
+
+def _load(config: ExportConfig) -> Encoder:
+    try:
+        return load_encoder(config.encoder)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
+
+
+def _images(config: ExportConfig, encoder: Encoder) -> Dataset:
+    """The images that set int8's ranges and measure what it costs."""
+    data, spec = config.images(), encoder.spec
+    if (data.image_size, data.channels) != (spec.image_size, spec.channels):
+        raise ConfigError(
+            f"data={data.name}: its images have {data.channels} channels and {data.image_size} "
+            f"pixels, the encoder expects {spec.channels} and {spec.image_size}"
+        )
+    return load_dataset(data)
+
+
+def _labelled(dataset: Dataset | None) -> tuple[Labelled, Labelled] | None:
+    parts: list[ImageSet | None] = [dataset.train, dataset.test] if dataset else []
+    pairs = [(p.images, p.labels) for p in parts if p is not None and p.labels is not None]
+    return (pairs[0], pairs[1]) if len(pairs) == 2 else None
+
+
+def _counts(dataset: Dataset | None) -> Mapping[str, int]:
+    if dataset is None:
+        return {}
+    return {"train": len(dataset.train), "test": len(dataset.test or ())}
+
+
+def _about(portable: PortableEncoder) -> dict[str, str]:
+    """What an ONNX model says of itself, for who has nothing else."""
+    side = portable.image_size or "any size, resized inside"
+    return {
+        "input": f"images: uint8 (batch, {portable.channels}, height, width), 0 to 255, {side}",
+        "output": f"features: float32 (batch, {portable.dim})",
+        "made_by": "orchestra_flwr",
+    }

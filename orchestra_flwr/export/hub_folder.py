@@ -1,0 +1,119 @@
+"""An encoder in the layout of the Hugging Face hub, as a local folder, and its upload."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.export.card_facts import CardFacts
+from orchestra_flwr.export.export_config import ExportConfig
+from orchestra_flwr.export.model_card import card
+from orchestra_flwr.extras import require
+from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.models import load_encoder
+
+EXPORTED = ("encoder.onnx", "encoder.int8.onnx", "encoder.pt2", "export.json")
+
+
+class HubError(RuntimeError):
+    """An upload that failed; the text says why."""
+
+
+def export_to_hub(config: ExportConfig) -> str:
+    """Writes the folder that a configuration asks for, and uploads it if that is asked for, too.
+
+    Returns:
+        Where it is: a folder, or an address.
+
+    Raises:
+        ConfigError: no encoder, or huggingface_hub is not installed.
+        HubError: the upload failed; the folder is there.
+        OSError: a file cannot be written.
+    """
+    if config.push_to_hub:
+        require("push_to_hub", "huggingface", "huggingface_hub")
+    try:
+        load_encoder(config.encoder)  # what cannot be loaded is no use to anybody
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
+    write_hub_folder(
+        config.encoder,
+        config.beside("export"),
+        config.hub_folder,
+        repository=config.push_to_hub or "",
+        license=config.license or "",
+    )
+    if config.push_to_hub:
+        return push(config.hub_folder, config.push_to_hub, private=config.private)
+    return str(config.hub_folder)
+
+
+def write_hub_folder(
+    encoder: Path, exported: Path, folder: Path, *, repository: str = "", license: str = ""
+) -> list[Path]:
+    """Writes model card, weights and exported files; nothing else of a run is in the folder.
+
+    Args:
+        encoder: `encoder.safetensors`, with `encoder.json` beside it; the run's `config.yaml` and
+            `summary.json`, where they are there, make the card.
+        exported: a folder with files that were exported before; they go to `onnx/`.
+        folder: is made, and its files are replaced.
+        repository: "owner/name" on the hub, for the card; "": not known.
+        license: for the card.
+
+    Returns:
+        The files, the card first.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        ValueError: a description is damaged.
+    """
+    text = card(CardFacts.of(encoder), repository, license)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "README.md"]
+    write_atomically(files[0], text.encode())
+    sources = [
+        (encoder, folder / "encoder.safetensors"),
+        (encoder.with_suffix(".json"), folder / "encoder.json"),
+    ]
+    sources += [(exported / name, folder / "onnx" / name) for name in EXPORTED]
+    for source, target in sources:
+        if source.is_file():
+            target.parent.mkdir(exist_ok=True)
+            with replacing(target) as temporary:
+                shutil.copyfile(source, temporary)
+            files.append(target)
+    return files
+
+
+def push(folder: Path, repository: str, *, private: bool) -> str:
+    """Uploads a folder as one commit; the repository is made where there is none.
+
+    Who may do it is up to huggingface_hub: its `login`, or HF_TOKEN.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ConfigError: the name is no "owner/name".
+        HubError: the hub refused it, or cannot be reached.
+    """
+    from httpx import HTTPError
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    api = HfApi(library_name="orchestra_flwr")
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        return str(api.upload_folder(repo_id=repository, folder_path=folder))
+    except HFValidationError as error:
+        raise ConfigError(f"push_to_hub={repository}: {_line(error)}") from None
+    except (HfHubHTTPError, HTTPError, OSError, LocalTokenNotFoundError) as error:
+        raise HubError(f"push_to_hub={repository}: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,112 @@
+"""ONNX models by onnxruntime, on the CPU: features, and 8-bit models by its own quantiser."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from orchestra_flwr.export.programs import INPUT, OUTPUT
+from orchestra_flwr.training.devices import usable_cpus
+
+ERRORS_ONLY = 3  # of onnxruntime's levels
+QUANTISED = ("Conv", "Gemm", "MatMul")
+BACKBONE = "'backbone'"  # in the scopes of its nodes; what comes before are pixels
+SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+class OnnxEncoder:
+    """An ONNX model as a function of images.
+
+    Args:
+        model: its bytes.
+        threads: of the CPU; None: all that this process may use.
+    """
+
+    def __init__(self, model: bytes, threads: int | None = None) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = ERRORS_ONLY
+        options.intra_op_num_threads = threads or usable_cpus()
+        self._session = onnxruntime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"]
+        )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) uint8 to (B, dim) float32 features."""
+        (features,) = self._session.run([OUTPUT], {INPUT: images.numpy()})
+        return torch.from_numpy(features)
+
+
+def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
+    """The model with 8-bit weights and activations, in QDQ form.
+
+    Convolutions and products of the backbone are quantised: weights by output channel, activations
+    symmetrically, in ranges that they have on `images`. Resizing and normalisation stay as they
+    are.
+
+    Args:
+        model: float32.
+        images: (N, C, H, W) uint8, like those that the model will see.
+        batch_size: images at once.
+    """
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    with TemporaryDirectory() as folder:
+        plain, prepared, result = (Path(folder) / f"{n}.onnx" for n in ("plain", "ready", "int8"))
+        plain.write_bytes(model)
+        root = logging.getLogger()
+        level = root.level
+        root.setLevel(logging.ERROR)  # it logs advice to the root
+        try:
+            quant_pre_process(plain, prepared, skip_symbolic_shape=True)
+            quantize_static(
+                prepared,
+                result,
+                _Batches(images, batch_size),
+                quant_format=QuantFormat.QDQ,
+                activation_type=QuantType.QInt8,
+                weight_type=QuantType.QInt8,
+                op_types_to_quantize=list(QUANTISED),
+                nodes_to_exclude=_outside_the_backbone(prepared),
+                per_channel=True,
+                extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
+            )
+        finally:
+            root.setLevel(level)
+        return result.read_bytes()
+
+
+class _Batches:
+    """What onnxruntime asks for batches that show the ranges of activations."""
+
+    def __init__(self, images: Tensor, batch_size: int) -> None:
+        self._batches: Iterator[Tensor] = iter(torch.split(images, batch_size))
+
+    def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
+        """The next batch by the name of the input, None after the last."""
+        batch = next(self._batches, None)
+        return None if batch is None else {INPUT: batch.numpy()}
+
+
+def _outside_the_backbone(file: Path) -> list[str]:
+    import onnx
+
+    def scopes(node: Any) -> str:
+        return next((p.value for p in node.metadata_props if p.key == SCOPES), "")
+
+    graph = onnx.load(file).graph
+    return [
+        node.name
+        for node in graph.node
+        if node.op_type in QUANTISED and BACKBONE not in scopes(node)
+    ]

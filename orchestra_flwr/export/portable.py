@@ -1,0 +1,78 @@
+"""An encoder as one network of ordinary layers, from the pixels of a photograph to features."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from orchestra_flwr.export.square_resize import LEVELS, SquareResize
+from orchestra_flwr.models import Encoder
+from orchestra_flwr.models.convolution import Convolution
+from orchestra_flwr.models.normalisation import normalise
+
+
+class PortableEncoder(nn.Module):
+    """uint8 images in, features out: resizing, normalisation and backbone.
+
+    Attributes:
+        image_size: height and width of the images that it takes; None: any, which it resizes.
+
+    Args:
+        encoder: it is copied, to the CPU.
+        any_size: whether images of every size are taken; otherwise only those of the encoder's.
+    """
+
+    def __init__(self, encoder: Encoder, *, any_size: bool = True) -> None:
+        super().__init__()
+        size = encoder.spec.image_size
+        self.image_size = None if any_size else size
+        self.channels = encoder.spec.channels
+        self.dim = encoder.dim
+        self.normalisation = encoder.spec.normalise
+        self.resize: nn.Module = SquareResize(size) if any_size else nn.Identity()
+        self.backbone = plain_convolutions(deepcopy(encoder.backbone).cpu())
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) uint8 to (B, dim) float32."""
+        pixels = self.resize(images.float()) / LEVELS
+        features: Tensor = self.backbone(normalise(pixels, self.normalisation))
+        return features
+
+    def example(self, batch: int, seed: int = 0, side: int | None = None) -> Tensor:
+        """Images of noise, square of `side` pixels; None: as it takes them, 48 x 64 if any size."""
+        high = side or self.image_size or 48
+        wide = side or self.image_size or 64
+        generator = torch.Generator().manual_seed(seed)
+        shape = (batch, self.channels, high, wide)
+        return torch.randint(0, LEVELS + 1, shape, generator=generator, dtype=torch.uint8)
+
+
+def plain_convolutions(module: nn.Module) -> nn.Module:
+    """Replaces in place each convolution that may compute by products by torch's own.
+
+    Which way is faster depends on the batch and on the processor: an exported network leaves that
+    to its runtime.
+    """
+    for name, child in module.named_children():
+        if isinstance(child, Convolution):
+            setattr(module, name, _plain(child))
+        else:
+            plain_convolutions(child)
+    return module
+
+
+def _plain(convolution: Convolution) -> nn.Conv2d:
+    plain = nn.Conv2d(
+        convolution.in_channels,
+        convolution.out_channels,
+        (convolution.kernel_size[0], convolution.kernel_size[1]),
+        (convolution.stride[0], convolution.stride[1]),
+        (int(convolution.padding[0]), int(convolution.padding[1])),
+        bias=False,
+        device="meta",
+    )
+    plain.weight = convolution.weight
+    return plain

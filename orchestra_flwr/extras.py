@@ -1,0 +1,25 @@
+"""Optional libraries, asked for before anything is computed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from orchestra_flwr.config import ConfigError
+
+
+def require(key: str, extra: str, *libraries: str) -> None:
+    """Refuses a choice that needs libraries which are not installed.
+
+    Args:
+        key: the choice, as it is written on the command line.
+        extra: of this package, with these libraries.
+        libraries: names under which they are imported.
+
+    Raises:
+        ConfigError: names the first one that is missing, and what to install.
+    """
+    for library in libraries:
+        if find_spec(library) is None:
+            raise ConfigError(
+                f"{key}: {library} is not installed; pip install 'orchestra-flwr[{extra}]'"
+            )

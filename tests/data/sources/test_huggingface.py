@@ -1,0 +1,189 @@
+"""Data sets as the library `datasets` saves them, made here: nothing is asked of the hub."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from orchestra_flwr.cli import main
+from orchestra_flwr.config import ConfigError, DataConfig
+from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.data import load_dataset, partition_by_name
+
+datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
+
+CLASSES = ["cat", "dog", "eel"]
+
+
+def picture(value: int, size=(12, 12), mode="RGB") -> Image.Image:
+    return Image.new(mode, size, value if mode == "L" else (value, value, value))
+
+
+def split(count: int, first: int = 0, **columns):
+    """Plain images of different grey levels; class i % 3."""
+    features = datasets.Features({
+        "img": datasets.Image(),
+        "kind": datasets.ClassLabel(names=CLASSES),
+        **{name: datasets.Value("string") for name in columns},
+    })  # fmt: skip
+    values = {
+        "img": [picture(first + i, mode="L" if i % 2 else "RGB") for i in range(count)],
+        "kind": [i % 3 for i in range(count)],
+        **columns,
+    }
+    return datasets.Dataset.from_dict(values, features=features)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+    def make(dataset, **options):
+        values = {"name": "huggingface", "image_size": 8, "cache": str(tmp_path / "cache")}
+        named = dataset if dataset is None else str(dataset)
+        return DataConfig.model_validate({**values, "dataset": named, **options})
+
+    return make
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(**splits):
+        folder = tmp_path / "saved" / "grey"
+        datasets.DatasetDict(splits).save_to_disk(folder)
+        return folder
+
+    return save
+
+
+def test_a_saved_data_set_with_its_classes(config, saved):
+    folder = saved(train=split(9), test=split(6, first=100))
+    made = config(folder)
+    dataset = load_dataset(made)
+    assert made.label == "huggingface-grey"
+    assert dataset.train.images.shape == (9, 3, 8, 8) and dataset.test.images.shape == (6, 3, 8, 8)
+    assert dataset.train.classes == dataset.test.classes == tuple(CLASSES)
+    assert dataset.train.labels.tolist() == [0, 1, 2] * 3
+    assert dataset.train.images[:, 0, 0, 0].tolist() == list(range(9))
+    assert dataset.test.images[:, 2, 7, 7].tolist() == list(range(100, 106))
+    again = load_dataset(made)  # from the cache
+    assert torch.equal(again.train.images, dataset.train.images)
+
+
+def test_limits_choose_before_anything_is_decoded(config, saved):
+    folder = saved(train=split(30), test=split(12))
+    dataset = load_dataset(config(folder, train_limit=6, test_limit=3))
+    assert dataset.train.labels.bincount().tolist() == [2, 2, 2]
+    assert dataset.test.labels.bincount().tolist() == [1, 1, 1]
+
+
+def test_a_folder_of_images(config, tmp_path):
+    for part, count in (("train", 4), ("test", 2)):
+        for number, name in enumerate(("a", "b")):
+            folder = tmp_path / "photos" / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                picture(40 * number + i).save(folder / f"{i}.png")
+    dataset = load_dataset(config(tmp_path / "photos"))
+    assert dataset.train.classes == ("a", "b") and len(dataset.train) == 8
+    assert sorted(dataset.test.images[:, 0, 0, 0].tolist()) == [0, 1, 40, 41]
+
+
+def test_each_writer_is_a_client(config, saved):
+    writers = ["ann", "bob", "ann", "cy", "bob", "ann"]
+    folder = saved(train=split(6, writer=writers))
+    dataset = load_dataset(config(folder, group="writer"))
+    assert dataset.test is None
+    parts = partition_by_name(PartitionConfig(name="groups"), dataset.train, 3, 0)
+    assert {name: part.tolist() for name, part in parts.items()} == {
+        "ann": [0, 2, 5],
+        "bob": [1, 4],
+        "cy": [3],
+    }
+
+
+def test_classes_that_are_words(config, saved):
+    folder = saved(train=split(4, breed=["x", "z", "y", "x"]), test=split(2, breed=["z", "x"]))
+    dataset = load_dataset(config(folder, label="breed"))
+    assert dataset.train.classes == ("x", "y", "z")
+    assert dataset.train.labels.tolist() == [0, 2, 1, 0] and dataset.test.labels.tolist() == [2, 0]
+
+
+def test_hidden_labels_are_none(config, saved):
+    hidden = split(3).map(lambda row: {"kind": -1})
+    dataset = load_dataset(config(saved(train=split(6), test=hidden)))
+    assert dataset.train.labels is not None and dataset.test is None
+
+
+def test_broken_images_are_skipped_by_name(config, tmp_path, caplog):
+    buffer = io.BytesIO()
+    picture(7).save(buffer, "png")
+    good, broken = buffer.getvalue(), b"no image"
+    rows = {"image": [{"bytes": content, "path": None} for content in (good, broken, good)]}
+    features = datasets.Features({"image": datasets.Image(decode=False)})
+    folder = tmp_path / "one"
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(folder)
+    dataset = load_dataset(config(folder))
+    assert len(dataset.train) == 2 and dataset.train.labels is None
+    assert dataset.skipped == (("train/1", "not an image"),)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"train": "training"}, "data.train=training: must be one of train, test"),
+        ({"test": "val"}, "data.test=val: must be one of train, test"),
+        ({"image": "pixels"}, "data.image=pixels: must be one of img, kind"),
+        ({"label": "class"}, "data.label=class: must be one of img, kind"),
+        ({"group": "writer"}, "data.group=writer: must be one of img, kind"),
+        ({"dataset": "missing/nowhere"}, "data.dataset=missing/nowhere: cannot be read ("),
+        ({"dataset": None}, "data.dataset must name a data set"),
+    ],
+)
+def test_what_is_not_there_is_one_line(config, saved, options, says):
+    folder = saved(train=split(3), test=split(3))
+    with pytest.raises(ConfigError) as error:
+        load_dataset(config(**{"dataset": folder, **options}))
+    assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+def test_of_several_columns_one_must_be_named(config, tmp_path):
+    features = datasets.Features({
+        "img": datasets.Image(),
+        "fine": datasets.ClassLabel(names=CLASSES),
+        "coarse": datasets.ClassLabel(names=["pet", "fish"]),
+    })  # fmt: skip
+    rows = {"img": [picture(1)] * 2, "fine": [0, 2], "coarse": [0, 1]}
+    folder = tmp_path / "two"
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(folder)
+    with pytest.raises(ConfigError, match=r"^data\.label: must be given, .*: fine, coarse$"):
+        load_dataset(config(folder))
+    dataset = load_dataset(config(folder, label="coarse"))
+    assert dataset.train.classes == ("pet", "fish")
+    assert np.array_equal(dataset.train.labels, [0, 1])
+
+
+def test_a_run_on_it_with_flowers_own_partitioner(saved, tiny_overrides, tmp_path):
+    pytest.importorskip("flwr_datasets", reason="needs the extra huggingface")
+    folder = saved(train=split(120), test=split(30, first=120))
+    run = tmp_path / "run"
+    code = main([
+        *tiny_overrides,
+        f"run_dir={run}",
+        "data=huggingface",
+        f"data.dataset={folder}",
+        "data.image_size=8",
+        f"data.cache={tmp_path / 'cache'}",
+        "partition=flwr_datasets",
+        "partition.partitioner=LinearPartitioner",
+        "federation.rounds=1",
+    ])  # fmt: skip
+    assert code == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 <= summary["knn"] <= 1
+    held = json.loads((run / "partition.json").read_text())
+    assert held["classes"] == CLASSES
+    assert [sum(counts) for counts in held["clients"].values()] == [12, 24, 36, 48]

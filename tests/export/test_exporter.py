@@ -1,0 +1,173 @@
+"""`orchestra-export` as a person calls it: files that other runtimes read, checked and measured."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import orchestra_flwr
+from orchestra_flwr import extras, load_encoder
+from orchestra_flwr.cli import export_main
+from orchestra_flwr.config import ModelConfig
+
+needs_onnx = pytest.mark.skipif(
+    any(extras.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
+    reason="needs the extra onnx",
+)
+
+
+@pytest.fixture
+def command(capfd):
+    def call(*arguments):
+        code = export_main([*arguments])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+PATHS_OF_THIS_MACHINE = str(Path(orchestra_flwr.__file__).parent).encode()
+WITHOUT_TORCH = """
+import sys
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+(features,) = session.run(None, {"images": np.load(sys.argv[2])})
+np.save(sys.argv[3], features)
+assert "torch" not in sys.modules
+"""
+
+
+@needs_onnx
+def test_onnxruntime_alone_gives_the_encoders_features(exported_run, tmp_path):
+    images = torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8)
+    np.save(tmp_path / "images.npy", images.numpy())
+    made = exported_run / "export" / "encoder.onnx"
+    files = [made, tmp_path / "images.npy", tmp_path / "features.npy"]
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *files], check=True)
+    features = torch.from_numpy(np.load(tmp_path / "features.npy"))
+    torch.testing.assert_close(features, load_encoder(exported_run)(images), rtol=1e-4, atol=1e-4)
+    facts = json.loads((exported_run / "export" / "export.json").read_text())
+    encoder, onnx, _ = facts["files"]
+    assert onnx["bytes"] == made.stat().st_size and encoder["bytes"] > 0
+    assert onnx["difference"] <= 1e-4 and onnx["seconds"]["32"] > 0
+
+
+@needs_onnx
+@pytest.mark.parametrize("name", ["encoder.onnx", "encoder.int8.onnx"])
+def test_no_path_of_this_machine_is_in_the_file(exported_run, name):
+    assert PATHS_OF_THIS_MACHINE not in (exported_run / "export" / name).read_bytes()
+
+
+@needs_onnx
+def test_the_middle_square_of_any_image_is_taken(exported_run):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(exported_run / "export" / "encoder.onnx")
+    image = torch.randint(0, 256, (1, 1, 8, 8), dtype=torch.uint8)
+    large = image.repeat_interleave(4, 2).repeat_interleave(4, 3)  # 32 x 32
+    wide = torch.nn.functional.pad(large, (40, 40))
+    expected = load_encoder(exported_run)(image).numpy()
+    for batch in (large, wide):
+        (features,) = session.run(None, {"images": batch.numpy()})
+        cosine = (features * expected).sum() / np.linalg.norm(features) / np.linalg.norm(expected)
+        assert cosine > 0.97
+
+
+@needs_onnx
+def test_int8_is_measured_on_the_runs_own_images(exported_run):
+    import onnx
+
+    facts = json.loads((exported_run / "export" / "export.json").read_text())
+    assert facts["images"] == {"train": 120, "test": 60}
+    encoder, plain, small = facts["files"]
+    assert small["bytes"] < plain["bytes"]
+    assert plain["knn"] == encoder["knn"] and 0 < plain["linear"] <= 1
+    assert 0 < small["difference"] < 0.5 and abs(small["knn"] - plain["knn"]) < 0.1
+    graph = onnx.load(exported_run / "export" / "encoder.int8.onnx").graph
+    kinds = {node.name: node.op_type for node in graph.node}
+    assert [*kinds.values()].count("Conv") == 4
+    inputs = {name: node.op_type for node in graph.node for name in node.output}
+    for node in graph.node:  # convolutions take 8 bits, the products that resize do not
+        if node.op_type in ("Conv", "MatMul"):
+            sources = {inputs.get(name) for name in node.input[:2]}
+            assert (sources == {"DequantizeLinear"}) is (node.op_type == "Conv")
+
+
+@needs_onnx
+def test_only_the_encoders_own_size_if_that_is_asked_for(make_run, command):
+    import onnxruntime
+
+    run = make_run()
+    code, out, err = command(f"run={run}", "any_size=false")
+    assert (code, err) == (0, "")
+    assert "| encoder.onnx " in out and out.splitlines()[-1] == str(run / "export")
+    session = onnxruntime.InferenceSession(run / "export" / "encoder.onnx")
+    assert session.get_inputs()[0].shape[1:] == [1, 8, 8]
+
+
+def test_torchs_own_file_is_loaded_without_this_package(make_run, command, tmp_path):
+    run = make_run()
+    code, out, err = command(f"run={run}", "format=torch_export", f"folder={tmp_path / 'made'}")
+    assert (code, err) == (0, "") and "encoder.pt2" in out
+    assert PATHS_OF_THIS_MACHINE not in (tmp_path / "made" / "encoder.pt2").read_bytes()
+    module = torch.export.load(tmp_path / "made" / "encoder.pt2").module()
+    images = torch.randint(0, 256, (9, 1, 8, 8), dtype=torch.uint8)
+    expected = load_encoder(run)(images)
+    torch.testing.assert_close(module(images), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_onnx
+def test_features_outside_of_the_tolerance_are_not_written(make_run, command):
+    run = make_run()
+    code, out, err = command(
+        f"run={run}", "tolerance=1e-30", "any_size=false"
+    )  # sums in another order differ
+    assert (code, out) == (1, "")
+    assert err.startswith("error: encoder.onnx: features differ") and err.count("\n") == 1
+    assert not (run / "export").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "run: must be given"),
+        (["run=missing"], "run=missing: missing/encoder.safetensors: no such file"),
+        (["run={run}", "format=tflite"], "format=tflite"),
+        (["run={run}", "format=torch_export", "int8=true"], "int8=true: needs format=onnx"),
+        (["run={run}", "tolerance=0"], "tolerance=0"),
+        (["run={run}", "int8=true", "data=cifar10"], "the encoder expects 1 and 8"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(make_run, command, arguments, says):
+    run = make_run()
+    code, out, err = command(*(a.replace("{run}", str(run)) for a in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and says in err and err.count("\n") == 1
+    assert not (run / "export").exists()
+
+
+def test_without_the_library_one_line_says_what_to_install(make_run, command, monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    code, _, err = command(f"run={make_run()}")
+    assert code == 2
+    assert err == (
+        "error: format=onnx: onnx is not installed; pip install 'orchestra-flwr[onnx]'\n"
+    )
+
+
+OPTIONS = {"vit_tiny": {"image_size": 8, "depth": 2, "width": 24}, "cct": {"image_size": 8}}
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ModelConfig.room.found())
+def test_every_backbone_is_exported(make_run, command, name):
+    run = make_run(name, **OPTIONS.get(name, {}))
+    code, _, err = command(f"run={run}", "int8=true")
+    assert (code, err) == (0, "")

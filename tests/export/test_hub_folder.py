@@ -1,0 +1,148 @@
+"""The folder for the hub, and its upload to a server that answers as the hub does."""
+
+import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+
+from orchestra_flwr import extras, load_encoder
+from orchestra_flwr.cli import export_main
+
+
+@pytest.fixture
+def command(capfd):
+    def call(*arguments):
+        code = export_main(["format=hub", *arguments])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_the_folder_holds_card_and_encoder_and_nothing_else_of_the_run(make_run, command):
+    run = make_run()
+    (run / "metrics.jsonl").write_text("{}\n")
+    (run / "export").mkdir()
+    (run / "export" / "encoder.onnx").write_bytes(b"made before")
+    code, out, err = command(f"run={run}", "license=mit")
+    assert (code, err, out.strip()) == (0, "", str(run / "hub"))
+    files = {str(p.relative_to(run / "hub")) for p in (run / "hub").rglob("*") if p.is_file()}
+    assert files == {"README.md", "encoder.safetensors", "encoder.json", "onnx/encoder.onnx"}
+    assert "license: mit" in (run / "hub" / "README.md").read_text()
+    images = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
+    assert torch.equal(load_encoder(run / "hub")(images), load_encoder(run)(images))
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """The requests of an upload, answered; what is committed lies in `folder`."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.server.asked.append((self.path, self.headers.get("Authorization")))
+        if self.server.refuse:
+            self.answer({"error": "not yours"}, 403)
+        elif self.path == "/api/repos/create":
+            self.server.made.append(json.loads(body))
+            self.answer({"url": f"{self.server.address}/me/digits", "id": "me/digits"})
+        elif "/preupload/" in self.path:
+            wanted = json.loads(body)["files"]
+            modes = [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in wanted
+            ]
+            self.answer({"files": modes, "commitOid": "0" * 40})
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    path = self.server.folder / line["value"]["path"]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(base64.b64decode(line["value"]["content"]))
+            url = f"{self.server.address}/me/digits/commit/{'1' * 40}"
+            self.answer({"commitUrl": url, "commitOid": "1" * 40})
+        else:  # validation of the card
+            self.answer({"errors": [], "warnings": []})
+
+    def do_GET(self):
+        self.answer({"id": "me/digits", "sha": "0" * 40, "siblings": []})
+
+    def answer(self, values, status=200):
+        content = json.dumps(values).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A server on this machine; huggingface_hub believes that it is the hub."""
+    pytest.importorskip("huggingface_hub", reason="needs the extra huggingface")
+    from huggingface_hub import constants
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    server.folder, server.asked, server.made, server.refuse = tmp_path / "hub", [], [], False
+    server.address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", server.address)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_what_is_pushed_is_loaded_from_the_hub(make_run, command, hub):
+    run = make_run()
+    code, out, err = command(f"run={run}", "push_to_hub=me/digits")
+    assert code == 0, err
+    assert out.strip().splitlines()[-1].startswith(f"{hub.address}/me/digits")
+    assert hub.made[0]["name"] == "digits"
+    # Releases of the library say it in one way or the other.
+    assert hub.made[0].get("private") is True or hub.made[0].get("visibility") == "private"
+    assert {token for _, token in hub.asked} == {"Bearer hf_of_the_test"}
+    assert 'snapshot_download("me/digits")' in (hub.folder / "README.md").read_text()
+    images = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
+    assert torch.equal(load_encoder(hub.folder)(images), load_encoder(run)(images))
+
+
+def test_a_hub_that_refuses_is_one_line_and_the_folder_is_there(make_run, command, hub):
+    hub.refuse = True
+    run = make_run()
+    code, out, err = command(f"run={run}", "push_to_hub=me/digits")
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert err.startswith("error: push_to_hub=me/digits: ") and "403" in err
+    assert (run / "hub" / "README.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["push_to_hub=digits"], "push_to_hub=digits: must be owner/name"),
+        (["format=onnx", "push_to_hub=me/digits"], "push_to_hub=me/digits: needs format=hub"),
+    ],
+)
+def test_a_wrong_name_is_refused_before_anything_is_written(make_run, command, arguments, says):
+    run = make_run()
+    code, out, err = command(f"run={run}", *arguments)
+    assert (code, out) == (2, "") and says in err
+    assert not (run / "hub").exists()
+
+
+def test_without_the_library_one_line_says_what_to_install(make_run, command, monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    code, _, err = command(f"run={make_run()}", "push_to_hub=me/digits")
+    assert code == 2
+    assert err == (
+        "error: push_to_hub: huggingface_hub is not installed; "
+        "pip install 'orchestra-flwr[huggingface]'\n"
+    )

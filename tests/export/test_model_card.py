@@ -1,0 +1,108 @@
+"""The card says what the run folder knows, in the form that the hub reads, and nothing private."""
+
+import json
+
+import pytest
+import yaml
+
+from orchestra_flwr.config import config_to_yaml
+from orchestra_flwr.export.card_facts import CardFacts
+from orchestra_flwr.export.model_card import card
+
+SUMMARY = {
+    "knn": 0.368,
+    "linear": 0.495,
+    "untrained": {"knn": 0.319, "linear": 0.406},
+    "backbone": "target",
+    "k_anonymity": 16,
+    "released": "centroids",
+    "privacy": {"updates": "not covered by differential privacy"},
+    "versions": {"orchestra_flwr": "0.1.0", "torch": "2.15.0"},
+}
+
+
+@pytest.fixture
+def finished(make_run):
+    run = make_run()
+    (run / "summary.json").write_text(json.dumps(SUMMARY))
+    return run
+
+
+def text_of(run):
+    return card(CardFacts.of(run / "encoder.safetensors"))
+
+
+def front_matter(text):
+    _, front, body = text.split("---\n", 2)
+    return yaml.safe_load(front), body
+
+
+def test_the_front_matter_is_what_the_hub_shows(finished):
+    front, body = front_matter(
+        card(CardFacts.of(finished / "encoder.safetensors"), "me/digits", "apache-2.0")
+    )
+    assert front["license"] == "apache-2.0"
+    assert front["pipeline_tag"] == "image-feature-extraction"
+    assert {"federated-learning", "self-supervised-learning"} <= {*front["tags"]}
+    (model,) = front["model-index"]
+    assert model["name"] == "digits"
+    assert [m["value"] for m in model["results"][0]["metrics"]] == [36.8, 49.5]
+    assert body.lstrip().startswith("# digits\n")
+    assert 'load_encoder(snapshot_download("me/digits"))' in body
+
+
+def test_the_hubs_own_library_reads_it(finished):
+    hub = pytest.importorskip("huggingface_hub", reason="needs the extra huggingface")
+    read = hub.ModelCard(text_of(finished))
+    assert [r.metric_name for r in read.data.eval_results] == [
+        "kNN accuracy",
+        "linear probe accuracy",
+    ]
+    assert read.data.library_name == "orchestra_flwr"
+
+
+def test_method_data_accuracy_and_privacy_are_said(finished):
+    text = text_of(finished)
+    assert "Lubana et al." in text  # the method's own source
+    assert "4 simulated clients" in text and "one machine held all images" in text
+    assert "| kNN, target" in text and "36.8 %" in text and "+4.9" in text
+    assert "stand for 16 different images or more" in text
+    assert "averaged encoders: not covered by differential privacy" in text
+    assert "(B, 1, 8, 8)" in text
+
+
+def test_no_path_of_the_owners_is_in_it(finished, tiny):
+    config = tiny("data=image_folder", "data.root=/home/ann/secret/photos.zip")
+    (finished / "config.yaml").write_text(config_to_yaml(config))
+    text = text_of(finished)
+    assert "image_folder-photos" in text
+    assert "/home" not in text and "secret" not in text and str(finished) not in text
+
+
+def test_what_is_not_private_is_said_first(finished):
+    (finished / "summary.json").write_text(json.dumps({**SUMMARY, "not_private": "raw features"}))
+    assert "## Privacy\n\nNOT PRIVATE: raw features" in text_of(finished)
+
+
+def test_an_encoder_without_its_run_has_a_card(finished):
+    for name in ("config.yaml", "summary.json"):
+        (finished / name).unlink()
+    front, body = front_matter(text_of(finished))
+    assert "model-index" not in front and "license" not in front
+    assert "Not measured" in body
+
+
+def test_labels_are_not_denied(finished, tiny):
+    (finished / "config.yaml").write_text(config_to_yaml(tiny("method=supervised")))
+    front, body = front_matter(text_of(finished))
+    assert "self-supervised-learning" not in front["tags"]
+    assert "Labels were used for training." in body and "trained with labels" in body
+
+
+def test_one_of_several_encoders_does_not_boast_of_the_runs_scores(finished):
+    (finished / "encoders").mkdir()
+    for ending in ("safetensors", "json"):
+        (finished / f"encoder.{ending}").rename(finished / "encoders" / f"cluster-1.{ending}")
+    text = card(CardFacts.of(finished / "encoders" / "cluster-1.safetensors"))
+    assert "model-index" not in text and "Not measured" in text
+    assert "stand for 16 different images" in text and "Lubana et al." in text

@@ -1,0 +1,25 @@
+"""The encoder as one network of ordinary layers."""
+
+import pytest
+import torch
+
+from orchestra_flwr import load_encoder
+from orchestra_flwr.export.portable import PortableEncoder
+from orchestra_flwr.models.convolution import Convolution
+
+
+@pytest.mark.parametrize("any_size", [True, False])
+def test_it_gives_the_encoders_features(make_run, any_size):
+    encoder = load_encoder(make_run())
+    portable = PortableEncoder(encoder, any_size=any_size)
+    images = portable.example(40, side=8)
+    torch.testing.assert_close(portable(images), encoder(images), rtol=1e-4, atol=1e-5)
+
+
+def test_no_convolution_by_products_is_left_in_it_and_all_in_the_encoder(make_run):
+    encoder = load_encoder(make_run("resnet18"))
+    before = [type(module) for module in encoder.modules()]
+    portable = PortableEncoder(encoder)
+    assert not any(isinstance(module, Convolution) for module in portable.modules())
+    assert [type(module) for module in encoder.modules()] == before
+    assert Convolution in before
