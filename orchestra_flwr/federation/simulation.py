@@ -62,12 +62,13 @@ def _announce(config: Config, population: Population, progress: Progress) -> Non
     images = f"{len(dataset.train):,} training"
     if dataset.test is not None:
         images += f" and {len(dataset.test):,} test"
+    rounds = f"{federation.rounds} round" + "s" * (federation.rounds != 1)
     engine: Engine = config.engine.build(config)
     remote = engine.is_remote(engine.settings)
     device = config.device if remote else resolve_device(config.device)
     progress.message(
         f"method={config.method.name} data={config.data.name}: {images} images, "
-        f"{len(population.parts)} clients, {federation.rounds} round{'s' * (federation.rounds != 1)}"
+        f"{len(population.parts)} clients, {rounds}"
     )
     progress.message(f"device: {device}, engine={config.engine.name}")
 
