@@ -16,6 +16,7 @@ from orchestra_flwr.config.overrides import read_overrides
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.export.export_config import ExportConfig
 
 QUOTE = "a list is written [a,b], and a value with"
 
@@ -104,7 +105,7 @@ def test_a_path_may_be_none_quoted_or_refer_to_a_key():
 
 
 def test_all_options_of_images_on_disk_are_paths():
-    assert set(FileOptions.model_fields) == set(DataConfig.paths)
+    assert {*FileOptions.model_fields, "dataset"} == set(DataConfig.paths)  # a name, or a folder
 
 
 def test_the_advice_to_quote_can_be_followed():
@@ -123,7 +124,7 @@ def test_a_client_has_no_files_to_choose_from():
         load(ClientConfig, ["server=a:1", "data=cifar10"])
 
 
-@pytest.mark.parametrize("section", [Config, ClientConfig, EvaluateConfig])
+@pytest.mark.parametrize("section", [Config, ClientConfig, EvaluateConfig, ExportConfig])
 def test_help_shows_every_key(section):
     def keys(annotation, prefix=""):
         for name, field in annotation.model_fields.items():
