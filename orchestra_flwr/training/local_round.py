@@ -135,7 +135,7 @@ def _received(
             f"client {seed.client}: the method or one of its terms needs the state as the server "
             "sent it, and it is missing (received.state)"
         )
-    return replace(received, labels=labels)
+    return received if labels is None else replace(received, labels=labels)
 
 
 def _contribution(
