@@ -14,7 +14,7 @@ from orchestra_flwr.cli import main
 from orchestra_flwr.config import load_config, without_unread
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ("README.md", "docs/contributing.md")
+GUIDES = ("docs/contributing.md",)
 EXAMPLE = re.compile(r"```(?:python|yaml)\n# my_package/(\S+)\n.*?```", re.S)
 COMMAND = re.compile(r"run_sim\.py (plugins=\[my_package\] [^`\n#]*\S)")
 QUICK = ("federation.rounds=1", "evaluation.every=9")

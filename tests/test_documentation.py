@@ -18,6 +18,8 @@ from orchestra_flwr.use.use_config import EmbedConfig, LabelConfig
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SECURITY = (ROOT / "SECURITY.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+METHODS = (ROOT / "docs" / "methods.md").read_text()
 
 
 GUIDES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
@@ -116,7 +118,7 @@ def options(choice):
 
 def test_every_key_in_the_configuration_table_exists():
     values = load_config().model_dump()
-    table = README.split("\n## Configuration\n")[1].split("\n## ")[0]
+    table = CONFIGURATION
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     keys = {k for row in rows for k in re.findall(r"`(\w+\.\w+)`", row)}
     assert len(keys) > 10
@@ -127,7 +129,7 @@ def test_every_key_in_the_configuration_table_exists():
 
 
 def test_the_configuration_table_names_every_section_and_choice():
-    table = README.split("\n## Configuration\n")[1].split("\n## ")[0]
+    table = CONFIGURATION
     rows = {k: row for row in table.splitlines() for k in re.findall(r"^\| `(\w+)`", row)}
     sections = {name for name, value in load_config().model_dump().items() if name in CHOICES}
     assert sections <= rows.keys()
@@ -135,9 +137,6 @@ def test_the_configuration_table_names_every_section_and_choice():
         text = rows[section] + (METHODS if section == "method" else "")
         for name in CHOICES[section].room.found():
             assert f"`{name}`" in text, f"{section}={name}"
-
-
-METHODS = README.split("\n## Methods\n")[1].split("\n## ")[0]
 
 
 @pytest.mark.parametrize("group", CHOICES)
