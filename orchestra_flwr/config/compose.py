@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_flwr.config.choice import Choice
-from orchestra_flwr.config.described import Described
+from orchestra_flwr.config.key_descriptions import Described
 from orchestra_flwr.config.overrides import read_overrides
 from orchestra_flwr.config.resume import resumed
 from orchestra_flwr.config.run import Config
