@@ -12,8 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from orchestra_flwr import __version__, usage
-from orchestra_flwr.completion import completion_script
+from orchestra_flwr import __version__
+from orchestra_flwr.commands import usage
+from orchestra_flwr.commands.completion import completion_script
+from orchestra_flwr.commands.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.config import (
     Composed,
     Config,
@@ -23,11 +25,10 @@ from orchestra_flwr.config import (
     described,
     load,
 )
+from orchestra_flwr.console.output_streams import outlast_output
+from orchestra_flwr.console.phases import phase
+from orchestra_flwr.console.printable import printable, printable_lines
 from orchestra_flwr.export.export_config import ExportConfig
-from orchestra_flwr.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
-from orchestra_flwr.output_streams import outlast_output
-from orchestra_flwr.phases import phase
-from orchestra_flwr.printable import printable, printable_lines
 from orchestra_flwr.use.use_config import EmbedConfig, LabelConfig
 
 if TYPE_CHECKING:

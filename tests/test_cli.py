@@ -51,7 +51,7 @@ def sim(tmp_path, monkeypatch, capsys):
             "privacy.k_min=900: no client could send centroids",
         ),
         (["resume=missing"], "resume=missing"),
-        (["federation=null"], "federation=null: must be one of dec_ssl, device, silo, small"),
+        (["federation=null"], "federation=null: must be one of dec_ssl, demo, device, silo, small"),
         (["hydra.run.dir=x"], "hydra.run.dir: unknown key"),
         (["federation.clients=true"], "federation.clients=true: must be a number"),
         (["name=../x"], "name=../x: must be the name of a folder in outputs/, without / and"),
@@ -63,7 +63,7 @@ def sim(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(sim, tmp_path, arguments, names):
-    code, out, err = sim(*arguments)
+    code, out, err = sim("logging.progress=off", *arguments)
     assert code == 2
     assert out == ""
     assert err.startswith("error: ") and names in err and err.count("\n") == 1

@@ -27,7 +27,7 @@ def run(tmp_path_factory, tiny_overrides):
     """One run in a thread, of images that were passed, with what its progress reported."""
     folder = tmp_path_factory.mktemp("from_python")
     reports, results = [], []
-    overrides = [*tiny_overrides, "data.image_size=16", "evaluation.knn_k=3"]
+    overrides = [*tiny_overrides[1:], "data.image_size=16", "evaluation.knn_k=3"]
     overrides += [f"data.cache={folder}", f"run_dir={folder}/run"]
 
     def work():

@@ -10,12 +10,12 @@ import orchestra_flwr
 from orchestra_flwr.config import Config, TermConfig
 
 LAYERS = [
-    ["fingerprints", "printable", "square_image", "usage"],
-    ["plugins", "seeding", "files", "folder_lock", "output_streams", "phases"],
+    ["fingerprints", "console", "square_image"],
+    ["plugins", "seeding", "files", "folder_lock"],
     ["tensor_files"],
     ["config"],
     ["extras"],
-    ["models", "privacy", "flags", "completion"],
+    ["models", "privacy", "commands"],
     ["data"],
     ["clustering"],
     ["methods"],

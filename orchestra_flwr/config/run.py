@@ -34,7 +34,7 @@ from orchestra_flwr.config.sections import (
     WithPlugins,
     known_device,
 )
-from orchestra_flwr.printable import printable
+from orchestra_flwr.console.printable import printable
 
 MOST_BYTES = 255  # of a file's name, on every usual file system
 

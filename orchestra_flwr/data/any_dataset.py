@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.images import Dataset, ImageSet
-from orchestra_flwr.printable import printable
 from orchestra_flwr.square_image import square_image
 
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from orchestra_flwr.output_streams import outlast_output
-from orchestra_flwr.printable import printable
+from orchestra_flwr.console.output_streams import outlast_output
+from orchestra_flwr.console.printable import printable
 
 USAGE = """\
 usage: python -m orchestra_flwr.experiments FOLDER

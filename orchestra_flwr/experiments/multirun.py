@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestra_flwr.config import Config, ConfigError, load_config, swept_values
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.experiments.planning import Plan, Row, run_name
 from orchestra_flwr.experiments.planning.description import Experiment, Presentation, Scale
 from orchestra_flwr.experiments.results.runs import read_run
-from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import percent
 
 FOLDER = Path("outputs/multirun")

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from orchestra_flwr.printable import printable
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.reporting.text import percent, size
 
 WIDTH = 120  # characters; in a narrower terminal the lines wrap, and none is cut

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from orchestra_flwr.console.printable import printable_lines
 from orchestra_flwr.export.card_facts import CardFacts
-from orchestra_flwr.printable import printable_lines
 from orchestra_flwr.reporting.summary_table import privacy_lines, scores_table
 
 SCORES = {"knn": "kNN accuracy", "linear": "linear probe accuracy"}

@@ -11,8 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import write_atomically
-from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.environment import environment
 from orchestra_flwr.reporting.run_folder import finite
 from orchestra_flwr.reporting.text import percent

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import replacing
-from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import lookup
 
 Metrics = Sequence[dict[str, Any]]

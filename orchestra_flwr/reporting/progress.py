@@ -16,8 +16,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
-from orchestra_flwr.phases import phase
-from orchestra_flwr.printable import printable
+from orchestra_flwr.console.phases import phase
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.reporting.text import duration, percent
 
 PLAIN_INTERVAL = 30  # seconds between lines within a round

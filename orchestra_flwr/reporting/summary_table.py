@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestra_flwr.printable import printable
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.reporting.text import duration, lookup, percent, size
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))

@@ -10,10 +10,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.models import Encoder, load_encoder
-from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import size
 from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embedding_files import (

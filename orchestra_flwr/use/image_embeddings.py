@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import Decoded, decode_files
 from orchestra_flwr.evaluation.features import extract_features
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.models import Encoder
-from orchestra_flwr.printable import printable
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
 from orchestra_flwr.training import torch_threads
 from orchestra_flwr.use.embedding_files import Embeddings

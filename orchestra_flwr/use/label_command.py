@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import replacing, write_atomically
-from orchestra_flwr.printable import printable
 from orchestra_flwr.reporting.text import percent
 from orchestra_flwr.use.embed_command import embedded_images, load_for_use
 from orchestra_flwr.use.embedding_files import Embeddings, save_plain

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import ImageFile
-from orchestra_flwr.printable import printable
 
 COLUMNS = ("path", "label")
 FEWEST = 5  # images of a class: as many as there are folds of cross-validation

@@ -70,7 +70,11 @@ def test_help_shows_every_option_of_every_plugin(key, name):
     [
         ("data=digits", "data.root=x", "data=cifar10, data=cifar100, data=image_folder, data="),
         ("partition=iid", "partition.alpha=3", "which has share (partition=dirichlet, partition="),
-        ("engine=inline", "engine.workers=2", "which has no options (engine=ray has it)"),
+        (
+            "engine=inline",
+            "engine.workers=2",
+            "no options (engine=auto, engine=ray have it)",
+        ),
         ("optimizer=adamw", "optimizer.momentum=1", "(optimizer=sgd has it)"),
         ("merging=fedu", "merging.first_mu=.5", "which has threshold (merging=fedema has it)"),
         ("method=rotpred", "method.outputs=9", "(method=dino, method=specloss have it)"),

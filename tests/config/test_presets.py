@@ -13,7 +13,7 @@ ADAM = {"lr": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "bias_correc
 def test_the_mutual_information_paper(data):
     config = load_config([PRESET, *data])
     assert (config.method.name, config.method.views) == ("simclr", "plain")
-    assert config.method.options == {"temperature": 0.1, "loss": "infonce"}
+    assert config.method.options == {"temperature": 0.1, "loss": "infonce", "classes": None}
     assert config.terms["verification"].weight == 1
     model = config.model
     assert (model.name, model.norm, model.projector) == ("resnet18", "group", "plain")
@@ -29,8 +29,8 @@ def test_the_mutual_information_paper(data):
 @pytest.mark.parametrize(
     ("override", "options"),
     [
-        ("method=spectral", {"norm": "ball"}),
-        ("method=simsiam", {}),
+        ("method=spectral", {"norm": "ball", "classes": None}),
+        ("method=simsiam", {"classes": None}),
         ("server_optimizer=mean", {}),
         ("server_optimizer=yogi", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "epsilon": 0.001}),
         ("optimizer=adamw", {"betas": [0.9, 0.999], "epsilon": 1e-8, "weight_decay": 0.01}),
@@ -58,7 +58,7 @@ def test_what_is_written_wins():
 
 def test_without_a_preset_every_choice_has_its_defaults():
     config = load_config(["method=simclr", "server_optimizer=adam"])
-    assert config.method.options == {"temperature": 0.1, "loss": "nt_xent"}
+    assert config.method.options == {"temperature": 0.1, "loss": "nt_xent", "classes": None}
     settings = config.server_optimizer.plugin.Settings
     assert config.server_optimizer.settings == settings()
     assert config.optimizer.settings == config.optimizer.plugin.Settings()

@@ -135,7 +135,10 @@ def test_the_path_of_a_package_may_hold_anything(tmp_path, monkeypatch):
 
 def test_names_and_options_of_the_package_are_listed(user_package):
     user_package({"partitions/mine.py": PARTITION})
-    names = "must be one of by_class, dirichlet, features, groups, iid, prior_dirichlet, skew"
+    names = (
+        "must be one of by_class, dirichlet, features, flwr_datasets, groups, iid, "
+        "prior_dirichlet, skew"
+    )
     assert refused("partition=mine") == f"partition=mine: {names}"
     assert refused(PACKAGE, "partition=nope") == f"partition=nope: {names}, mine"
     assert refused(PACKAGE, "partition=mine", "partition.fractio=1") == (
@@ -228,7 +231,7 @@ def test_a_source_of_the_package_is_evaluated(user_package, tmp_path):
     assert (chosen.name, chosen.settings.myoption, chosen.image_size) == ("mine", 3, 16)
     assert refused(f"run={tmp_path}", "data=mine", section=EvaluateConfig) == (
         "data=mine: must be one of affine_digits, cifar10, cifar100, digits, huggingface, "
-        "stl10, stored, tiny_imagenet"
+        "image_folder, stl10, stored, tiny_imagenet"
     )
     with pytest.raises(ConfigError, match="^data.myoptoin: unknown option of data=mine, which"):
         images(PACKAGE, "data=mine", "data.myoptoin=3")

@@ -70,7 +70,7 @@ class TestDockerfile:
     def test_asks_for_the_port_and_the_folder_that_are_the_defaults(self):
         server, client = ((ROOT / f"conf/{name}.yaml").read_text() for name in ("server", "client"))
         (port,) = re.findall(r'"/opt/health.py", "(\d+)"', DOCKERFILE)
-        assert re.search(rf"(?m)^port: {port}$", server)
+        assert re.search(rf"(?m)^port: {port}\b", server)
         assert f"\nEXPOSE {port}\n" in DOCKERFILE
         assert ".local/state}/orchestra_flwr" in client
         assert ".local/state/orchestra_flwr/*/alive" in DOCKERFILE

@@ -21,7 +21,9 @@ def make_run(tmp_path, tiny):
 @pytest.fixture(scope="module")
 def exported_run(tmp_path_factory):
     """Such a folder after `orchestra-export int8=true`: once for all tests that only look at it."""
-    config = load_config(["data.train_limit=120", "data.test_limit=60", "federation.clients=4"])
+    config = load_config(
+        ["data=digits", "data.train_limit=120", "data.test_limit=60", "federation.clients=4"]
+    )
     folder = write_run(tmp_path_factory.mktemp("exported") / "run", config, "convnet", 16)
     assert export_main([f"run={folder}", "int8=true", "calibration=64"]) == 0
     return folder

@@ -298,5 +298,6 @@ def test_a_backbone_that_is_not_there_is_one_clear_line(encoder, tmp_path):
     with pytest.raises(ValueError) as error:
         orchestra_flwr.load_encoder(tmp_path)
     assert str(error.value) == (
-        f"{tmp_path / 'encoder.json'}: model=vit: must be one of cct, convnet, resnet18, vit_tiny"
+        f"{tmp_path / 'encoder.json'}: model=vit: must be one of cct, convnet, resnet18, timm, "
+        "vit_tiny"
     )

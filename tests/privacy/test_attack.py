@@ -87,7 +87,13 @@ def test_rounds_add_up_for_centroids_and_hardly_for_private_ones(tiny, digits):
     that was not there; scores are cosines beyond that, averaged over rounds. The encoder is
     trained on those other people's digits, so that by itself it says nothing about the clients'.
     """
-    config = tiny("model.width=16", "model.projector_dim=64", "training.lr=0.03", *EVALUATED)
+    config = tiny(
+        "model.width=16",
+        "model.projector_dim=64",
+        "training.lr=0.03",
+        "method.ema=0.996",
+        *EVALUATED,
+    )
     torch.manual_seed(0)
     learner = build_learner(config, 1)
     method = learner.method

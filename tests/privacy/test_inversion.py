@@ -27,7 +27,11 @@ def seeded(seed):
 def encode():
     """The default encoder of the digits, untrained, from (n, 1, 8, 8) in [0, 1] to features."""
     torch.manual_seed(0)
-    method = build_method(load_config(["model.projector_dim=256"]), 1).eval().requires_grad_(False)
+    method = (
+        build_method(load_config(["data=digits", "model.projector_dim=256"]), 1)
+        .eval()
+        .requires_grad_(False)
+    )
 
     def features(images):
         return F.normalize(method.target_projector(method.target_backbone(2 * images - 1)), dim=1)

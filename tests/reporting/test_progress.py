@@ -217,7 +217,7 @@ def test_names_do_not_command_the_terminal(mode):
 
 
 def test_plain_says_what_takes_long_between_rounds(monkeypatch, capsys):
-    monkeypatch.setattr("orchestra_flwr.phases.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("orchestra_flwr.console.phases.FIRST_SECONDS", 0.01)
     with make_progress("plain", 1) as progress:
         with progress.phase("judging the encoder"):
             time.sleep(0.3)
@@ -246,7 +246,7 @@ def test_off_is_silent_about_phases(capsys):
 
 def test_plain_says_that_the_first_round_has_begun(monkeypatch, capsys):
     """Nobody knows yet how long one is; later ones are not said twice."""
-    monkeypatch.setattr("orchestra_flwr.phases.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("orchestra_flwr.console.phases.FIRST_SECONDS", 0.01)
     with make_progress("plain", 2) as progress:
         for number in (1, 2):
             progress.round_started(number, 3, "training")

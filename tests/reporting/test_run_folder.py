@@ -28,7 +28,7 @@ def test_runs_of_the_same_second_get_folders_of_their_own(config, tmp_path):
     paths = [RunFolder.create(config, tmp_path).path for _ in range(20)]
     assert len(set(paths)) == 20
     for path in paths:
-        assert path.parent == tmp_path / "orchestra-digits"
+        assert path.parent == tmp_path / "orchestra-affine_digits"
         assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(-\d+)?", path.name)
     assert any(re.search(r"_\d\d-\d\d-\d\d-2$", path.name) for path in paths)
 

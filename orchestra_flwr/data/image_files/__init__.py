@@ -5,8 +5,13 @@ from __future__ import annotations
 from orchestra_flwr.config import Section
 
 
-class FileOptions(Section):
+class CacheOptions(Section):
+    """Options of the sources whose images are decoded once."""
+
+    cache: str | None = None  # folder for decoded images; None: in the user's cache folder
+
+
+class FileOptions(CacheOptions):
     """Options of the sources that read files."""
 
     root: str | None = None  # where the images are; CIFAR's default is a folder in the cache
-    cache: str | None = None  # folder for decoded images; None: in the user's cache folder

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
 from orchestra_flwr.data.image_files.file_lists import Contents, FileList
 from orchestra_flwr.data.images import UNLABELLED
-from orchestra_flwr.printable import printable
 
 logger = logging.getLogger("orchestra_flwr.data")
 

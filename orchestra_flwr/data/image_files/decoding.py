@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestra_flwr.printable import printable
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.square_image import broken_because, decode_image
 
 logger = logging.getLogger("orchestra_flwr.data")

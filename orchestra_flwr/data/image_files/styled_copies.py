@@ -9,11 +9,11 @@ from pathlib import Path
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
 from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.data.images import Dataset, ImageSet
-from orchestra_flwr.printable import printable
 
 
 @lru_cache(maxsize=1)

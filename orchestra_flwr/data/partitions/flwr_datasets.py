@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, Section
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.partitions import Indices, Partition
 from orchestra_flwr.extras import require
-from orchestra_flwr.printable import printable
 
 IMAGE, LABEL = "image", "label"  # the columns that a partitioner sees
 SET_HERE = {

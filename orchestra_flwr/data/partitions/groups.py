@@ -15,9 +15,9 @@ from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, Section
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.partitions import Indices, Partition
-from orchestra_flwr.printable import printable
 
 COLUMNS = ["file", "group"]
 

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data.image_files import FileOptions
+from orchestra_flwr.console.printable import printable
+from orchestra_flwr.data.image_files import CacheOptions
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
 from orchestra_flwr.data.image_files.decoding import Decoded, decode_files
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import balanced_subset
 from orchestra_flwr.extras import require
-from orchestra_flwr.printable import printable
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
-class HuggingFaceOptions(FileOptions):
+class HuggingFaceOptions(CacheOptions):
     """Options under `data.` for data=huggingface; without a column's name the only fitting one."""
 
     dataset: str | None = None  # of the hub, owner/name; or a folder

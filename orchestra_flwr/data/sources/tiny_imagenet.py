@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
 from orchestra_flwr.data.image_files.file_lists import Contents, FileList, load_files
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
-from orchestra_flwr.printable import printable
 
 LAYOUT = "train/<class>/images/*, val/images/* and val/val_annotations.txt"
 LIST = "val/val_annotations.txt"

@@ -2,8 +2,8 @@
 
 import sys
 
+from orchestra_flwr.console.output_streams import outlast_output
 from orchestra_flwr.deployment.keys.command_line import main
-from orchestra_flwr.output_streams import outlast_output
 
 outlast_output()
 sys.exit(main())

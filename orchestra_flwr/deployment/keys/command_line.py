@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.deployment.keys import subcommands
 from orchestra_flwr.deployment.keys.client_keys import NAME_RULE
 from orchestra_flwr.deployment.keys.key_files import COMMAND
-from orchestra_flwr.printable import printable
 
 _Choices: TypeAlias = "argparse._SubParsersAction[_Parser]"
 DESCRIPTION = """\

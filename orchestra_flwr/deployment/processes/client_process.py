@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data import survey
 from orchestra_flwr.deployment.channel.unix_socket import (
     Channel,
@@ -23,7 +24,6 @@ from orchestra_flwr.deployment.processes.supernode import Health, Supernode
 from orchestra_flwr.deployment.processes.trainer import Trainer
 from orchestra_flwr.files import make_private_folder, only_for_owner, write_atomically
 from orchestra_flwr.folder_lock import FolderInUseError, locked
-from orchestra_flwr.printable import printable
 
 POLL_SECONDS = 1.0
 

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestra_flwr.output_streams import outlast_output
-from orchestra_flwr.printable import printable
+from orchestra_flwr.console.output_streams import outlast_output
+from orchestra_flwr.console.printable import printable
 
 USAGE = """\
 usage: python -m orchestra_flwr.experiments.theory FOLDER [dimensions=256,1024] [sources=3,5]

@@ -158,7 +158,7 @@ def test_only_keeps_rows_with_all_of_the_values():
 
 def test_a_runs_name_says_what_is_computed_and_nothing_else():
     base = run_name(load_config())
-    assert base.startswith("orchestra-digits-k10-a0.1-s0-")
+    assert base.startswith("orchestra-affine_digits-k10-a0.1-s0-")
     same = ["device=cpu", "name=x", "run_dir=y", "terms.proximal.weight=0"]
     for engine in ("engine=inline", "engine.workers=1", "ray.workers=1"):
         assert run_name(load_config([*same, engine])) == base
@@ -172,7 +172,7 @@ def test_a_runs_name_says_what_is_computed_and_nothing_else():
         run_name(load_config(["data=image_folder", f"data.root={root}"])) for root in roots
     )
     assert one == moved != two
-    assert run_name(load_config(), "split").startswith("split-digits-")
+    assert run_name(load_config(), "split").startswith("split-affine_digits-")
 
 
 def test_plans_are_stored_and_read_back_in_reading_order(tmp_path):

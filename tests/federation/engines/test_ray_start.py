@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestra_flwr.cli import main
-from orchestra_flwr.federation import population, simulation
+from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.engines import ray_start
 from orchestra_flwr.federation.server.round_report import FederationError
 
@@ -98,12 +98,12 @@ def test_it_begins_before_images_are_decoded_and_ends_if_they_cannot_be(monkeypa
     calls = []
     engine = SimpleNamespace(begin=lambda: calls.append("begin"), end=lambda: calls.append("end"))
     monkeypatch.setattr(simulation, "check_resources", lambda config: engine)
-    loaded = population.load_population
+    loaded = simulation.load_population
 
     def load(config):
         calls.append("images")
         return loaded(config)
 
-    monkeypatch.setattr(population, "load_population", load)
+    monkeypatch.setattr(simulation, "load_population", load)
     assert main(["data=image_folder", f"data.root={tmp_path / 'missing'}"]) == 2
     assert calls == ["begin", "images", "end"]

@@ -39,6 +39,7 @@ def coming_and_going(*present):
     class Members(SimulatedMembers):
         def __init__(self, grid, names):
             super().__init__(grid, names)
+            super().connected()  # as long as it knows the names
             self.names = ()
             self.rounds = iter(present)
 

@@ -117,7 +117,7 @@ def test_the_untrained_encoder_is_evaluated_while_workers_start(config, monkeypa
         return scores(self, method, **named)
 
     monkeypatch.setattr(Evaluator, "scores", evaluated)
-    _, folder = run(config())
+    _, folder = run(config("evaluation.every=1"))
     assert order == ["evaluated", "asked", *["asked", "evaluated"] * 2]
     records = folder.read_metrics()
     dataset = load_population(config()).dataset

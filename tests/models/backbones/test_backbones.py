@@ -189,7 +189,7 @@ def test_its_options_are_checked(user_package):
 
 def test_names_that_do_not_exist_are_refused(user_package):
     user_package({"backbones/patches.py": MINE})
-    known = "cct, convnet, resnet18, vit_tiny"
+    known = "cct, convnet, resnet18, timm, vit_tiny"
     with pytest.raises(ConfigError, match=f"^model=vit: must be one of {known}$"):
         build_backbone(ModelConfig(name="vit"), 3)
     model = ModelConfig(name="vit")

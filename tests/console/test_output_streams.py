@@ -7,11 +7,11 @@ import textwrap
 
 import pytest
 
-from orchestra_flwr.output_streams import outlast_output
+from orchestra_flwr.console.output_streams import outlast_output
 
 WORK = """
 import sys
-from orchestra_flwr.output_streams import outlast_output
+from orchestra_flwr.console.output_streams import outlast_output
 
 outlast_output()
 for number in range(3):

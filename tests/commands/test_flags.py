@@ -7,8 +7,8 @@ import pytest
 
 from orchestra_flwr import __version__
 from orchestra_flwr.cli import client_main, evaluate_main, experiment_main, main, server_main
+from orchestra_flwr.commands.flags import COMMON, read_flags
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.flags import COMMON, read_flags
 
 COMMANDS = [main, server_main, client_main, experiment_main, evaluate_main]
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from orchestra_flwr import phases
-from orchestra_flwr.phases import phase
+from orchestra_flwr.console import phases
+from orchestra_flwr.console.phases import phase
 
 
 def test_a_short_phase_leaves_no_line():

@@ -1,6 +1,6 @@
 import pytest
 
-from orchestra_flwr.printable import printable, printable_lines
+from orchestra_flwr.console.printable import printable, printable_lines
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from orchestra_flwr.cli import client_main, main
-from orchestra_flwr.completion import completion_script
+from orchestra_flwr.commands.completion import completion_script
 
 
 def completed(script, program, line):

@@ -1,0 +1,1 @@
+"""What all commands have in common: flags, help texts, completion."""
