@@ -88,6 +88,9 @@ def a_batch(method, images, count=16):
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "task", ["digits", pytest.param("colour", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_round_trains_all_that_is_trained_and_the_loss_falls(task, name):
     config, images = task(name)
     learner = build(config)

@@ -12,7 +12,7 @@ from orchestra_flwr.experiments import (
     run_name,
 )
 
-OFTEN = {("table1", "paper"), ("figure5", "small"), ("mi_table5", "small")}
+OFTEN = {("table6", "paper"), ("figure5", "small")}
 
 
 # A row takes .15 s: most are composed where minutes do not matter.

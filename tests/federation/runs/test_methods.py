@@ -45,7 +45,17 @@ def run(config):
     return summary, folder, grid.heard
 
 
-@pytest.mark.parametrize("name", MethodConfig.room.found())
+# What each method does in a round is tested in tests/methods; these are the most unlike ones.
+OFTEN = {"orchestra", "byol", "mae", "cbafed", "swav"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow)
+        for name in MethodConfig.room.found()
+    ],
+)
 def test_two_rounds_end_with_finite_scores_of_the_kept_backbone(tiny, tmp_path, name):
     needs = ("model=vit_tiny", "model.width=24", "model.depth=2") if name == "mae" else ()
     config = tiny(f"method={name}", f"run_dir={tmp_path / 'run'}", *needs)

@@ -97,7 +97,12 @@ OTHERS = (  # methods with a target of each client's own, and with a queue that 
 
 
 @pytest.mark.parametrize(
-    ("policy", "killed"), [(POLICIES[0], 3), (POLICIES[1], 2), *((other, 2) for other in OTHERS)]
+    ("policy", "killed"),
+    [
+        (POLICIES[0], 3),
+        (POLICIES[1], 2),
+        *(pytest.param(other, 2, marks=pytest.mark.slow) for other in OTHERS),
+    ],
 )
 def test_killed_and_resumed_it_ends_in_the_same_bits(config, tmp_path, policy, killed):
     """The plug is pulled when two of the round's three clients have already kept their state."""

@@ -11,6 +11,7 @@ from orchestra_flwr.reporting import RunFolder
 NAME = "mobilenetv3_small_050"
 
 
+@pytest.mark.slow  # a network of 50 layers, ten times
 def test_it_begins_with_the_weights_and_needs_them_no_more(tiny, tmp_path, federate, watched):
     """Clients train what was sent to them, and a resumed run ends in the same bits without them."""
     timm = pytest.importorskip("timm", reason="needs the extra timm")
