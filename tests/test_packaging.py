@@ -1,6 +1,10 @@
 """What `pyproject.toml` promises: commands, the Flower app, and the files of the wheel."""
 
 import importlib
+import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -8,6 +12,8 @@ import pytest
 from flwr.cli.config_utils import load_and_validate
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
+
+import orchestra_flwr
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -36,3 +42,36 @@ def test_the_wheel_holds_conf():
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["force-include"] == {"conf": "orchestra_flwr/conf"}
     assert wheel["packages"] == ["orchestra_flwr"]
+
+
+class TestVersion:
+    def test_is_that_of_the_project(self):
+        assert orchestra_flwr.__version__ == PROJECT["project"]["version"]
+        assert "__version__" in dir(orchestra_flwr)
+
+    def test_is_the_newest_one_of_the_changelog_and_the_citation(self):
+        headings = re.findall(r"(?m)^## (.+)$", (ROOT / "CHANGELOG.md").read_text())
+        assert headings[0] == "Unreleased"
+        version, day = re.fullmatch(r"(\S+) \((\d{4}-\d\d-\d\d)\)", headings[1]).groups()
+        assert version == orchestra_flwr.__version__
+        citation = (ROOT / "CITATION.cff").read_text()
+        assert re.search(rf"(?m)^version: {re.escape(version)}$", citation)
+        assert re.search(rf'(?m)^date-released: "{day}"$', citation)
+
+    def test_of_an_installed_package_is_that_of_its_metadata(self, tmp_path):
+        """Also where another project's pyproject.toml lies in the folder of packages."""
+        (tmp_path / "orchestra_flwr").mkdir()
+        shutil.copy(orchestra_flwr.__file__, tmp_path / "orchestra_flwr")
+        (tmp_path / "pyproject.toml").write_text('[project]\nname = "other"\nversion = "1"\n')
+        about = tmp_path / "orchestra_flwr-9.8.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: orchestra-flwr\nVersion: 9.8\n"
+        )
+        program = "from orchestra_flwr import __version__; print(__version__)"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == "9.8\n"
