@@ -1,6 +1,7 @@
 """What `pyproject.toml` promises: commands, the Flower app, and the files of the wheel."""
 
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from flwr.cli.config_utils import load_and_validate
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -75,3 +77,35 @@ class TestVersion:
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert done.stdout == "9.8\n"
+
+
+class TestHostedFiles:
+    """What a code host reads: .github/."""
+
+    @pytest.mark.parametrize(
+        "path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda p: p.stem
+    )
+    def test_is_valid_and_asks_for_something(self, path):
+        content = yaml.safe_load(path.read_text())
+        if path.parent.name == "ISSUE_TEMPLATE" and path.stem != "config":
+            assert {"name", "description", "body"} <= content.keys()
+            fields = content["body"]
+            assert len({field["id"] for field in fields}) == len(fields)
+            assert all(field["attributes"]["label"] for field in fields)
+            assert any(field.get("validations", {}).get("required") for field in fields)
+
+    def test_all_pythons_of_the_project_run_all_checks(self):
+        job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["check"]
+        pythons = job["strategy"]["matrix"]["python"]
+        named = [c.rpartition(" ")[2] for c in PROJECT["project"]["classifiers"] if ":: 3." in c]
+        assert pythons == named
+        assert PROJECT["project"]["requires-python"] == f">={pythons[0]}"
+        assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+        assert os.access(ROOT / ".ci" / "run", os.X_OK)
+        actions = [step["uses"] for step in job["steps"] if "uses" in step]
+        assert actions and all(re.search(r"@v\d+$", action) for action in actions)
+
+
+def test_types_are_offered_to_those_who_import_the_package():
+    assert (ROOT / "orchestra_flwr" / "py.typed").is_file()
+    assert "Typing :: Typed" in PROJECT["project"]["classifiers"]
