@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Waiting threads of torch spin unless this is set before torch is loaded. Where other processes
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from orchestra_flwr.from_python import simulate
     from orchestra_flwr.models import load_encoder
     from orchestra_flwr.reporting.run_result import Result
+
+    __version__: str
 else:
     _HOMES = {
         "Result": "orchestra_flwr.reporting.run_result",
@@ -19,15 +22,30 @@ else:
         "simulate": "orchestra_flwr.from_python",
     }
 
+    def _version() -> str:
+        # A checkout and Flower's app archive have pyproject.toml beside the package. What an
+        # installation noted about a checkout is as old as that installation.
+        project = Path(__file__).parents[1] / "pyproject.toml"
+        if project.is_file():
+            import tomllib
+
+            described = tomllib.loads(project.read_text("utf-8")).get("project", {})
+            if described.get("name") == "orchestra-flwr":
+                return str(described["version"])
+        from importlib.metadata import version
+
+        return version("orchestra-flwr")
+
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return globals().setdefault(name, _version())
         # Commands that need no torch (keys, --help) must not wait seconds for its import.
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(_HOMES[name]), name)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_HOMES})
+        return sorted({*globals(), *_HOMES, "__version__"})
 
 
-__version__ = "0.1.0"
 __all__ = ["Result", "__version__", "load_encoder", "simulate"]

@@ -47,7 +47,7 @@ def simulate(
         ConfigError: the configuration or the data set cannot be used; nothing was run.
         FederationError: the run failed; it can be resumed.
 
-    Example:
+    Examples:
         >>> from orchestra_flwr import simulate
         >>> result = simulate(["engine=inline", "federation.rounds=3"], progress=True)
         >>> print(result)

@@ -93,7 +93,8 @@ def test_every_command_about_keys_runs_as_it_stands_in_the_guides(tmp_path, monk
 
 
 def test_links_between_the_guides_lead_somewhere():
-    at_the_top = ((README, ROOT), (SECURITY, ROOT))
+    names = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    at_the_top = [((ROOT / name).read_text(), ROOT) for name in names]
     for guide, folder in (*at_the_top, *((text, ROOT / "docs") for text in GUIDES[1:])):
         for target in re.findall(r"\]\((?!http)([^)#]+)", guide):
             assert (folder / target).exists(), target

@@ -1,13 +1,21 @@
 """What `pyproject.toml` promises: commands, the Flower app, and the files of the wheel."""
 
 import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from flwr.cli.config_utils import load_and_validate
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
+
+import orchestra_flwr
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -36,3 +44,68 @@ def test_the_wheel_holds_conf():
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["force-include"] == {"conf": "orchestra_flwr/conf"}
     assert wheel["packages"] == ["orchestra_flwr"]
+
+
+class TestVersion:
+    def test_is_that_of_the_project(self):
+        assert orchestra_flwr.__version__ == PROJECT["project"]["version"]
+        assert "__version__" in dir(orchestra_flwr)
+
+    def test_is_the_newest_one_of_the_changelog_and_the_citation(self):
+        headings = re.findall(r"(?m)^## (.+)$", (ROOT / "CHANGELOG.md").read_text())
+        assert headings[0] == "Unreleased"
+        version, day = re.fullmatch(r"(\S+) \((\d{4}-\d\d-\d\d)\)", headings[1]).groups()
+        assert version == orchestra_flwr.__version__
+        citation = (ROOT / "CITATION.cff").read_text()
+        assert re.search(rf"(?m)^version: {re.escape(version)}$", citation)
+        assert re.search(rf'(?m)^date-released: "{day}"$', citation)
+
+    def test_of_an_installed_package_is_that_of_its_metadata(self, tmp_path):
+        """Also where another project's pyproject.toml lies in the folder of packages."""
+        (tmp_path / "orchestra_flwr").mkdir()
+        shutil.copy(orchestra_flwr.__file__, tmp_path / "orchestra_flwr")
+        (tmp_path / "pyproject.toml").write_text('[project]\nname = "other"\nversion = "1"\n')
+        about = tmp_path / "orchestra_flwr-9.8.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: orchestra-flwr\nVersion: 9.8\n"
+        )
+        program = "from orchestra_flwr import __version__; print(__version__)"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == "9.8\n"
+
+
+class TestHostedFiles:
+    """What a code host reads: .github/."""
+
+    @pytest.mark.parametrize(
+        "path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda p: p.stem
+    )
+    def test_is_valid_and_asks_for_something(self, path):
+        content = yaml.safe_load(path.read_text())
+        if path.parent.name == "ISSUE_TEMPLATE" and path.stem != "config":
+            assert {"name", "description", "body"} <= content.keys()
+            fields = content["body"]
+            assert len({field["id"] for field in fields}) == len(fields)
+            assert all(field["attributes"]["label"] for field in fields)
+            assert any(field.get("validations", {}).get("required") for field in fields)
+
+    def test_all_pythons_of_the_project_run_all_checks(self):
+        job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["check"]
+        pythons = job["strategy"]["matrix"]["python"]
+        named = [c.rpartition(" ")[2] for c in PROJECT["project"]["classifiers"] if ":: 3." in c]
+        assert pythons == named
+        assert PROJECT["project"]["requires-python"] == f">={pythons[0]}"
+        assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+        assert os.access(ROOT / ".ci" / "run", os.X_OK)
+        actions = [step["uses"] for step in job["steps"] if "uses" in step]
+        assert actions and all(re.search(r"@v\d+$", action) for action in actions)
+
+
+def test_types_are_offered_to_those_who_import_the_package():
+    assert (ROOT / "orchestra_flwr" / "py.typed").is_file()
+    assert "Typing :: Typed" in PROJECT["project"]["classifiers"]

@@ -123,7 +123,7 @@ class Encoder(nn.Module):
             TypeError: the image is of another kind.
             ValueError: the file holds no image, or a shape or value is not allowed.
 
-        Example:
+        Examples:
             >>> encoder(encoder.preprocess("cat.jpg")[None]).shape
             torch.Size([1, 512])
         """
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
             TypeError: something is no image.
             ValueError: there are no images, or one cannot be used; the text says which.
 
-        Example:
+        Examples:
             >>> features = encoder.encode(sorted(Path("photos").glob("*.jpg")), progress=True)
         """
         device = self._weight.device

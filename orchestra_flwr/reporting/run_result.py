@@ -58,7 +58,7 @@ class Result:
     Raises:
         FileNotFoundError: there is no run in it.
 
-    Example:
+    Examples:
         >>> result = Result("outputs/orchestra-digits/2026-11-22_10-00-00")
         >>> result.summary["linear"], result.encoder.dim
         (0.992, 512)
