@@ -18,7 +18,9 @@ def main() -> None:
 
     torch = sys.argv[1]
     with Path("pyproject.toml").open("rb") as file:
-        print(*tomllib.load(file)["project"]["dependencies"], sep="\n")
+        project = tomllib.load(file)["project"]
+    # The images of server and client have one environment.
+    print(*project["dependencies"], *project["optional-dependencies"]["server"], sep="\n")
     if torch != "base":
         print(torch)
         return

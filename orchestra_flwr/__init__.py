@@ -42,7 +42,15 @@ else:
         # Commands that need no torch (keys, --help) must not wait seconds for its import.
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        try:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            library = (error.name or "").partition(".")[0]
+            if library not in {"matplotlib", "sklearn"}:
+                raise
+            install = "pip install 'orchestra-flwr[server]'"
+            reason = f"orchestra_flwr.{name}: {library} is not installed; {install}"
+            raise ModuleNotFoundError(reason, name=library) from None
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_HOMES, "__version__"})

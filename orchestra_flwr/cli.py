@@ -29,6 +29,7 @@ from orchestra_flwr.console.output_streams import outlast_output
 from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import printable, printable_lines
 from orchestra_flwr.export.export_config import ExportConfig
+from orchestra_flwr.extras import require_server
 from orchestra_flwr.use.use_config import EmbedConfig, LabelConfig
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
 def _experiment(flags: Flags) -> int:
     from orchestra_flwr.experiments import experiment_names, make_plan
 
+    require_server(Path(sys.argv[0]).name)
     arguments = flags.overrides
     given = dict(a.partition("=")[::2] for a in arguments if a.partition("=")[0] in EXPERIMENT_KEYS)
     extra = [a for a in arguments if a.partition("=")[0] not in EXPERIMENT_KEYS]
@@ -128,6 +130,7 @@ def _run_several(flags: Flags) -> int:
     from orchestra_flwr.experiments.multirun import FOLDER, make_sweep, print_sweep
     from orchestra_flwr.experiments.sweep import jobs_of, run_jobs
 
+    require_server(Path(sys.argv[0]).name)
     plan, configs = make_sweep(flags.overrides)
     if "--cfg" in flags:
         print("\n---\n".join(config_to_yaml(config) for config in configs.values()), end="")
@@ -194,6 +197,8 @@ def _command(
             print(shown, end="")
             return 0
         config = load(kind, flags.overrides, all_read=True)
+        if run not in (_take_part, _export):
+            require_server(Path(sys.argv[0]).name)
         _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         _stop_on_sigterm()

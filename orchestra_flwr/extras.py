@@ -23,3 +23,15 @@ def require(key: str, extra: str, *libraries: str) -> None:
             raise ConfigError(
                 f"{key}: {library} is not installed; pip install 'orchestra-flwr[{extra}]'"
             )
+
+
+SERVER = ("matplotlib", "sklearn")  # what all commands but the client's need: the extra `server`
+
+
+def require_server(program: str) -> None:
+    """Refuses a program in an environment that was made for a client.
+
+    Raises:
+        ConfigError: names the library that is missing, and what to install.
+    """
+    require(program, "server", *SERVER)

@@ -30,9 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     from orchestra_flwr.config import ConfigError
-    from orchestra_flwr.experiments.report.writer import write_report
+    from orchestra_flwr.extras import require_server
 
     try:
+        require_server("python -m orchestra_flwr.experiments")
+        from orchestra_flwr.experiments.report.writer import write_report
+
         print(f"report: {write_report(arguments[0])}")
     except ConfigError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)

@@ -90,7 +90,11 @@ class TestRequirements:
         return done.stdout.splitlines()
 
     def test_are_the_dependencies_of_the_project(self):
-        assert self.print_for("") == [*PROJECT["dependencies"], ""]
+        assert self.print_for("") == [
+            *PROJECT["dependencies"],
+            *PROJECT["optional-dependencies"]["server"],
+            "",
+        ]
 
     def test_take_the_torch_that_is_named(self):
         assert self.print_for("torch==2.10.*")[-1] == "torch==2.10.*"

@@ -12,6 +12,7 @@ import torch
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import balanced_subset, limited
+from orchestra_flwr.extras import require
 from orchestra_flwr.square_image import resize
 
 TEST_SHARE = 0.2
@@ -65,6 +66,7 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
     The file alone is read, because every worker does so: importing scikit-learn, and with it scipy,
     takes seconds.
     """
+    require("data=digits, data=affine_digits", "server", "sklearn")
     spec = find_spec("sklearn")
     for folder in (spec and spec.submodule_search_locations) or ():
         if (file := Path(folder) / FILE).is_file():

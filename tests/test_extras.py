@@ -1,0 +1,92 @@
+"""An environment that was made for a client: `pip install orchestra-flwr` without extras."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from orchestra_flwr.extras import SERVER
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+HIDDEN = (*SERVER, "ray", "pandas", "tensorboard")
+HIDE = f"import sys; sys.modules.update(dict.fromkeys({HIDDEN!r}))\n"
+CLIENT = """if True:
+    from pathlib import Path
+    from orchestra_flwr.cli import client_main
+    import orchestra_flwr.deployment.channel.relay_app, flwr.supernode.cli.flower_supernode
+    import orchestra_flwr.deployment.processes.client_process
+    from orchestra_flwr import load_encoder
+    from orchestra_flwr.config import load_config
+    from orchestra_flwr.data import load_dataset
+    from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+    from orchestra_flwr.seeding import ClientSeed
+    from orchestra_flwr.training import build_learner, train_round
+    config = load_config(sys.argv[1:])
+    images = load_dataset(config.data).train.images
+    learner = build_learner(config, images.shape[1])
+    trained = train_round(learner, images, config, ClientSeed(0, 1, "0"))
+    print(trained.steps, "scipy" in sys.modules)
+"""
+
+
+def python(program, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", HIDE + program, *map(str, arguments)],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+
+
+def test_a_client_trains_orchestra_without_the_libraries_of_a_server(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    done = python(
+        CLIENT, "data=image_folder", f"data.root={tmp_path}", "partition=iid", "model.width=8",
+        "data.image_size=16", "training.local_epochs=1", "training.batch_size=8", "device=cpu",
+        "clustering.global_clusters=4", "clustering.local_clusters=2", "clustering.memory=32",
+    )  # fmt: skip
+    assert done.stdout == "5 True\n", done.stderr  # Orchestra's clusters of equal size need scipy
+
+
+@pytest.mark.parametrize(
+    "command", ["main", "server_main", "evaluate_main", "embed_main", "label_main"]
+)
+def test_any_other_command_says_in_one_line_what_to_install(command, tmp_path):
+    """Commands with other required keys may name those first: they are complete here."""
+    (tmp_path / "encoder.safetensors").touch()
+    (tmp_path / "encoder.json").touch()
+    arguments = {
+        "evaluate_main": [f"run={tmp_path}"],
+        "embed_main": [f"run={tmp_path}", f"images={tmp_path}"],
+        "label_main": [f"run={tmp_path}", f"images={tmp_path}", "labels=labels.csv"],
+    }
+    program = f"from orchestra_flwr.cli import {command}; sys.exit({command}())"
+    done = python(program, *arguments.get(command, []))
+    line = r"error: -c: matplotlib is not installed; pip install 'orchestra-flwr\[server\]'\n"
+    assert done.returncode == 2 and re.fullmatch(line, done.stderr), done.stderr
+
+
+def test_from_python_as_well():
+    done = python("from orchestra_flwr import simulate")
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: orchestra_flwr.simulate: matplotlib is not installed; "
+        "pip install 'orchestra-flwr[server]'"
+    )
+
+
+def test_a_client_installs_none_of_them_and_everything_else_does():
+    """Flower brings uvicorn itself; scipy is needed by Orchestra's clients."""
+    small = {re.split(r"[<>=\[]", each)[0] for each in PYPROJECT["project"]["dependencies"]}
+    assert not small & {"matplotlib", "scikit-learn", "ray", "pandas"}
+    for extra in ("simulation", "notebook"):
+        assert "orchestra-flwr[server]" in EXTRAS[extra]
+    assert PYPROJECT["dependency-groups"]["app"] == EXTRAS["server"]  # flwr run .
+    assert PYPROJECT["tool"]["uv"]["default-groups"] == ["app"]
