@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestra_flwr.extras import require_server
 from orchestra_flwr.output_streams import outlast_output
 from orchestra_flwr.printable import printable
 
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE)
         return 0
     try:
+        require_server("python -m orchestra_flwr.experiments.theory")
         folder, settings = _parsed(arguments)
     except ValueError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
