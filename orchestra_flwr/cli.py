@@ -197,7 +197,7 @@ def _command(
             print(shown, end="")
             return 0
         config = load(kind, flags.overrides, all_read=True)
-        if run not in (_take_part, _export):
+        if run is not _take_part:
             require_server(Path(sys.argv[0]).name)
         _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)

@@ -57,7 +57,7 @@ def test_a_client_trains_orchestra_without_the_libraries_of_a_server(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", ["main", "server_main", "evaluate_main", "embed_main", "label_main"]
+    "command", ["main", "server_main", "evaluate_main", "embed_main", "label_main", "export_main"]
 )
 def test_any_other_command_says_in_one_line_what_to_install(command, tmp_path):
     """Commands with other required keys may name those first: they are complete here."""
@@ -65,6 +65,7 @@ def test_any_other_command_says_in_one_line_what_to_install(command, tmp_path):
     (tmp_path / "encoder.json").touch()
     arguments = {
         "evaluate_main": [f"run={tmp_path}"],
+        "export_main": [f"run={tmp_path}"],
         "embed_main": [f"run={tmp_path}", f"images={tmp_path}"],
         "label_main": [f"run={tmp_path}", f"images={tmp_path}", "labels=labels.csv"],
     }
@@ -72,6 +73,17 @@ def test_any_other_command_says_in_one_line_what_to_install(command, tmp_path):
     done = python(program, *arguments.get(command, []))
     line = r"error: -c: matplotlib is not installed; pip install 'orchestra-flwr\[server\]'\n"
     assert done.returncode == 2 and re.fullmatch(line, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("module", ["experiments", "experiments.theory"])
+def test_a_module_that_is_run_says_it_as_well(module, tmp_path):
+    program = f"import runpy; runpy.run_module('orchestra_flwr.{module}', run_name='__main__')"
+    done = python(program, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: python -m orchestra_flwr.{module}: matplotlib is not installed; "
+        "pip install 'orchestra-flwr[server]'\n"
+    )
 
 
 def test_from_python_as_well():

@@ -51,6 +51,12 @@ class TestVersion:
         assert orchestra_flwr.__version__ == PROJECT["project"]["version"]
         assert "__version__" in dir(orchestra_flwr)
 
+    def test_is_asked_for_in_one_place(self):
+        """The gate read an installation's metadata: a checkout's clients were refused."""
+        sources = (ROOT / "orchestra_flwr").rglob("*.py")
+        asking = [file for file in sources if re.search(r'version\("orchestra', file.read_text())]
+        assert asking == [ROOT / "orchestra_flwr" / "__init__.py"]
+
     def test_is_the_newest_one_of_the_changelog_and_the_citation(self):
         headings = re.findall(r"(?m)^## (.+)$", (ROOT / "CHANGELOG.md").read_text())
         assert headings[0] == "Unreleased"

@@ -7,13 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TypeGuard
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from orchestra_flwr import __version__
 from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint, public_key
 from orchestra_flwr.deployment.gate.connection import peer_name
 from orchestra_flwr.deployment.gate.refusals import Refusals
@@ -178,7 +178,7 @@ class Forwarder:
                 self._upstream.request("GET", "/health", [], _chunks()) as response,
             ):
                 healthy = response.status == 200
-        content = {"version": version("orchestra-flwr"), "superlink": healthy}
+        content = {"version": __version__, "superlink": healthy}
         if healthy:
             await call.answer(200, content)
         else:

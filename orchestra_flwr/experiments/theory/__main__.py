@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orchestra_flwr.console.output_streams import outlast_output
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.extras import require_server
 
 USAGE = """\
 usage: python -m orchestra_flwr.experiments.theory FOLDER [dimensions=256,1024] [sources=3,5]
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE)
         return 0
     try:
+        require_server("python -m orchestra_flwr.experiments.theory")
         folder, settings = _parsed(arguments)
     except ValueError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,8 +135,7 @@ def _library() -> ModuleType:
     """
     if find_spec("timm") is None:
         raise ValueError("model=timm: timm is not installed; pip install 'orchestra-flwr[timm]'")
-    import timm
-
+    timm: ModuleType = importlib.import_module("timm")
     return timm
 
 
