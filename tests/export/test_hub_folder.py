@@ -139,7 +139,10 @@ def test_a_wrong_name_is_refused_before_anything_is_written(make_run, command, a
 
 
 def test_without_the_library_one_line_says_what_to_install(make_run, command, monkeypatch):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    there = extras.find_spec
+    monkeypatch.setattr(
+        extras, "find_spec", lambda name: None if name == "huggingface_hub" else there(name)
+    )
     code, _, err = command(f"run={make_run()}", "push_to_hub=me/digits")
     assert code == 2
     assert err == (
