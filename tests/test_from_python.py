@@ -148,7 +148,7 @@ assert not heavy, heavy
 @pytest.mark.slow
 def test_workers_of_ray_see_the_images_that_were_passed(tmp_path, tiny_overrides):
     results = []
-    overrides = [*tiny_overrides, "engine=ray", "data.image_size=16", f"data.cache={tmp_path}",
+    overrides = [*tiny_overrides[1:], "engine=ray", "data.image_size=16", f"data.cache={tmp_path}",
                  "partition=iid", f"run_dir={tmp_path}/run"]  # fmt: skip
     thread = threading.Thread(target=lambda: results.append(simulate(overrides, PICTURES)))
     thread.start()

@@ -20,7 +20,7 @@ images = np.load(sys.argv[2])
 bank, queries = (session.run(None, {"images": images[n]})[0] for n in ("train", "test"))
 bank, queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (bank, queries))
 cosines = queries @ bank.T
-nearest = np.argsort(-cosines, axis=1)[:, :20]
+nearest = np.argsort(-cosines, axis=1)[:, :12]
 weights = np.exp(np.take_along_axis(cosines, nearest, 1) / 0.1)
 votes = np.zeros((len(queries), 10))
 for column in range(nearest.shape[1]):
@@ -35,8 +35,8 @@ def test_simulated_exported_and_classified_without_torch(tiny, tiny_overrides, t
     for library in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(library, reason="needs the extra onnx")
     run = tmp_path / "run"
-    assert main([*tiny_overrides, "evaluation.knn_k=20", f"run_dir={run}"]) == 0
-    assert export_main([f"run={run}", "int8=true", "evaluation.knn_k=20"]) == 0
+    assert main([*tiny_overrides, "evaluation.knn_k=12", f"run_dir={run}"]) == 0
+    assert export_main([f"run={run}", "int8=true", "evaluation.knn_k=12"]) == 0
     data = load_dataset(tiny().data)
     np.savez(
         tmp_path / "images.npz",

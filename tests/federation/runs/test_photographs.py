@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_flwr.config import MethodConfig
+from orchestra_flwr.config import MethodConfig, load_config, without_unread
 
 REPOSITORY = Path(__file__).parents[3]
 PHOTOS = REPOSITORY.parent / "shared" / "data" / "cifar10-jpeg.zip"
@@ -24,12 +24,17 @@ SMALL = (
 )  # fmt: skip
 
 
+NEEDS = {"mae": ("model=vit_tiny", "model.width=24", "model.depth=2")}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not PHOTOS.is_file(), reason="the photographs are not here")
 @pytest.mark.parametrize("method", [*MethodConfig.room.found(), "byol merging=fedu"])
 def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, method):
-    overrides = [*SMALL, *f"method={method}".split(), f"run_dir={tmp_path / 'run'}"]
+    chosen = [*f"method={method}".split(), *NEEDS.get(method, ())]
+    overrides = without_unread(load_config([*SMALL, *chosen]), [*SMALL, *chosen])
+    overrides += [f"run_dir={tmp_path / 'run'}"]
     started = time.perf_counter()
     python(tmp_path, str(REPOSITORY / "run_sim.py"), *overrides)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
