@@ -86,7 +86,7 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
 def _experiment(flags: Flags) -> int:
     from orchestra_flwr.experiments import experiment_names, make_plan
 
-    require_server(Path(sys.argv[0]).name)
+    require_server(usage.program(usage.EXPERIMENT))
     arguments = flags.overrides
     given = dict(a.partition("=")[::2] for a in arguments if a.partition("=")[0] in EXPERIMENT_KEYS)
     extra = [a for a in arguments if a.partition("=")[0] not in EXPERIMENT_KEYS]
@@ -130,7 +130,7 @@ def _run_several(flags: Flags) -> int:
     from orchestra_flwr.experiments.multirun import FOLDER, make_sweep, print_sweep
     from orchestra_flwr.experiments.sweep import jobs_of, run_jobs
 
-    require_server(Path(sys.argv[0]).name)
+    require_server(usage.program(usage.SIM))
     plan, configs = make_sweep(flags.overrides)
     if "--cfg" in flags:
         print("\n---\n".join(config_to_yaml(config) for config in configs.values()), end="")
@@ -198,7 +198,7 @@ def _command(
             return 0
         config = load(kind, flags.overrides, all_read=True)
         if run is not _take_part:
-            require_server(Path(sys.argv[0]).name)
+            require_server(usage.program(text))
         _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         _stop_on_sigterm()

@@ -57,9 +57,14 @@ def test_a_client_trains_orchestra_without_the_libraries_of_a_server(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", ["main", "server_main", "evaluate_main", "embed_main", "label_main", "export_main"]
-)
-def test_any_other_command_says_in_one_line_what_to_install(command, tmp_path):
+    ("command", "name"),
+    [
+        ("main", "run_sim.py"), ("server_main", "run_server.py"), ("evaluate_main", "python"),
+        ("embed_main", "orchestra-embed"), ("label_main", "orchestra-label"),
+        ("export_main", "orchestra-export"),
+    ],
+)  # fmt: skip
+def test_any_other_command_says_in_one_line_what_to_install(command, name, tmp_path):
     """Commands with other required keys may name those first: they are complete here."""
     (tmp_path / "encoder.safetensors").touch()
     (tmp_path / "encoder.json").touch()
@@ -71,8 +76,8 @@ def test_any_other_command_says_in_one_line_what_to_install(command, tmp_path):
     }
     program = f"from orchestra_flwr.cli import {command}; sys.exit({command}())"
     done = python(program, *arguments.get(command, []))
-    line = r"error: -c: matplotlib is not installed; pip install 'orchestra-flwr\[server\]'\n"
-    assert done.returncode == 2 and re.fullmatch(line, done.stderr), done.stderr
+    line = f"error: {name}: matplotlib is not installed; pip install 'orchestra-flwr[server]'\n"
+    assert (done.returncode, done.stderr) == (2, line)
 
 
 @pytest.mark.parametrize("module", ["experiments", "experiments.theory"])

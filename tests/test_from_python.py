@@ -96,6 +96,7 @@ def test_the_run_can_be_resumed_without_its_data_set(run):
         (["rounds"], None, "overrides are written key=value"),
         ({"federation.rounds": 0}, None, "federation.rounds=0"),
         (["data=digits"], PAIRS, r"data=digits: must not be given together with dataset="),
+        (["method=simclr", "clustering.memory=9"], None, "clustering.memory: is not read by"),
         (["resume=x"], PAIRS, r"resume=x: must not be given together with dataset="),
         (["engine=inline"], [1, 2], "dataset: training image 0: an image must be a path"),
     ],

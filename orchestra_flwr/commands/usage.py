@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 # How programs are called that are installed, by the names of those in a checkout.
@@ -27,6 +28,11 @@ def as_called(text: str, program: str) -> str:
 def script_of(text: str) -> str:
     """The name of the program that a text is about."""
     return text.removeprefix("usage: ").split()[0]
+
+
+def program(text: str) -> str:
+    """The name, as it is called here, of the program that a text is about."""
+    return as_called(script_of(text), sys.argv[0])
 
 
 _COMMON = """\

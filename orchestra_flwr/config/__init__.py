@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         load_config,
     )
     from orchestra_flwr.config.config_file import read_config_file
-    from orchestra_flwr.config.evaluate import EvaluateConfig, SavedEncoderConfig
+    from orchestra_flwr.config.evaluate import EvaluateConfig, OfSavedEncoder, SavedEncoderConfig
     from orchestra_flwr.config.overrides import swept_values
     from orchestra_flwr.config.resume import MAY_GROW, RESUME_MAY_CHANGE
     from orchestra_flwr.config.translate import conf_dir
@@ -60,6 +60,7 @@ else:
         "load_config": "compose",
         "read_config_file": "config_file",
         "EvaluateConfig": "evaluate",
+        "OfSavedEncoder": "evaluate",
         "SavedEncoderConfig": "evaluate",
         "swept_values": "overrides",
         "MAY_GROW": "resume",
@@ -90,6 +91,7 @@ __all__ = [
     "MethodConfig",
     "ModelConfig",
     "Normalisation",
+    "OfSavedEncoder",
     "OptionalPathText",
     "PathText",
     "Plugin",

@@ -40,13 +40,10 @@ class EvaluatedDataConfig(Section):
     augmentation: AugmentationConfig | None
 
 
-class SavedEncoderConfig(WithPlugins, Composed):
-    """A saved encoder, and images that its command may need: another data set or the run's own."""
-
-    unused = ("model", "federation", "training", "clustering")
+class OfSavedEncoder(Composed):
+    """A command on a saved encoder."""
 
     run: PathText
-    data: EvaluatedDataConfig
 
     @field_validator("run", mode="before")
     @classmethod
@@ -58,8 +55,16 @@ class SavedEncoderConfig(WithPlugins, Composed):
     @property
     def encoder(self) -> Path:
         """The encoder's file."""
-        path = Path(self.run)
+        path = Path(self.run).expanduser()
         return path if path.suffix == ".safetensors" else path / "encoder.safetensors"
+
+
+class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
+    """A saved encoder, and images that its command may need: another data set or the run's own."""
+
+    unused = ("model", "federation", "training", "clustering")
+
+    data: EvaluatedDataConfig
 
     def images(self) -> DataConfig:
         """The images for the encoder: the data set that `data=` names, else the run's own.

@@ -21,7 +21,7 @@ from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import record_split
 from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, summary_writer
-from orchestra_flwr.training import build_learner, check_memory, resolve_device, starting_learner
+from orchestra_flwr.training import check_memory, resolve_device, starting_learner
 
 
 @contextmanager
@@ -42,8 +42,7 @@ def prepared(config: Config) -> Iterator[Callable[[RunFolder, Progress], dict[st
         check_population(named, population)
         check_memory(named, config.data.channels)
         # What cannot be built is refused here.
-        learner_of = starting_learner if config.resume is None else build_learner
-        learner_of(named, config.data.channels)
+        starting_learner(named, config.data.channels, begun=config.resume is not None)
         yield lambda folder, progress: simulate(named, population, folder, progress)
     finally:
         engine.end()

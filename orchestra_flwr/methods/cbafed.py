@@ -8,26 +8,25 @@ Contrastive Learning" (arXiv 2405.02081) has it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
-from orchestra_flwr.methods.base import Batch, Classes, Method, Received, Step
-from orchestra_flwr.methods.labels import LabelSettings, configured_classes, required_classes
+from orchestra_flwr.methods.base import Batch, Received, Step
+from orchestra_flwr.methods.frames import Classifying
+from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.pseudo_labels import class_probabilities, with_pseudo_labels
 from orchestra_flwr.methods.release import Contribution, Release
-from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.semi_supervised import label_loss
-from orchestra_flwr.models import Backbone, build_backbone
 from orchestra_flwr.seeding import ClientSeed
 
 COUNTS = "class_counts"
 TEN = 10  # classes for which the constants were chosen: shares are scaled to as many
-
-ROLES = {"backbone": Role.SHARED, "classifier": Role.SHARED, "shares": Role.SERVER}
 
 
 def class_thresholds(shares: Tensor, base: float, upper: float) -> Tensor:
@@ -66,7 +65,7 @@ class CBAFedSettings(LabelSettings):
     rare: float = Field(0.03, ge=0, le=1)  # a class with a smaller share may be a second choice
 
 
-class CBAFed(Method):
+class CBAFed(Classifying):
     """Backbone, a linear classifier, and the classes' shares of the images used so far.
 
     Each client counts the images that it uses by class, and the server makes the shares of all
@@ -74,8 +73,7 @@ class CBAFed(Method):
     """
 
     Settings = CBAFedSettings
-    learns_labels = True
-    semi_supervised = True
+    roles: ClassVar = {"shares": Role.SERVER}
 
     settings: CBAFedSettings
     shares: Tensor
@@ -85,16 +83,9 @@ class CBAFed(Method):
         self._normalisation = config.data.normalise
         self._batch_size = config.training.batch_size
         self._pseudo: Tensor | None = None
-        self._count = required_classes(config).count
+        self._count = self.classifier.out_features
         self._used = torch.zeros(self._count)
-        self.backbone = build_backbone(config.model, channels)
-        self.classifier = nn.Linear(self.backbone.dim, self._count)
         self.register_buffer("shares", torch.zeros(self._count))
-
-    @classmethod
-    def classes(cls, config: Config) -> Classes | None:
-        """As :func:`configured_classes`."""
-        return configured_classes(config)
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -114,10 +105,6 @@ class CBAFed(Method):
         if classes is None:
             return None
         return Release({COUNTS: (1, classes.count)}, label="class counts", before_training=True)
-
-    def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
-        return role_of(name, ROLES)
 
     def recipes(self) -> Sequence[Recipe]:
         """The same augmentation for both views."""
@@ -162,11 +149,3 @@ class CBAFed(Method):
         """The classes' shares of all images that were used, times K / 10."""
         counts = contributions[COUNTS].clamp(min=0).sum(0)
         self.shares.copy_(counts / counts.sum().clamp(min=1) * (self._count / TEN))
-
-    def classification_head(self) -> nn.Module:
-        """The linear classifier."""
-        return self.classifier
-
-    def backbones(self) -> dict[str, Backbone]:
-        """The one backbone."""
-        return {"online": self.backbone}

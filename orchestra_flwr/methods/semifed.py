@@ -11,22 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
-from orchestra_flwr.methods.base import Batch, Classes, Method, Received, Step
-from orchestra_flwr.methods.labels import LabelSettings, configured_classes, required_classes
+from orchestra_flwr.methods.base import Batch, Received, Step
+from orchestra_flwr.methods.frames import Classifying
+from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.pseudo_labels import (
     class_probabilities,
     confident_classes,
     with_pseudo_labels,
 )
-from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.methods.semi_supervised import label_loss
-from orchestra_flwr.models import Backbone, build_backbone
-
-ROLES = {"backbone": Role.SHARED, "classifier": Role.SHARED}
 
 
 class SemiFedSettings(LabelSettings):
@@ -35,12 +32,10 @@ class SemiFedSettings(LabelSettings):
     threshold: float = Field(0.95, ge=0, lt=1)  # of the probability of a pseudo-label
 
 
-class SemiFed(Method):
+class SemiFed(Classifying):
     """Backbone and a linear classifier."""
 
     Settings = SemiFedSettings
-    learns_labels = True
-    semi_supervised = True
 
     settings: SemiFedSettings
 
@@ -49,18 +44,6 @@ class SemiFed(Method):
         self._normalisation = config.data.normalise
         self._batch_size = config.training.batch_size
         self._pseudo: Tensor | None = None
-        classes = required_classes(config)
-        self.backbone = build_backbone(config.model, channels)
-        self.classifier = nn.Linear(self.backbone.dim, classes.count)
-
-    @classmethod
-    def classes(cls, config: Config) -> Classes | None:
-        """As :func:`configured_classes`."""
-        return configured_classes(config)
-
-    def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
-        return role_of(name, ROLES)
 
     def recipes(self) -> Sequence[Recipe]:
         """The same augmentation for both views."""
@@ -85,11 +68,3 @@ class SemiFed(Method):
             "pseudo_labels": label_loss(self.classifier, views, targets, guessed),
         }
         return Step(losses, {"backbone": views})
-
-    def classification_head(self) -> nn.Module:
-        """The linear classifier."""
-        return self.classifier
-
-    def backbones(self) -> dict[str, Backbone]:
-        """The one backbone."""
-        return {"online": self.backbone}

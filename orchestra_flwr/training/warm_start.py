@@ -7,18 +7,25 @@ from orchestra_flwr.models import Backbone, Encoder, EncoderSpec, load_encoder
 from orchestra_flwr.training.learner import Learner, build_learner
 
 
-def starting_learner(config: Config, channels: int) -> Learner:
+def starting_learner(config: Config, channels: int, *, begun: bool = False) -> Learner:
     """What a run begins with: weights from its seed, those that the model names, those of `init`.
 
     Only who begins a run needs them; everybody else is sent what has become of them. Every
     backbone of the method begins with the encoder of `init`, a target as well; heads and what
     terms add are drawn.
 
+    Args:
+        config: of the run.
+        channels: of its images.
+        begun: whether the run goes on: its state is in the checkpoint, and nothing is read here.
+
     Raises:
         ConfigError: it cannot be built, the model's weights cannot be had, or `init` is no encoder
             or one of another kind than the run's.
     """
     learner = build_learner(config, channels)
+    if begun:
+        return learner
     encoder = initial_encoder(config)
     if encoder is None:
         for backbone in learner.method.backbones().values():

@@ -7,27 +7,19 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from orchestra_flwr.config import Composed, OptionalPathText, PathText, Section, known_device
+from orchestra_flwr.config import OfSavedEncoder, OptionalPathText, PathText, Section, known_device
 
 Format = Literal["safetensors", "npz", "parquet"]
 
 
-class UseConfig(Composed):
+class UseConfig(OfSavedEncoder):
     """A saved encoder, images for it, and where the results go."""
 
-    run: PathText
     images: PathText
     folder: OptionalPathText
     format: Format
     batch_size: int = Field(ge=1)
     device: str
-
-    @field_validator("run", mode="before")
-    @classmethod
-    def _run_is_given(cls, value: Any) -> Any:
-        if not value:
-            raise ValueError("run: must be given, a run folder or an encoder.safetensors")
-        return str(value)
 
     @field_validator("images", mode="before")
     @classmethod
@@ -37,12 +29,6 @@ class UseConfig(Composed):
         return str(value)
 
     _device_is_known = field_validator("device")(known_device)
-
-    @property
-    def encoder(self) -> Path:
-        """The encoder's file."""
-        path = Path(self.run).expanduser()
-        return path if path.suffix == ".safetensors" else path / "encoder.safetensors"
 
     @property
     def results(self) -> Path:

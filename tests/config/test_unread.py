@@ -17,6 +17,7 @@ SIMULATED = "in a simulation, only by a server of real clients"
         (["method=simclr", "+clustering.more=9"], "clustering.more: is not read by method=simclr"),
         (["method=byol", "privacy.k_min=5"], "privacy.k_min: is not read by method=byol"),
         (["method=supervised", "model.projector_dim=9"], "model.projector_dim: is not read by met"),
+        (["method=semifed", "model.projector_dim=9"], "model.projector_dim: is not read by method"),
         (["privacy.delta=0.01"], "privacy.delta: is not read without privacy.noise_multiplier or"),
         (["terms.verification.hidden=9"], "terms.verification.hidden: is not read with terms.veri"),
         (["federation.min_clients=3"], f"federation.min_clients: is not read {SIMULATED}"),

@@ -100,8 +100,7 @@ def check(config: ServerConfig) -> None:
         ConfigError: wrong options of the method, keys, address or the server's own images.
     """
     listen(config.host, config.port).close()
-    learner_of = starting_learner if config.resume is None else build_learner
-    learner_of(config, config.data.channels)
+    starting_learner(config, config.data.channels, begun=config.resume is not None)
     if config.tls:
         server_files(Path(config.security))
     if config.has_images:

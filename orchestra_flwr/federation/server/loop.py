@@ -55,7 +55,7 @@ from orchestra_flwr.reporting import (
     plot_curves,
 )
 from orchestra_flwr.reporting.folder_record import FolderRecord
-from orchestra_flwr.training import Learner, build_learner, starting_learner
+from orchestra_flwr.training import starting_learner
 
 Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
 NOT_EVALUATED: Evaluated = (None, {})
@@ -122,7 +122,7 @@ class _Run:
         self.progress = progress
         self.workers = workers
         begun = is_begun(folder.checkpoint)
-        self.learner = _learner(config, begun)
+        self.learner = starting_learner(config, config.data.channels, begun=begun)
         exchange: Exchange = config.exchange.build()
         schemas = Schemas.of(self.learner, config)
         names = exchange.models(members.names)
@@ -131,7 +131,8 @@ class _Run:
         for name in names:
             if (seed := exchange.seed_of(name, config.seed)) != config.seed:
                 other = config.model_copy(update={"seed": seed})
-                self.models.begin(name, _learner(other, begun))
+                first = starting_learner(other, config.data.channels, begun=begun)
+                self.models.begin(name, first)
         self.release: Release | None = config.method.plugin.release(config)
         self.privacy = RunPrivacy(
             config,
@@ -398,8 +399,3 @@ class _Run:
         if self.log:
             self.log.close()
         return summary
-
-
-def _learner(config: Config, begun: bool) -> Learner:
-    """The server's learner; of a run that has begun, its state is in the checkpoint."""
-    return (build_learner if begun else starting_learner)(config, config.data.channels)

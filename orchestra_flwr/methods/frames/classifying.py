@@ -1,0 +1,56 @@
+"""Methods that learn classes: a backbone and a linear classifier, both averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import nn
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.methods.base import Classes, Method
+from orchestra_flwr.methods.labels import LabelSettings, configured_classes, required_classes
+from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.models import Backbone, build_backbone
+
+
+class Classifying(Method):
+    """A backbone, and a linear classifier of its features; there is no projector.
+
+    Class attributes:
+        roles: of a subclass's own modules and buffers, by name; without an entry there is none.
+
+    Raises:
+        ConfigError: nothing says how many classes there are.
+    """
+
+    Settings = LabelSettings
+    has_projector = False
+    learns_labels = True
+    semi_supervised = True
+    roles: ClassVar[Mapping[str, Role]] = {}
+
+    settings: LabelSettings
+
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__(config, channels)
+        count = required_classes(config).count
+        self.backbone = build_backbone(config.model, channels)
+        self.classifier = nn.Linear(self.backbone.dim, count)
+
+    @classmethod
+    def classes(cls, config: Config) -> Classes | None:
+        """As :func:`configured_classes`."""
+        return configured_classes(config)
+
+    def role(self, name: str) -> Role:
+        """As :meth:`Method.role`."""
+        return role_of(name, {"backbone": Role.SHARED, "classifier": Role.SHARED, **self.roles})
+
+    def classification_head(self) -> nn.Module:
+        """The linear classifier."""
+        return self.classifier
+
+    def backbones(self) -> dict[str, Backbone]:
+        """The one backbone."""
+        return {"online": self.backbone}
