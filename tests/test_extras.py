@@ -59,7 +59,8 @@ def test_a_client_trains_orchestra_without_the_libraries_of_a_server(tmp_path):
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        ("main", "run_sim.py"), ("server_main", "run_server.py"), ("evaluate_main", "python"),
+        ("main", "run_sim.py"), ("server_main", "run_server.py"),
+        ("evaluate_main", "python -m orchestra_flwr.evaluation"),
         ("embed_main", "orchestra-embed"), ("label_main", "orchestra-label"),
         ("export_main", "orchestra-export"),
     ],

@@ -27,7 +27,8 @@ def as_called(text: str, program: str) -> str:
 
 def script_of(text: str) -> str:
     """The name of the program that a text is about."""
-    return text.removeprefix("usage: ").split()[0]
+    words = text.removeprefix("usage: ").split()
+    return " ".join(words[:3]) if words[0] == "python" else words[0]
 
 
 def program(text: str) -> str:
