@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import pickle
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_flwr.config.choice import Choice
 from orchestra_flwr.config.key_descriptions import Described
-from orchestra_flwr.config.overrides import read_overrides
+from orchestra_flwr.config.overrides import parsed, read_overrides
 from orchestra_flwr.config.resume import resumed
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import (
@@ -94,11 +98,85 @@ def _read(section: type[Composed], overrides: Sequence[str]) -> list[Override]:
 def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConfig:
     lines = for_hydra(section, overrides)
     try:
-        with _ONE_AT_A_TIME, initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            composed = compose(section.file, lines)
-    except (HydraException, OmegaConfBaseException) as error:
+        return _quickly(section, lines) or _by_hydra(section, lines)
+    # The ValueError: a name below a list, as in plugins.a=1.
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(_describe_hydra(error, section, overrides)) from None
+
+
+def _by_hydra(section: type[Composed], lines: Sequence[str]) -> DictConfig:
+    with _ONE_AT_A_TIME, initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        composed = compose(section.file, [*lines])
     return OmegaConf.masked_copy(composed, [str(k) for k in composed if k not in section.unused])
+
+
+def _quickly(section: type[Composed], lines: Sequence[str]) -> DictConfig | None:
+    """What Hydra composes, in a tenth of its time once it has composed these choices of files.
+
+    Values do not decide which files are chosen, and Hydra sets them after it has merged the files.
+
+    Returns:
+        None where only Hydra itself will do: it words all errors.
+    """
+    folder, choices, values = conf_dir(), [], []
+    for line in lines:
+        override = parsed(line)
+        if _chooses_file(override, folder):
+            choices.append(line)
+        elif _sets_value(override):
+            values.append(override)
+        else:
+            return None
+    try:
+        composed: DictConfig = pickle.loads(  # noqa: S301  (what this process has pickled)
+            _pickled(section, tuple(choices), folder, _state_of(folder))
+        )
+        OmegaConf.set_struct(composed, True)  # as in Hydra: keys without + must be there
+        for value in values:
+            OmegaConf.update(
+                composed, value.key_or_group, value.value(), force_add=value.is_force_add()
+            )
+        OmegaConf.set_struct(composed, None)
+    except (HydraException, OmegaConfBaseException):
+        return None
+    return composed
+
+
+@functools.lru_cache(maxsize=256)  # some 10 KB each
+def _pickled(
+    section: type[Composed], choices: Sequence[str], _folder: Path, _state: Sequence[Any]
+) -> bytes:
+    """Only with these choices composed; unpickled sooner than copied."""
+    return pickle.dumps(_by_hydra(section, choices))
+
+
+def _state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Differs whenever a file of the folder was changed."""
+    found = []
+    for entry in os.scandir(folder):
+        status = entry.stat()
+        found.append((entry.path, status.st_mtime_ns, status.st_size))
+        found += _state_of(Path(entry.path)) if entry.is_dir() else ()
+    return tuple(found)
+
+
+def _chooses_file(override: Override, folder: Path) -> bool:
+    is_group = (folder / override.key_or_group).is_dir() and override.key_or_group.isidentifier()
+    return is_group and not isinstance(override.value(), dict)
+
+
+def _sets_value(override: Override) -> bool:
+    """Whether it does so in the way that `OmegaConf.update` does."""
+    plain = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
+    names = override.key_or_group.split(".")
+    return (
+        plain
+        and override.package is None
+        and not override.is_sweep_override()
+        and all(name.isidentifier() for name in names)
+        and names[0] != "hydra"
+        and "${" not in str(override.input_line)
+    )
 
 
 def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:

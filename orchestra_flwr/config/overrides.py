@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
@@ -31,11 +32,10 @@ def read_overrides(
     Raises:
         ConfigError: one of them cannot be read, or has several values.
     """
-    parser = OverridesParser.create()
     names = {f"{key}.name": key for key in choices}
     today = [_at_home(_by_name(text, names)) for text in renamed(texts)]
     return [
-        _read(parser, _literal(text) if text.partition("=")[0].lstrip("+") in paths else text)
+        _read(_literal(text) if text.partition("=")[0].lstrip("+") in paths else text)
         for text in today
     ]
 
@@ -46,10 +46,9 @@ def swept_values(texts: Sequence[str]) -> list[list[str]]:
     Raises:
         ConfigError: one of them cannot be read.
     """
-    parser = OverridesParser.create()
     found = []
     for text in texts:
-        override = _parsed(parser, text)
+        override = _parsed(text)
         values = override.sweep_string_iterator() if override.is_sweep_override() else [text]
         found.append(list(values))
     return found
@@ -65,8 +64,19 @@ def value_text(override: Override) -> str:
     return (override.input_line or "").partition("=")[2]
 
 
-def _read(parser: OverridesParser, text: str) -> Override:
-    override = _parsed(parser, text)
+@functools.lru_cache(maxsize=4096)  # Hydra's grammar takes a millisecond
+def parsed(text: str) -> Override:
+    """One override, which may have several values.
+
+    Raises:
+        HydraException: it cannot be read.
+    """
+    (override,) = OverridesParser.create().parse_overrides([text])
+    return override
+
+
+def _read(text: str) -> Override:
+    override = _parsed(text)
     if override.is_sweep_override():
         key, _, value = text.partition("=")
         raise ConfigError(
@@ -76,18 +86,17 @@ def _read(parser: OverridesParser, text: str) -> Override:
     return override
 
 
-def _parsed(parser: OverridesParser, text: str) -> Override:
+def _parsed(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not text.startswith("~") and not (equals and key.strip("+")):
         raise ConfigError(f"overrides are written key=value, not {text}")
     try:
-        (override,) = parser.parse_overrides([text])
+        return parsed(text)
     except HydraException:
         raise ConfigError(
             f"{text}: cannot be read; a list is written [a,b], and a value with special "
             f"characters is quoted: \"{key}='{value}'\""
         ) from None
-    return override
 
 
 def _by_name(text: str, names: dict[str, str]) -> str:

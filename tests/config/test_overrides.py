@@ -46,6 +46,7 @@ QUOTE = "a list is written [a,b], and a value with"
         ("preset=nope", "preset=nope: must be one of dec_ssl, dec_ssl_released, mutual_inf"),
         ("data={name:nope}", "data=nope: must be one of affine_digits, cifar10"),
         ("logging=1", "logging=1: must be given by its keys"),
+        ("plugins.a=1", "plugins.a: unknown key"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(override, says):
