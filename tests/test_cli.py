@@ -63,7 +63,7 @@ def sim(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(sim, tmp_path, arguments, names):
-    code, out, err = sim("logging.progress=off", *arguments)
+    code, out, err = sim("logging.progress=off", "engine=inline", *arguments)  # no Ray is started
     assert code == 2
     assert out == ""
     assert err.startswith("error: ") and names in err and err.count("\n") == 1
@@ -229,7 +229,8 @@ def test_two_new_runs_do_not_share_a_folder(sim, tmp_path, tiny_overrides):
 
 def test_a_run_ends_well_although_nobody_reads_its_output(tmp_path, tiny_overrides):
     """`run_sim.py ... 2>&- | head -1`."""
-    command = [sys.executable, "-m", "orchestra_flwr.cli", *tiny_overrides, "run_dir=mine"]
+    given = [*tiny_overrides, "federation.rounds=1", "run_dir=mine"]
+    command = [sys.executable, "-m", "orchestra_flwr.cli", *given]
     given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     shell = ["sh", "-c", '"$@" 2>&-', "sh", *command]
     with subprocess.Popen(shell, cwd=tmp_path, env=given, stdout=subprocess.PIPE) as process:
