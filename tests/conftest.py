@@ -93,9 +93,12 @@ def _quick_runs(request, monkeypatch):
     """What takes most of a tiny run's time and is judged elsewhere.
 
     Pictures are drawn only in tests that take `pictures`. Linear probes converge in
-    tests/evaluation and in tests that take `exact_probes`; elsewhere they stop after a few steps.
+    tests/evaluation, in slow tests and in those that take `exact_probes`; elsewhere they stop after
+    a few steps.
     """
-    if "exact_probes" not in request.fixturenames and not request.node.nodeid.startswith(JUDGED):
+    test = request.node
+    exact = "exact_probes" in request.fixturenames or test.get_closest_marker("slow")
+    if not exact and not test.nodeid.startswith(JUDGED):
         monkeypatch.setattr(linear_probe, "TOLERANCE", 1e-2)
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr(loop, "plot_curves", lambda *_, **__: None)

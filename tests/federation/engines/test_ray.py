@@ -116,7 +116,9 @@ def assert_same_run(first, second):
 
 
 @pytest.mark.timeout(900)
-def test_same_bits_inline_and_on_ray_with_a_killed_worker(sim, tmp_path, tiny_overrides):
+def test_same_bits_inline_and_on_ray_with_a_killed_worker(
+    sim, tmp_path, tiny_overrides, exact_probes
+):
     """One start of Ray with two workers; the killed one's client is trained again."""
     long = ["federation.participation=0.75", "seed=3", "training.local_epochs=20"]
     long += ["terms.verification.weight=1", "terms.verification.hidden=16"]  # rows by numbers
