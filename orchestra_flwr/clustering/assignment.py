@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,14 +42,17 @@ def cheapest_assignment(cost: NDArray[np.float64], places: NDArray[np.int64]) ->
         if not (free[end] > 0 and np.isfinite(total[end])):
             raise ValueError("no group with a free place takes the points that are left")
         free[end] -= 1
-        _move_along(point, end, before, group_of, cost, moves)
+        chain = [end]
+        while before[chain[-1]] >= 0:
+            chain.append(int(before[chain[-1]]))
+        _move_along(chain, point, group_of, cost, moves)
     return group_of
 
 
 def _shortest_chains(
     entry: NDArray[np.float64], moves: NDArray[np.float64], least: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Bellman and Ford: (groups,) cost of a chain up to each group, and the group before it or -1."""
+    """Bellman and Ford: (groups,) cost of a chain up to each group, and who is before it, or -1."""
     total, before = entry.copy(), np.full(len(entry), -1)
     for _ in range(len(entry)):
         through = total[:, None] + moves
@@ -61,21 +66,16 @@ def _shortest_chains(
 
 
 def _move_along(
+    chain: list[int],
     point: int,
-    end: int,
-    before: NDArray[np.int64],
     group_of: NDArray[np.int64],
     cost: NDArray[np.float64],
     moves: NDArray[np.float64],
 ) -> None:
-    """Moves a member of each group of the chain one group on, and the point into the first one."""
-    chain = [end]
-    while before[chain[-1]] >= 0:
-        chain.append(int(before[chain[-1]]))
-    for to, source in zip(chain, chain[1:], strict=False):
+    """Moves a member of each group of the chain into the one before it, the point into the last."""
+    for to, source in pairwise(chain):
         members = np.flatnonzero(group_of == source)
-        with np.errstate(invalid="ignore"):
-            saved = cost[members, to] - cost[members, source]
+        saved = cost[members, to] - cost[members, source]
         group_of[members[saved.argmin()]] = to
     group_of[point] = chain[-1]
     for group in chain:
