@@ -32,6 +32,7 @@ NEEDS = {
     "a login",  # at the Hugging Face hub
     "a GPU",
     "a board",  # its system, as root
+    "a SuperLink",  # tests/federation/engines/test_ray.py starts one, and the same command
     "a quiet machine",  # benchmarks: up to an hour
     "Docker",
     "other machines",
