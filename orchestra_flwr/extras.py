@@ -25,7 +25,17 @@ def require(key: str, extra: str, *libraries: str) -> None:
             )
 
 
-SERVER = ("matplotlib", "sklearn")  # what all commands but the client's need: the extra `server`
+# What all commands but the client's need: the extra `server`.
+SERVER = ("matplotlib", "sklearn", "scipy", "dp_accounting")
+
+
+def require_accounting(key: str) -> None:
+    """Refuses what dp-accounting has to account for, where it is not installed.
+
+    Raises:
+        ConfigError: names the key and what to install.
+    """
+    require(key, "privacy", "dp_accounting")
 
 
 def require_server(program: str) -> None:

@@ -16,7 +16,7 @@ from orchestra_flwr.config import load_config, without_unread
 ROOT = Path(__file__).parents[1]
 GUIDES = ("docs/contributing.md",)
 EXAMPLE = re.compile(r"```(?:python|yaml)\n# my_package/(\S+)\n.*?```", re.S)
-COMMAND = re.compile(r"run_sim\.py (plugins=\[my_package\] [^`\n#]*\S)")
+COMMAND = re.compile(r"orchestra-sim (plugins=\[my_package\] [^`\n#]*\S)")
 QUICK = ("federation.rounds=1", "evaluation.every=9")
 
 
@@ -56,7 +56,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path, tiny_overrides):
-    """Runs the command line of run_sim.py, tiny."""
+    """Runs the command line of orchestra-sim, tiny."""
     runs = []
 
     def run_(*overrides):
@@ -239,7 +239,7 @@ def test_a_wrong_option_is_told_in_one_line(user_package, tiny_overrides, capsys
     assert error.count("\n") == 1 and "did you mean method.noise?" in error
 
 
-@pytest.mark.parametrize("program", ["run_server.py", "run_client.py"])
+@pytest.mark.parametrize("program", ["orchestra-server", "orchestra-client"])
 def test_the_commands_for_real_clients_compose(user_package, program):
     from orchestra_flwr.config import load
     from orchestra_flwr.deployment.client_config import ClientConfig
@@ -248,5 +248,5 @@ def test_the_commands_for_real_clients_compose(user_package, program):
     user_package(EXAMPLES["methods/spread.py"][0])
     text = (ROOT / "docs" / "contributing.md").read_text()
     (command,) = re.findall(rf"^{re.escape(program)} (.*)$", text, re.M)
-    kind = {"run_server.py": ServerConfig, "run_client.py": ClientConfig}[program]
+    kind = {"orchestra-server": ServerConfig, "orchestra-client": ClientConfig}[program]
     assert load(kind, command.split()).plugins == ("my_package",)

@@ -24,9 +24,9 @@ METHODS = (ROOT / "docs" / "methods.md").read_text()
 
 GUIDES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
 PROGRAMS = {
-    "run_sim.py": Config,
-    "run_server.py": ServerConfig,
-    "run_client.py": ClientConfig,
+    "orchestra-sim": Config,
+    "orchestra-server": ServerConfig,
+    "orchestra-client": ClientConfig,
     "python -m orchestra_flwr.evaluation": EvaluateConfig,
     "orchestra-embed": EmbedConfig,
     "orchestra-label": LabelConfig,
@@ -58,7 +58,7 @@ def test_every_command_in_the_guides_composes(program, arguments):
 
 
 def test_every_experiment_in_the_guides_is_there_and_the_other_way_round():
-    lines = re.findall(r"run_experiment\.py (experiment=[^#`\n]*)", "\n".join(GUIDES))
+    lines = re.findall(r"orchestra-experiment (experiment=[^#`\n]*)", "\n".join(GUIDES))
     assert lines
     for line in lines:
         words = dict(word.split("=", 1) for word in line.split())

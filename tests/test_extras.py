@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ CLIENT = """if True:
     images = load_dataset(config.data).train.images
     learner = build_learner(config, images.shape[1])
     trained = train_round(learner, images, config, ClientSeed(0, 1, "0"))
-    print(trained.steps, "scipy" in sys.modules)
+    print(trained.steps)
 """
 
 
@@ -53,7 +54,24 @@ def test_a_client_trains_orchestra_without_the_libraries_of_a_server(tmp_path):
         "data.image_size=16", "training.local_epochs=1", "training.batch_size=8", "device=cpu",
         "clustering.global_clusters=4", "clustering.local_clusters=2", "clustering.memory=32",
     )  # fmt: skip
-    assert done.stdout == "5 True\n", done.stderr  # Orchestra's clusters of equal size need scipy
+    assert done.stdout == "5\n", done.stderr
+
+
+def test_a_client_says_what_private_clustering_needs(tmp_path):
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "one.png")
+    bounded = python(
+        "from orchestra_flwr.cli import client_main; sys.exit(client_main())",
+        "server=127.0.0.1:1", f"data.root={tmp_path / 'photos'}", f"state={tmp_path}",
+        "privacy.total_epsilon=8", "privacy.delta=1e-5",
+    )  # fmt: skip
+    line = (
+        "privacy.epsilon, privacy.total_epsilon: dp_accounting is not installed; "
+        "pip install 'orchestra-flwr[privacy]'\n"
+    )
+    assert bounded.returncode == 2 and bounded.stderr.endswith(line), bounded.stderr
+    asked = python("from orchestra_flwr.privacy import calibrate; calibrate(1, 1e-5)")
+    assert asked.stderr.endswith(line.replace("epsilon, privacy.total_epsilon", "epsilon=1"))
 
 
 @pytest.mark.parametrize(
@@ -101,10 +119,15 @@ def test_from_python_as_well():
 
 
 def test_a_client_installs_none_of_them_and_everything_else_does():
-    """Flower brings uvicorn itself; scipy is needed by Orchestra's clients."""
     small = {re.split(r"[<>=\[]", each)[0] for each in PYPROJECT["project"]["dependencies"]}
-    assert not small & {"matplotlib", "scikit-learn", "ray", "pandas"}
+    assert not small & {"matplotlib", "scikit-learn", "ray", "pandas", "scipy", "dp-accounting"}
+    assert set(EXTRAS["privacy"]) < set(EXTRAS["server"])
     for extra in ("simulation", "notebook"):
         assert "orchestra-flwr[server]" in EXTRAS[extra]
     assert PYPROJECT["dependency-groups"]["app"] == EXTRAS["server"]  # flwr run .
     assert PYPROJECT["tool"]["uv"]["default-groups"] == ["app"]
+
+
+def test_uvicorn_is_what_flower_itself_requires():
+    """docs/jetson.md says so: nothing that is left out here would keep it from a client."""
+    assert any(each.startswith("uvicorn") for each in requires("flwr") or [])

@@ -1,16 +1,19 @@
 """What `pyproject.toml` promises: commands, the Flower app, and the files of the wheel."""
 
 import importlib
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
+from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -37,6 +40,24 @@ def test_flwr_run_takes_the_app():
     apps = PROJECT["tool"]["flwr"]["app"]["components"]
     assert isinstance(named(apps["serverapp"]), ServerApp)
     assert isinstance(named(apps["clientapp"]), ClientApp)
+
+
+def test_the_archive_that_flwr_run_sends_holds_the_package_and_conf_alone(tmp_path):
+    """Of a checkout with tests, guides, benchmarks and results of runs."""
+    for name in ("conf", "docs", "orchestra_flwr", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("LICENSE", "Makefile", "README.md", "pyproject.toml", "run_sim.py", ".gitignore"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "config.yaml").touch()
+    (tmp_path / "photos.json").touch()
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path))) as archive:
+        names = set(archive.namelist())
+    sources = [*(ROOT / "orchestra_flwr").rglob("*.py"), *(ROOT / "conf").rglob("*.yaml")]
+    assert names >= {str(file.relative_to(ROOT)) for file in sources}
+    assert {name.partition("/")[0] for name in names} == {
+        "orchestra_flwr", "conf", "README.md", "LICENSE", "pyproject.toml", ".info",
+    }  # fmt: skip
 
 
 def test_the_wheel_holds_conf():

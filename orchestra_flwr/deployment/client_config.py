@@ -19,6 +19,7 @@ from orchestra_flwr.config import (
 from orchestra_flwr.config.sections import MOST_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.keys import NAME_PATTERN
+from orchestra_flwr.extras import require_accounting
 
 
 class ClientDataConfig(Section):
@@ -49,9 +50,12 @@ class ClientPrivacyConfig(Section):
         """Refuses a bound that protects no image, with so many of them.
 
         Raises:
-            ConfigError: at this delta a mechanism may publish a whole image and meet its bound.
+            ConfigError: at this delta a mechanism may publish a whole image and meet its bound; or
+                the extra `privacy` is not installed.
         """
         bounded = self.epsilon is not None or self.total_epsilon is not None
+        if bounded:
+            require_accounting("privacy.epsilon, privacy.total_epsilon")
         if bounded and self.delta >= 1 / count:
             raise ConfigError(
                 f"privacy.delta={self.delta:g}: must be below 1 / {count} = {1 / count:.3g}, "

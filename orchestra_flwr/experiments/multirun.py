@@ -10,7 +10,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from orchestra_flwr.config import Config, ConfigError, load_config, swept_values
+from orchestra_flwr.config import (
+    Config,
+    ConfigError,
+    load_config,
+    swept_values,
+    without_unread,
+)
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.experiments.planning import Plan, Row, run_name
 from orchestra_flwr.experiments.planning.description import Experiment, Presentation, Scale
@@ -25,12 +31,37 @@ MEASURES = {"kNN": "knn", "linear probe": "linear"}
 def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
     """The runs of a command line such as `method=simclr,orchestra seed=0,1 federation.rounds=5`.
 
+    A key with one value is left out of the runs that do not read it.
+
     Returns:
         The plan, a row for every combination, and the configuration of each run by its name.
 
     Raises:
-        ConfigError: no key has several values, or one combination is not a run.
+        ConfigError: no key has several values, one combination is not a run, a run does not read
+            a key that has several values, or no run reads a key that has one.
     """
+    axes, shared = _axes_and_shared(arguments)
+    rows, configs = [], {}
+    unread = set(shared)
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
+        swept = [f"{key}={value}" for key, value in chosen.items()]
+        all_of_them = load_config([*shared, *swept])
+        read = without_unread(all_of_them, shared)
+        unread -= set(read)
+        overrides = [*read, *swept]
+        config = load_config(overrides, all_read=True)
+        run = run_name(config)
+        configs[run] = config
+        named = {key.lstrip("+"): value for key, value in chosen.items()}
+        rows.append(Row(values=named, seed=config.seed, overrides=_unseeded(overrides), run=run))
+    if unread:
+        load_config([*shared, *swept], all_read=True)  # says why nothing reads it
+    return _plan(arguments, axes, rows), configs
+
+
+def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The keys with several values, and the overrides that all runs share."""
     axes: dict[str, list[str]] = {}
     shared = []
     for text, values in zip(arguments, swept_values(arguments), strict=True):
@@ -43,16 +74,7 @@ def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
             shared.append(text)
     if not axes:
         raise ConfigError("--multirun: a key must have several values, such as seed=0,1,2")
-    rows, configs = [], {}
-    for combination in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, combination, strict=True))
-        overrides = [*shared, *(f"{key}={value}" for key, value in chosen.items())]
-        config = load_config(overrides, all_read=True)
-        run = run_name(config)
-        configs[run] = config
-        named = {key.lstrip("+"): value for key, value in chosen.items()}
-        rows.append(Row(values=named, seed=config.seed, overrides=_unseeded(overrides), run=run))
-    return _plan(arguments, axes, rows), configs
+    return axes, shared
 
 
 def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> None:

@@ -15,6 +15,8 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
 
+from orchestra_flwr.extras import require_accounting
+
 COUNTS_PER_SUM = 20  # how much more precise a level's counts are than the sums, as published
 LARGEST_ALPHA = 2.0**30
 FINEST = 64  # a grid is so much finer, at most, than the weakest noise of a sum asks for
@@ -75,6 +77,7 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
 
     Raises:
         ValueError: a value is out of its range, or so small that no noise suffices.
+        ConfigError: the extra `privacy` is not installed.
     """
     check_budget(epsilon, delta)
     if depth < 0:
@@ -84,6 +87,7 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
 
 @cache
 def _calibrate(epsilon: float, delta: float, depth: int) -> ClusteringMechanism:
+    require_accounting(f"privacy.epsilon={epsilon:g}")
     from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
     from dp_accounting.pld import PLDAccountant
 

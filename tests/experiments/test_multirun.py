@@ -28,6 +28,14 @@ def test_ranges_lists_and_quoted_commas_are_read_as_ever():
     assert len(plan.rows) == 6 and "name='a,b'" in plan.rows[0].overrides
 
 
+def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
+    plan, configs = make_sweep(["method=simclr,orchestra", "clustering.memory=64", "seed=3"])
+    simclr, orchestra = plan.rows
+    assert simclr.overrides == ("method=simclr",)
+    assert orchestra.overrides == ("clustering.memory=64", "method=orchestra")
+    assert configs[orchestra.run].clustering.memory == 64 and orchestra.seed == simclr.seed == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -36,7 +44,8 @@ def test_ranges_lists_and_quoted_commas_are_read_as_ever():
         (["seed=0,1", "run_dir=x"], "run_dir: must not be given with --multirun"),
         (["seed=0,1", "resume=x"], "resume: must not be given with --multirun"),
         (["method=simclr,nope"], "method=nope: must be one of"),
-        (["method=orchestra,simclr", "clustering.memory=9"], "clustering.memory: is not read by m"),
+        (["method=byol,simclr", "clustering.memory=9"], "clustering.memory: is not read by method"),
+        (["method=orchestra,simclr", "clustering.memory=8,9"], "clustering.memory: is not read by"),
         (["seed=0,1", "rounds=2"], "rounds: unknown key (did you mean federation.rounds?)"),
     ],
 )

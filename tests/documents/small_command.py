@@ -1,0 +1,77 @@
+"""Runs a printed command as it stands, made small: `small_command.py PROGRAM argument ...`.
+
+All that is added to what the guides print stands in this file.
+"""
+
+import runpy
+import sys
+from dataclasses import replace
+
+from orchestra_flwr import cli
+from orchestra_flwr.config import load_config, without_unread
+
+# A run of a few seconds on one core. What a run does not read is left out.
+SMALL = (
+    "engine=inline", "device=cpu", "model.width=8", "model.projector_dim=16",
+    "data.train_limit=64", "data.test_limit=24", "data.image_size=16", "federation.clients=4",
+    "federation.participation=1", "federation.rounds=1", "training.local_epochs=1",
+    "training.batch_size=8", "training.threads=1", "clustering.global_clusters=4",
+    "clustering.local_clusters=2", "clustering.memory=16", "evaluation.every=1",
+    "logging.progress=plain",
+)  # fmt: skip
+PHOTOGRAPHS = ("data=image_folder", "data.root=photos.zip")  # in place of CIFAR-10, which is large
+PROGRAMS = {
+    "orchestra-sim": cli.main,
+    "orchestra-embed": cli.embed_main,
+    "orchestra-label": cli.label_main,
+    "orchestra-export": cli.export_main,
+    "orchestra-experiment": cli.experiment_main,
+}
+# What is added for the others: a page, an export and a judgement take seconds as they are.
+ADDED = {"python -m orchestra_flwr.experiments.theory": ("dimensions=100", "sources=2")}
+
+
+def small(printed):
+    """What is appended to the key=value of a printed run."""
+    words = [word for word in printed if "=" in word and not word.startswith("-")]
+    values = [word.partition(",")[0] for word in words]  # of a sweep the first run
+    config = load_config(values)
+    added = PHOTOGRAPHS if config.data.name == "cifar10" else ()
+    few = config.federation.clients < 4  # central training, which the command is about
+    chosen = [key for key in SMALL if not (few and key.startswith("federation.clients="))]
+    composed = load_config([*values, *added, *chosen])
+    return [*added, *without_unread(composed, chosen)]
+
+
+def first_run_alone(make_plan):
+    """An experiment's first run, in place of all."""
+
+    def make(*arguments, **options):
+        plan, _ = make_plan(*arguments, **options)
+        row = plan.rows[0]
+        overrides = (*row.overrides, *small(row.overrides))
+        row = replace(row, overrides=overrides)
+        return replace(plan, rows=(row,)), {row.run: load_config(overrides)}
+
+    return make
+
+
+def main():
+    program, *arguments = sys.argv[1:]
+    if program == "python":
+        command = " ".join(["python", *arguments[:2]])
+        sys.argv = [arguments[1], *arguments[2:], *ADDED.get(command, ())]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return 0
+    if program == "orchestra-sim":
+        arguments += small(arguments)
+    if program == "orchestra-experiment":
+        from orchestra_flwr import experiments
+
+        experiments.make_plan = first_run_alone(experiments.make_plan)
+    sys.argv = [program, *arguments]
+    return PROGRAMS[program]()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
