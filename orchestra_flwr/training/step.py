@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Recipe, augment
@@ -92,6 +93,7 @@ class LocalStep:
         if self._schedule.changes:  # a captured step reads it anew each time
             lr = torch.tensor(lr, dtype=torch.float64, device=parameters[0].device)
         self.optimizer: Optimizer = config.optimizer.build(parameters, lr)
+        self._gradient_norm = learner.method.gradient_norm
         self._losses: dict[str, Tensor] = {}
         self._measures: dict[str, Tensor] = {}
 
@@ -108,6 +110,8 @@ class LocalStep:
         with passes_in(self._training.precision, rows.device.type):
             losses, measures = self._learner.measured_loss(batch)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        if self._gradient_norm is not None:
+            clip_grad_norm_(self.optimizer.parameters, self._gradient_norm)
         self.optimizer.step()
         _add(self._losses, losses)
         _add(self._measures, measures)
