@@ -106,6 +106,7 @@ class LocalStep:
 
     def __call__(self, rows: Tensor) -> None:
         """Trains on the (B,) chosen images."""
+        first = not self._losses
         batch = self._batch_of(rows)
         with passes_in(self._training.precision, rows.device.type):
             losses, measures = self._learner.measured_loss(batch)
@@ -114,11 +115,12 @@ class LocalStep:
             clip_grad_norm_(self.optimizer.parameters, self._gradient_norm)
         self.optimizer.step()
         _add(self._losses, losses)
-        _add(self._measures, measures)
+        if first:
+            self._measures = {name: value.detach().clone() for name, value in measures.items()}
 
-    def measures(self, steps: int) -> dict[str, float]:
-        """Mean of each of the terms' measures over the steps so far."""
-        return {name: float(total) / steps for name, total in self._measures.items()}
+    def measures(self) -> dict[str, float]:
+        """The terms' measures in the first step: with the weights that training started from."""
+        return {name: float(value) for name, value in self._measures.items()}
 
     def losses(self, steps: int) -> dict[str, float]:
         """Mean of each part of the loss over the steps so far.
