@@ -32,7 +32,13 @@ from orchestra_flwr.config.section import (
     suggestion,
 )
 from orchestra_flwr.config.sections import are_packages
-from orchestra_flwr.config.translate import conf_dir, conf_folders_of, for_hydra, rooms_of
+from orchestra_flwr.config.translate import (
+    conf_dir,
+    conf_folders_of,
+    file_groups,
+    for_hydra,
+    rooms_of,
+)
 from orchestra_flwr.config.unread import refuse_unread
 
 C = TypeVar("C", bound=Composed)
@@ -244,7 +250,8 @@ def _describe_hydra(
         key, line = override.key_or_group, override.input_line
         if override.is_delete() and (key not in known or key in text):
             return f"{line}: there is nothing to delete"
-        if key not in known and key.partition(".")[0] not in rooms_of(section):
+        is_group = key in file_groups(section) or key.partition(".")[0] in rooms_of(section)
+        if key not in known and not is_group:  # a preset is a group, and no key
             return f"{key}: unknown key{suggestion(key, known)}"
         below = [name for name in known if name.startswith(f"{key}.")]
         if below and f"override '{key}'" in text:

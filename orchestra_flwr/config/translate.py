@@ -96,7 +96,7 @@ def _lines(
     files = _stems(folders, key)
     if key in rooms:
         return _chosen(section, override, files, packages)
-    if key not in _file_groups(section) or not files:
+    if key not in file_groups(section) or not files:
         return [text]
     if override.value() is None and key not in section.model_fields:
         return []  # preset=null
@@ -127,7 +127,7 @@ def _chosen(
     return [*([f"~{key}"] if has_default else []), f"++{key}.name={value}"]
 
 
-def _file_groups(section: type[Composed]) -> list[str]:
+def file_groups(section: type[Composed]) -> list[str]:
     """The keys that take the name of a file, beside the choices."""
     groups = [name for name in section.model_fields if name not in rooms_of(section)]
     return [*groups, "preset"] if issubclass(section, Config) else []

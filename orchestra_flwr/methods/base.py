@@ -110,6 +110,7 @@ class Method(Plugin, nn.Module, ABC):
 
     Attributes:
         settings: the options, checked.
+        gradient_norm: L2 norm of all gradients of a step together, at most; None: not clipped.
     """
 
     learns_labels: ClassVar[bool] = False
@@ -119,6 +120,7 @@ class Method(Plugin, nn.Module, ABC):
     has_projector: ClassVar[bool] = True
 
     settings: Section
+    gradient_norm: float | None = None
 
     @abstractmethod
     def __init__(self, config: Config, channels: int) -> None:
@@ -179,6 +181,16 @@ class Method(Plugin, nn.Module, ABC):
     def classes(cls, config: Config) -> Classes | None:
         """The classes that it learns from; None: it needs none, or they are not known yet."""
         return None
+
+    @classmethod
+    def weight(cls, images: int, contributions: Mapping[str, Tensor]) -> float:
+        """A client's weight in the mean with `federation.weighting=samples`, greater than 0.
+
+        Args:
+            images: of the client.
+            contributions: what it contributed in this round, as :meth:`release` announces it.
+        """
+        return images
 
     @abstractmethod
     def role(self, name: str) -> Role:

@@ -2,7 +2,10 @@
 
 Li, Li and Wang, "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning",
 CVPR 2023, without its residual weight connection, as "A Mutual Information Perspective on Federated
-Contrastive Learning" (arXiv 2405.02081) has it.
+Contrastive Learning" (arXiv 2405.02081) has it. What that paper does not say is as in the authors'
+code: gradients are clipped to norm 5, and with `federation.weighting=samples` a client counts by
+the images that it used. The paper's plain mean of all methods is `federation.weighting=uniform`,
+which its preset sets; `method.clip_gradients=null` trains as the other methods do.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ class CBAFedSettings(LabelSettings):
     base: float = Field(0.84, ge=0, le=1)  # of the thresholds
     upper: float = Field(0.95, ge=0, le=1)  # thresholds are at most this
     rare: float = Field(0.03, ge=0, le=1)  # a class with a smaller share may be a second choice
+    clip_gradients: float | None = Field(5.0, gt=0)  # their L2 norm at most; None: as they are
 
 
 class CBAFed(Classifying):
@@ -83,6 +87,7 @@ class CBAFed(Classifying):
         self._normalisation = config.data.normalise
         self._batch_size = config.training.batch_size
         self._pseudo: Tensor | None = None
+        self.gradient_norm = self.settings.clip_gradients
         self._count = self.classifier.out_features
         self._used = torch.zeros(self._count)
         self.register_buffer("shares", torch.zeros(self._count))
@@ -105,6 +110,11 @@ class CBAFed(Classifying):
         if classes is None:
             return None
         return Release({COUNTS: (1, classes.count)}, label="class counts", before_training=True)
+
+    @classmethod
+    def weight(cls, images: int, contributions: Mapping[str, Tensor]) -> float:
+        """The images that the client used; 1 where it used none, so that there always is a mean."""
+        return max(1.0, float(contributions[COUNTS].clamp(min=0).sum()))
 
     def recipes(self) -> Sequence[Recipe]:
         """The same augmentation for both views."""

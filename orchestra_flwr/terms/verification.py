@@ -166,16 +166,19 @@ class Verification(Term):
         return torch.stack(views).sum()
 
     def measures(self, method: Method, step: Step, loss: Tensor) -> Mapping[str, Tensor]:
-        """A lower bound of the information, in nats, that two views share over all clients.
+        """How far clients can be told apart, and a bound of the information, in nats.
 
-        "information": that of the method's contrastive loss within the client, minus this term,
-        plus log S, the entropy of S clients that take part equally often. Only where the method
-        knows the former.
+        "verification": this term. "information", where the method knows that of its contrastive
+        loss within the client: the latter minus this term plus log S, the entropy of S clients that
+        take part equally often; a lower bound of what two views share over all clients. The bound
+        needs one r(s | z) for all clients, which is what they receive: after a few steps a client's
+        own head names that client whatever it sees.
         """
+        found = {"verification": loss.detach()}
         within = method.information(step)
-        if within is None:
-            return {}
-        return {"information": within - loss.detach() + self.population.log().squeeze()}
+        if within is not None:
+            found["information"] = within - loss.detach() + self.population.log().squeeze()
+        return found
 
     @torch.no_grad()
     def end_round(self) -> None:

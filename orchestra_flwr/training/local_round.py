@@ -26,7 +26,7 @@ class LocalResult:
         steps: optimizer steps.
         contribution: what the method sends to the server beside its state.
         optimizer_state: what the optimizer remembers of the steps, where clients keep it.
-        measures: mean of each of the terms' measures over the steps.
+        measures: the terms' measures in the first step, before anything is trained.
     """
 
     losses: dict[str, float]
@@ -85,7 +85,7 @@ def train_round(
         for rows in batches:
             take(rows.to(images.device))
         steps += len(batches)
-    losses, measures = step.losses(steps), step.measures(steps)
+    losses, measures = step.losses(steps), step.measures()
     learner.end_round()
     contribution = _contribution(learner, images, config, seed, contribute)
     kept = step.optimizer.state() if training.optimizer_state == "keep" else {}

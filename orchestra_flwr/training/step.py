@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Recipe, augment
@@ -92,6 +93,7 @@ class LocalStep:
         if self._schedule.changes:  # a captured step reads it anew each time
             lr = torch.tensor(lr, dtype=torch.float64, device=parameters[0].device)
         self.optimizer: Optimizer = config.optimizer.build(parameters, lr)
+        self._gradient_norm = learner.method.gradient_norm
         self._losses: dict[str, Tensor] = {}
         self._measures: dict[str, Tensor] = {}
 
@@ -104,17 +106,21 @@ class LocalStep:
 
     def __call__(self, rows: Tensor) -> None:
         """Trains on the (B,) chosen images."""
+        first = not self._losses
         batch = self._batch_of(rows)
         with passes_in(self._training.precision, rows.device.type):
             losses, measures = self._learner.measured_loss(batch)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        if self._gradient_norm is not None:
+            clip_grad_norm_(self.optimizer.parameters, self._gradient_norm)
         self.optimizer.step()
         _add(self._losses, losses)
-        _add(self._measures, measures)
+        if first:
+            self._measures = {name: value.detach().clone() for name, value in measures.items()}
 
-    def measures(self, steps: int) -> dict[str, float]:
-        """Mean of each of the terms' measures over the steps so far."""
-        return {name: float(total) / steps for name, total in self._measures.items()}
+    def measures(self) -> dict[str, float]:
+        """The terms' measures in the first step: with the weights that training started from."""
+        return {name: float(value) for name, value in self._measures.items()}
 
     def losses(self, steps: int) -> dict[str, float]:
         """Mean of each part of the loss over the steps so far.

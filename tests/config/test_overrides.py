@@ -56,6 +56,12 @@ def test_what_cannot_be_read_is_one_line(override, says):
     assert "hydra.cc" not in str(error.value) and "add --multirun" not in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["evaluation.evry", "nonsense.key"])
+def test_beside_a_preset_it_is_still_the_misspelt_key_that_is_unknown(key):
+    with pytest.raises(ConfigError, match=rf"^{key}: unknown key"):
+        load_config(["preset=mutual_information", f"{key}=3"])
+
+
 @pytest.mark.parametrize("value", ["a,b", "a=b", "My photos (2020)", "[a]", "a b", "~/a,b"])
 def test_a_quoted_value_is_taken_as_it_is(value):
     config = load_config(["data=image_folder", f"data.root='{value}'"])

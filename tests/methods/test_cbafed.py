@@ -8,7 +8,7 @@ import torch
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import Received, Role
-from orchestra_flwr.methods.cbafed import COUNTS, balanced_classes, class_thresholds
+from orchestra_flwr.methods.cbafed import COUNTS, CBAFed, balanced_classes, class_thresholds
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, observe_round, train_round
 
@@ -108,3 +108,29 @@ def test_clients_without_any_label_count_none(tiny):
     assert nobody.contribution.arrays[COUNTS].tolist() == [[0] * 10]
     learner.method.update_server_state(nobody.contribution.arrays, torch.Generator())
     assert not learner.method.shares.any()
+
+
+def test_gradients_are_clipped_to_their_norm_of_all_tensors_together(tiny):
+    """With a step of 1 and no momentum, weights move by the gradient: by 5, .5 or all of it."""
+    moved = {}
+    for norm in ("5", "0.5", "null"):
+        config = tiny("method=cbafed", "labels.fraction=0.1", f"method.clip_gradients={norm}",
+                      "training.lr=1", "training.local_epochs=1", "training.batch_size=64",
+                      "optimizer.momentum=0", "optimizer.weight_decay=0")  # fmt: skip
+        learner = build_learner(config, 1)
+        with torch.no_grad():
+            learner.method.classifier.weight.mul_(100)  # steep enough for 5 to bind
+        before = {name: value.clone() for name, value in learner.trained().items()}
+        train_round(learner, images(), config, SEED, labels=labelled(*range(10), *range(10)))
+        steps = [value - before[name] for name, value in learner.trained().items()]
+        moved[norm] = float(torch.stack([step.norm() for step in steps]).norm())
+    assert moved["null"] > 6
+    assert moved["5"] == pytest.approx(5, rel=1e-3)
+    assert moved["0.5"] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_client_weighs_by_the_images_that_it_used():
+    weight = CBAFed.weight
+    assert weight(30, {COUNTS: torch.tensor([[2.0, 0, 5]])}) == 7
+    assert weight(30, {COUNTS: torch.zeros(1, 3)}) == 1  # a mean of nobody is none
+    assert weight(30, {COUNTS: torch.zeros(0, 3)}) == 1

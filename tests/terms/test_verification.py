@@ -110,6 +110,15 @@ def test_random_confidence_costs(temperature, golden):
     assert loss == pytest.approx(exact, abs=0.01) and loss > math.log(100)
 
 
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_features_that_know_nothing_of_the_client_do_no_better_than_chance(temperature):
+    """Whatever the rows: the same features at all clients cost at least H(s) = log S."""
+    for seed in range(20):
+        rows, features = randn(12, 8, seed=seed), randn(1, 8, seed=100 + seed)
+        loss = np.mean([loss_of(features, rows, own, temperature).item() for own in range(12)])
+        assert loss >= math.log(12) - 1e-6
+
+
 def test_five_hundred_rows_cannot_all_differ_in_128_dimensions():
     """No more than 129 rows form a simplex; of 500 some pair has a cosine of .076 or more."""
     rows = F.normalize(randn(500, 128), dim=1)
@@ -394,9 +403,30 @@ def test_the_bound_of_the_information_is_measured_beside_a_contrastive_loss(tiny
         assert within == pytest.approx(expected, abs=1e-4)
 
 
+def test_what_is_measured_is_that_of_the_received_model(tiny):
+    """Later a client's own head names that client whatever it sees, which no bound allows for."""
+    long = ("method=simclr", "training.lr=0.1", "training.local_epochs=8", *ON)
+    _, _, result = train(tiny(*long))
+    start, mean = result.measures["verification"], result.losses["verification"]
+    assert mean < start / 2  # over the round
+    _, _, once = train(tiny(*long, "training.lr=1e-9"))
+    assert once.measures == result.measures
+
+
+def test_as_long_as_the_head_knows_nothing_the_bound_is_below_log_k_minus_log_s(tiny):
+    learner = a_learner(tiny("method=simclr", "method.loss=infonce", *ON))
+    term = learner.terms["verification"]
+    with torch.no_grad():
+        term.rows.copy_(term.rows[:1].expand_as(term.rows))  # equal logits
+    loss, step = a_step(learner, count=6)
+    measured = term.measures(learner.method, step, loss)
+    assert measured["verification"].item() == pytest.approx(2 * math.log(4), rel=1e-5)
+    assert measured["information"] <= math.log(6) - math.log(4)
+
+
 @pytest.mark.parametrize("method", ["simsiam", "orchestra", "supervised"])
 def test_no_bound_is_measured_beside_other_losses(tiny, method):
-    assert train(tiny(f"method={method}", *ON))[2].measures == {}
+    assert train(tiny(f"method={method}", *ON))[2].measures.keys() == {"verification"}
 
 
 @pytest.mark.parametrize("merging", MERGING)

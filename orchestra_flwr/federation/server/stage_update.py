@@ -81,7 +81,7 @@ class StageUpdate:
 
     def add(self, task: Task, reply: Reply) -> None:
         """Adds a good reply to the means and rows that it enters, and to the report."""
-        weight = self._weight(reply.examples)
+        weight = self._weight(reply)
         enters = self._federation.exchange.enters
         trained = [reply.model] if self._round.trains else task.models
         shares = {name: share for m in trained for name, share in enters(task, m).items()}
@@ -146,11 +146,15 @@ class StageUpdate:
             self._drifts[model] = StreamingDrift(before, self._models.trained_spans)
         self._drifts[model].add(state, weight)
 
-    def _weight(self, examples: int) -> float:
+    def _weight(self, reply: Reply) -> float:
         weighting = self._config.federation.weighting
         if weighting == "batches":  # full ones, as the published code counts them
-            return max(1, examples // self._config.training.batch_size)
-        return examples if weighting == "samples" else 1.0
+            return max(1, reply.examples // self._config.training.batch_size)
+        if weighting == "uniform":
+            return 1.0
+        rows = {name: torch.from_numpy(array) for name, array in reply.contributions.items()}
+        weight: float = self._config.method.plugin.weight(reply.examples, rows)
+        return weight
 
     def as_received(self, model: str) -> np.ndarray | None:
         """A model's shared state as clients received it; None where nothing depends on it."""

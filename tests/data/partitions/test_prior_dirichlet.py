@@ -42,6 +42,15 @@ def test_statistics_of_a_draw(classes, clients, expected):
     assert np.all(np.abs(draws.mean(axis=0) - expected) < 3 * error + rounding)
 
 
+def test_a_client_of_more_images_than_a_class_has_takes_two_or_more():
+    """As with TinyImageNet. Shares that underflow a float would give 3.6 classes, not 3.1."""
+    counts = _counts(200, 100, 100_000, 0.1, 0)
+    assert counts.max() <= 500 and counts.sum(axis=1).tolist() == [1000] * 100
+    held, _, largest, single, information = _statistics(counts)
+    assert 2 <= held < 3.4 and single == 0
+    assert largest == pytest.approx(0.49, abs=0.01) and information == pytest.approx(4.39, abs=0.1)
+
+
 def test_the_shares_concentration_is_alpha_times_the_prior():
     """E sum q^2 = (alpha / C + 1) / (alpha + 1) for C even classes: .918 here."""
     random, plenty = np.random.default_rng(0), np.full(10, 10**6)

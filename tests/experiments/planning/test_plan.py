@@ -88,16 +88,30 @@ def test_settings_of_the_mutual_information_paper():
 
 def test_the_sweeps_change_one_thing_at_a_time():
     plan, configs = make_plan("mi_sweeps", "small", seeds=[0])
-    assert len(plan.rows) == 2 * 6 + 3
+    assert len(plan.rows) == 2 * 7 + 5
     base = cell(plan, configs, method="Federated SimCLR", variant="base").model_dump()
     for row in plan.rows:
         other = configs[row.run].model_dump()
         changed = {key for key, value in other.items() if value != base[key]}
-        sections = {"partition", "training", "terms"}
+        sections = {"partition", "training", "terms", "method"}
         assert len(changed) == (row.values["variant"] != "base") + (
             row.values["method"] == "Local SimCLR"
         )
         assert changed <= sections
+
+
+def test_the_two_ends_of_user_verification_differ_in_the_split_and_the_term():
+    plan, configs = make_plan("mi_pairs", "small", seeds=[0], extra=["data.root=photos"])
+    assert len(plan.rows) == 2 * 4
+    for row in plan.rows:
+        config = configs[row.run]
+        federation = config.federation
+        assert (federation.clients, federation.participation) == (10, 1)
+        split = {"one for each class": "by_class", "alike": "iid"}[row.values["clients"]]
+        assert config.partition.name == split
+        assert bool(config.active_terms) == ("UV" in row.values["method"])
+        given = any(o.startswith("terms.verification.hidden") for o in row.overrides)
+        assert given == bool(config.active_terms)  # a run without the term would refuse the key
 
 
 def test_specloss_compares_as_many_outputs_as_orchestra_has_clusters():

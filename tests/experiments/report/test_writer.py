@@ -10,9 +10,10 @@ import pytest
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.experiments.__main__ import main
 from orchestra_flwr.experiments.report.presentations import rounds_to_accuracy
-from orchestra_flwr.experiments.report.tables import NOTHING
+from orchestra_flwr.experiments.report.tables import NOTHING, results_table
 from orchestra_flwr.experiments.report.writer import write_report
 from orchestra_flwr.experiments.results.comparison import read_results
+from orchestra_flwr.experiments.results.paper import paper_value
 from orchestra_flwr.experiments.results.runs import read_run
 
 BASE = {0: 0.70, 1: 0.72}  # mean 71, deviation sqrt(2), difference to 71.58: -.58
@@ -60,6 +61,26 @@ def test_what_is_missing_failed_or_unfinished_is_listed_with_its_reason(
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "3 of 6 runs are not complete" in text and "failed: the disk is full" in text
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 6, 7])
+def test_tables_of_the_mutual_information_paper_stand_beside_ours(
+    make_experiment, tmp_path, number
+):
+    """Every row of each shift has the paper's number; one row has one of ours here."""
+    name, measure = f"mi_table{number}", "linear" if number < 5 else "linear_labelled"
+    ran = {"shift": "joint shift", "method": "SimSiam"}
+    summary = {"summary": {"linear": 0.4, "linear_labelled": 0.4, "knn": 0.4}}
+    plan = make_experiment(name, "small", lambda v, seed: summary if v == ran else None, (0,))
+    sections = read_results(plan, tmp_path).sections(plan.experiment.show.row_axes)
+    assert list(sections) == ["label skew", "covariate shift", "joint shift"]
+    for shift, results in sections.items():
+        table = results_table(results, plan)
+        assert table.columns[2] == "paper" and len(table.rows) == len(results)
+        for method, ours, printed, *_ in table.rows:
+            values = {"shift": shift, "method": method}
+            assert printed == str(paper_value(name, values, measure))
+            assert ours.strip("*") == ("40.00" if values == ran else NOTHING)
 
 
 def test_small_scale_is_shown_beside_the_paper_with_a_warning(make_experiment, tmp_path):

@@ -28,8 +28,10 @@ def test_what_is_not_printed():
     assert paper_value("figure5", {}, "linear") is None
     assert paper_value("tuning", {}, "correlation").mean == 0.87
     assert paper_value("mi_sweeps", {"variant": "base"}, "linear") is None
+    assert paper_value("mi_pairs", {"clients": "alike"}, "linear") is None
     assert "ICML 2022" in paper_source("table1") == paper_source("figure5")
-    assert "ICLR 2024" in paper_source("mi_table3") == paper_source("mi_sweeps")
+    sources = {paper_source(f"mi_{name}") for name in ("table3", "sweeps", "pairs")}
+    assert len(sources) == 1 and "ICLR 2024" in sources.pop()
 
 
 def test_every_entry_belongs_to_one_row_of_its_experiment():

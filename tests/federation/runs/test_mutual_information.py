@@ -9,6 +9,8 @@ from PIL import Image
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.cli import main
+from orchestra_flwr.experiments.__main__ import main as report
+from orchestra_flwr.reporting.text import percent
 
 SIZE = 16
 QUICK = (
@@ -43,7 +45,7 @@ def photos(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["resnet18", "cct"])
-def test_a_new_users_path(tmp_path, photos, model):
+def test_a_new_users_path(tmp_path, photos, model, capsys):
     run = tmp_path / "run"
     arguments = ["preset=mutual_information", "data=image_folder", f"data.root={photos}",
                  f"model={model}", *QUICK, f"run_dir={run}"]  # fmt: skip
@@ -58,3 +60,8 @@ def test_a_new_users_path(tmp_path, photos, model):
     images = torch.randint(0, 256, (3, 3, SIZE, SIZE), dtype=torch.uint8)
     assert encoder(images).shape == (3, encoder.dim)
     assert encoder.spec.model.name == model
+    assert percent(summary["linear"]) in capsys.readouterr().out
+    assert report([str(tmp_path)]) == 0
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith("| run | simclr ")]
+    assert f"| {percent(summary['linear'])} |" in row

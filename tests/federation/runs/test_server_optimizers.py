@@ -114,3 +114,23 @@ def test_on_digits_as_well_killed_and_resumed(tiny, tmp_path, federate, watched)
     config = tiny(*overrides, f"run_dir={tmp_path / 'torn'}")
     resumed = torn(config, federate, watched(look))
     assert same_bits(whole.state, resumed.state)
+
+
+def test_with_one_step_a_client_it_is_adam_on_the_mean_gradient(toy, federate):
+    """Differences are lr times the gradients, so epsilon counts as if divided by lr."""
+    lr, epsilon = 0.5, 1e-2
+    config = toy("federation.rounds=6", "federation.weighting=uniform", "training.batch_size=16",
+                 f"training.lr={lr}", "training.local_epochs=1", "server_optimizer=adam",
+                 "server_optimizer.lr=0.1", "server_optimizer.beta2=0.9",
+                 f"server_optimizer.epsilon={epsilon}",
+                 "server_optimizer.bias_correction=true")  # fmt: skip
+    weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    central = torch.optim.Adam([weight], lr=0.1, betas=(0.9, 0.9), eps=epsilon / lr)
+    for _ in range(6):
+        losses = [(weight - brightness).square() / 2 for brightness in (0, 0.2, 0.4, 1)]
+        central.zero_grad()
+        torch.stack(losses).mean().backward()
+        central.step()
+    run = federate(config, evaluate=False)
+    assert value(run.state) == pytest.approx(weight.item(), abs=1e-6)
+    assert abs(weight.item()) > 0.1

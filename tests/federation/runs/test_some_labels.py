@@ -9,6 +9,9 @@ from PIL import Image
 
 from orchestra_flwr.cli import main
 from orchestra_flwr.federation.population import evaluation_dataset, load_population
+from orchestra_flwr.federation.server import stage_update
+from orchestra_flwr.federation.server.aggregation import StreamingMean
+from orchestra_flwr.methods.labels import shown_labels
 
 SIZE = 16
 COLOURS = {"red": (200, 60, 60), "blue": (60, 60, 200)}
@@ -73,3 +76,27 @@ def test_the_server_counts_what_all_clients_used(tiny, tmp_path, federate):
     expected = torch.bincount(labels, minlength=10) / len(labels)
     assert torch.allclose(run.state["shares"], expected)
     assert run.records[1]["loss"]["classification"] > 0
+
+
+def test_cbafeds_mean_is_weighted_by_the_images_used(tiny, tmp_path, federate, monkeypatch):
+    """With thresholds that nothing exceeds these are the labels shown; uniform: all alike."""
+    weights = {}
+
+    class Watched(StreamingMean):
+        def add(self, values, weight):
+            weights.setdefault(weighting, []).append(weight)
+            super().add(values, weight)
+
+    monkeypatch.setattr(stage_update, "StreamingMean", Watched)
+    for weighting in ("samples", "uniform"):
+        config = tiny("method=cbafed", "labels.fraction=0.1", "method.base=1", "method.upper=1",
+                      "method.rare=0", "federation.rounds=1", "federation.participation=1",
+                      f"federation.weighting={weighting}",
+                      f"run_dir={tmp_path / weighting}")  # fmt: skip
+        federate(config, evaluate=False)
+    population = load_population(config)
+    labels = population.dataset.train.labels
+    shown = [(shown_labels(config, labels[population.parts[c]], c) >= 0).sum().item()
+             for c in sorted(population.parts)]  # fmt: skip
+    assert weights == {"samples": shown, "uniform": [1.0] * len(shown)}
+    assert shown != [len(population.parts[c]) for c in sorted(population.parts)]
