@@ -105,7 +105,7 @@ def test_settings_of_the_dec_ssl_paper():
 
 
 def test_local_epochs_are_the_same_over_all_numbers_of_rounds():
-    plan, configs = make_plan("dec_ssl_figure6c", "small", seeds=[0], only=["Dec-SSL"])
+    _, configs = make_plan("dec_ssl_figure6c", "small", seeds=[0], only=["Dec-SSL"])
     settings = [(c.federation.rounds, c.training.local_epochs) for c in configs.values()]
     assert settings == [(5, 2), (2, 5), (1, 10)]
 
