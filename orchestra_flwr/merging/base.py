@@ -96,7 +96,7 @@ def divergence(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def compared_weights(learner: Learner) -> dict[str, Tensor]:
-    """Weights of the backbone's convolutions, of which those of one pixel, on shortcuts, do not count.
+    """Weights of the backbone's convolutions; those of one pixel, on shortcuts, are not counted.
 
     Of a transformer without convolutions: of its linear layers.
     """
