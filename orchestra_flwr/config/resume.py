@@ -113,5 +113,7 @@ def _touched_by_preset(name: str, folders: Sequence[Path]) -> Iterator[str]:
                 yield from (str(group).rpartition("/")[2] for group in default)
             elif default != "_self_":
                 yield from _touched_by_preset(default, folders)
+        for suggestions in Composed.referred:  # what it suggests to choices is no key of a run
+            parts.pop(suggestions, None)
         for part, values in parts.items():
             yield from (f"{part}.{key}" for key in values)

@@ -69,6 +69,7 @@ class PartitionConfig(Choice):
     paths: ClassVar = ("csv", "encoder")
 
     share: float = Field(1.0, gt=0, le=1)  # of each client's images that it has, the rest is unused
+    cut: Literal["random", "by_class"] = "random"  # what is left out with share < 1
 
 
 class ShiftConfig(Choice):

@@ -64,23 +64,28 @@ def _ranges(mean: Scores, scores: list[Scores]) -> dict[str, Any]:
         backbone: {
             key: {"mean": value, "min": min(values), "max": max(values)}
             for key, value in means.items()
-            if (values := [each[backbone][key] for each in scores])
+            if isinstance(value, float) and (values := [each[backbone][key] for each in scores])
         }
         for backbone, means in mean.items()
     }
 
 
 def _weighted_mean(entries: list[dict[str, Any]]) -> Scores:
-    """Of every score that is a number, by backbone."""
-    total = sum(entry["weight"] for entry in entries)
-    return {
-        backbone: {
-            key: sum(e["weight"] * e["scores"][backbone][key] for e in entries) / total
-            for key, value in scores.items()
-            if isinstance(value, float)
-        }
-        for backbone, scores in entries[0]["scores"].items()
-    }
+    """Of every number, by backbone; scores within scores (`recalibrated`) as well."""
+    weights = [entry["weight"] for entry in entries]
+    return _mean_of_numbers([entry["scores"] for entry in entries], weights)
+
+
+def _mean_of_numbers(records: list[dict[str, Any]], weights: list[float]) -> dict[str, Any]:
+    mean: dict[str, Any] = {}
+    for key, value in records[0].items():
+        values = [record[key] for record in records]
+        if isinstance(value, dict):
+            mean[key] = _mean_of_numbers(values, weights)
+        elif isinstance(value, float):
+            weighted = sum(w * v for w, v in zip(weights, values, strict=True))
+            mean[key] = weighted / sum(weights)
+    return mean
 
 
 def save_encoders(

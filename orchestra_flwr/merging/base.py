@@ -85,20 +85,25 @@ def has_local_state(config: Config, learner: Learner) -> bool:
 
 
 def divergence(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Mean over the encoder's convolutions of the L2 distance of their weights.
+    """Mean over the encoder's layers of the L2 distance of their weights.
 
     Args:
-        one: the convolutions' weights by name.
+        one: :func:`compared_weights` by name.
         other: holds at least the same names.
     """
     distances = [(t - other[name].to(t.device)).double().norm() for name, t in one.items()]
     return float(torch.stack(distances).mean()) if distances else 0.0
 
 
-def convolutions(learner: Learner) -> dict[str, Tensor]:
-    """Weights of the backbone's convolutions; those of one pixel, on shortcuts, are not counted."""
-    return {
+def compared_weights(learner: Learner) -> dict[str, Tensor]:
+    """Weights of the backbone's convolutions; those of one pixel, on shortcuts, are not counted.
+
+    Of a transformer without convolutions: of its linear layers.
+    """
+    weights = {
         name: tensor
         for name, tensor in learner.trained().items()
-        if name.startswith("backbone.") and tensor.ndim == 4 and tensor.shape[-1] > 1
+        if name.startswith("backbone.") and name.endswith("weight")
     }
+    convolutions = {n: t for n, t in weights.items() if t.ndim == 4 and t.shape[-1] > 1}
+    return convolutions or {n: t for n, t in weights.items() if t.ndim == 2}

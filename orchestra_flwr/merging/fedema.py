@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.merging.base import ClientState, Merging, convolutions, divergence
+from orchestra_flwr.merging.base import ClientState, Merging, compared_weights, divergence
 from orchestra_flwr.training import Learner
 
 
@@ -49,7 +49,7 @@ class FedEMA(Merging):
         """As :meth:`Merging.merge`."""
         if state is None:
             return
-        apart = divergence(convolutions(learner), state.tensors)
+        apart = divergence(compared_weights(learner), state.tensors)
         if self._scale is None:
             self._scale = state.values.get("lambda")
         if self._scale is None and apart > 0:

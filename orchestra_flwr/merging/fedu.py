@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.merging.base import ClientState, Merging, convolutions, divergence
+from orchestra_flwr.merging.base import ClientState, Merging, compared_weights, divergence
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
 
@@ -43,11 +43,11 @@ class FedU(Merging):
         if state is not None and moved_far:
             for name, tensor in _predictor(learner).items():
                 tensor.copy_(state.tensors[name])
-        self._start = {name: t.clone() for name, t in convolutions(learner).items()}
+        self._start = {name: t.clone() for name, t in compared_weights(learner).items()}
 
     def keep(self, learner: Learner) -> ClientState:
         """The predictor, and how far the encoder moved since :meth:`merge`."""
-        moved = divergence(self._start, convolutions(learner))
+        moved = divergence(self._start, compared_weights(learner))
         return ClientState(_predictor(learner), {"divergence": moved})
 
     def metrics(self) -> dict[str, float]:

@@ -10,11 +10,13 @@ from functools import partial
 from typing import ClassVar
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.methods.base import Batch, Step
 from orchestra_flwr.methods.frames import SomeLabels
+from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.semi_supervised import Part
 from orchestra_flwr.models import build_head
@@ -42,14 +44,26 @@ def symmetric_negative_cosine(
     return -cosines.mean() / 2
 
 
+class SimSiamSettings(LabelSettings):
+    """Options under `method.` for method=simsiam."""
+
+    # Width of the predictor's hidden layer; None: model.projector_hidden, or as published.
+    predictor_hidden: int | None = Field(None, ge=1)
+
+
 class SimSiam(SomeLabels):
     """Backbone, a three-layer projector and a predictor of two layers; a classifier with labels."""
+
+    Settings = SimSiamSettings
 
     roles: ClassVar = {"predictor": Role.SHARED, **SomeLabels.roles}
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         model, dim = config.model, config.model.projector_dim
+        width = config.method.settings.predictor_hidden
+        if width is not None:
+            model = model.model_copy(update={"projector_hidden": width})
         self.predictor = build_head(model, dim, dim, bias=True, last_norm=False, plain_norm=True)
         self.add_classifier(config)
 

@@ -50,13 +50,33 @@ def test_the_released_code_differs_where_it_says():
     fair, released = (load_config([f"preset={p}"]) for p in ("dec_ssl", "dec_ssl_released"))
     assert released.schedule.settings.by == "rounds"
     assert released.training.drop_last and released.evaluation.probe == "dec_ssl"
+    assert (released.partition.share, released.partition.cut) == (0.8, "by_class")
     supervised = load_config(["preset=dec_ssl_released", "method=supervised", "schedule.gamma=1"])
     rate = supervised.schedule.build().factor
     assert {rate(LocalProgress(n, 100, 0, 5)) for n in range(1, 101)} == {1}  # as in that code
     values = released.model_dump()
     values["schedule"]["by"], values["training"]["drop_last"] = "epochs", False
     values["evaluation"]["probe"] = "converged"
+    values["partition"] |= {"share": 1, "cut": "random"}
     assert values == fair.model_dump()
+
+
+def test_simsiam_has_the_papers_heads():
+    """A projector of 512, 2048, 2048, 512 and a predictor of 512, 512, 512."""
+    given = ["preset=dec_ssl", "method=simsiam", "model.projector=orchestra", "optimizer=sgd",
+             "model.projector_hidden=2048"]  # fmt: skip
+    with torch.device("meta"):
+        method = build_learner(load_config(given), 3).method
+    widths = [
+        [tuple(layer.weight.shape) for layer in head if isinstance(layer, torch.nn.Linear)]
+        for head in (method.projector, method.predictor)
+    ]
+    assert widths == [[(2048, 512), (2048, 2048), (512, 2048)], [(512, 512), (512, 512)]]
+
+
+def test_nothing_is_cut_off_a_whole():
+    with pytest.raises(ConfigError, match=r"partition\.cut: is not read with partition\.share=1"):
+        load_config(["partition.cut=by_class"], all_read=True)
 
 
 def test_a_learning_rate_that_the_setting_does_not_have_must_be_given():
@@ -67,6 +87,7 @@ def test_a_learning_rate_that_the_setting_does_not_have_must_be_given():
 
 
 def test_a_resumed_run_may_repeat_its_preset(tmp_path):
+    """Also what it suggests to choices (preset_options), which no saved configuration has."""
     given = ["preset=dec_ssl", f"run_dir={tmp_path}"]
     (tmp_path / "config.yaml").write_text(config_to_yaml(load_config(given)))
     again = load_config([f"resume={tmp_path}", "preset=dec_ssl"])

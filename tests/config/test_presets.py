@@ -30,7 +30,7 @@ def test_the_mutual_information_paper(data):
     ("override", "options"),
     [
         ("method=spectral", {"norm": "ball", "classes": None}),
-        ("method=simsiam", {"classes": None}),
+        ("method=simsiam", {"classes": None, "predictor_hidden": None}),
         ("server_optimizer=mean", {}),
         ("server_optimizer=yogi", {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "epsilon": 0.001}),
         ("optimizer=adamw", {"betas": [0.9, 0.999], "epsilon": 1e-8, "weight_decay": 0.01}),

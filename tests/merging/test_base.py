@@ -3,7 +3,7 @@ import torch
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.merging.base import convolutions, divergence
+from orchestra_flwr.merging.base import compared_weights, divergence
 from orchestra_flwr.merging.fedbn import FedBN
 from orchestra_flwr.merging.fedema import FedEMA, FedEMASettings
 from orchestra_flwr.merging.fedu import FedU, FedUSettings
@@ -50,11 +50,28 @@ def test_options_belong_to_the_policy(tiny):
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("model", ["convnet", "resnet18"])
-def test_every_method_has_a_backbone_with_convolutions_to_compare(tiny, name, model):
+def test_every_method_has_a_backbone_with_weights_to_compare(tiny, name, model):
     """Else its divergence would always be 0, and no policy would ever act."""
-    learner = build_learner(tiny(f"method={name}", f"model={model}"), 1)
-    before = {name: t.clone() for name, t in convolutions(learner).items()}
+    moved_apart(build_learner(tiny(f"method={name}", f"model={model}"), 1))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=byol", "model=vit_tiny", "model.width=24", "model.patch=4", "model.depth=1"],
+        ["method=mae", "model=vit_tiny", "model.width=24", "model.patch=4", "model.depth=1"],
+        ["method=byol", "model=cct", "model.width=16"],
+    ],
+)
+def test_transformers_have_weights_to_compare(tiny, overrides):
+    learner = build_learner(tiny(*overrides), 1)
+    moved_apart(learner)
+    assert all("norm" not in name for name in compared_weights(learner))
+
+
+def moved_apart(learner):
+    before = {name: t.clone() for name, t in compared_weights(learner).items()}
     with torch.no_grad():
         for parameter in learner.method.backbone.parameters():
             parameter.add_(1)
-    assert divergence(before, convolutions(learner)) > 1
+    assert divergence(before, compared_weights(learner)) > 1

@@ -65,6 +65,30 @@ class Partition(Plugin, ABC):
             ConfigError: the images or the number of clients do not allow it.
         """
 
+    def listed(
+        self, parts: Sequence[Indices], labels: Tensor | None, seed: int
+    ) -> Sequence[Indices]:
+        """Each client's images in the order of which `partition.cut=by_class` takes the first ones.
+
+        Args:
+            parts: what `split` gave.
+            labels: as for `split`.
+            seed: as for `split`.
+
+        Returns:
+            The same images class by class, as the released code of Dec-SSL lists them.
+        """
+        if labels is None:
+            return parts
+        of_images = labels.cpu().numpy()
+        return [part[np.argsort(of_images[part], kind="stable")] for part in parts]
+
+    @classmethod
+    def unread(cls, config: Any) -> dict[str, str]:
+        """As :meth:`Plugin.unread`: nothing is left out of a whole."""
+        whole = config.partition.share == 1
+        return {"partition.cut": "with partition.share=1"} if whole else {}
+
     def names(self, classes: tuple[str, ...], labels: Tensor | None, clients: int) -> list[str]:
         """The clients' names, in the order of `split`; without need of them "0" to "n - 1".
 
@@ -89,8 +113,9 @@ def partition(
         seed: the run's seed; 0 gives the published split of the Dirichlet partition.
 
     Returns:
-        For each client its images' indices, int64, ascending; of these only a random share where
-        `partition.share` is below 1.
+        For each client its images' indices, int64, ascending; of these only a share where
+        `partition.share` is below 1: random ones or, with `partition.cut=by_class`, the first ones
+        of :meth:`Partition.listed`.
 
     Raises:
         ConfigError: more clients than images, images without labels for a partition by labels,
@@ -115,6 +140,9 @@ def partition(
     problem = _broken_contract(parts, count, clients)
     if problem:
         raise ConfigError(f"partition={config.name}: {type(chosen).__name__}.split {problem}")
+    if config.cut == "by_class":
+        listed = chosen.listed(parts, labels, seed)
+        return [np.sort(part[: _size(part, config.share)]) for part in listed]
     return [_kept(part, config.share, seed, client) for client, part in enumerate(parts)]
 
 
@@ -161,8 +189,12 @@ def _kept(part: Indices, share: float, seed: int, client: int) -> Indices:
     """A random share of a client's images, at least one; a larger share holds a smaller one."""
     if share == 1:
         return part
-    count = max(1, round(share * len(part)))
-    return np.sort(numpy_generator(seed, "share", client).permutation(part)[:count])
+    kept = numpy_generator(seed, "share", client).permutation(part)[: _size(part, share)]
+    return np.sort(kept)
+
+
+def _size(part: Indices, share: float) -> int:
+    return max(1, round(share * len(part)))
 
 
 def _broken_contract(parts: Sequence[Indices], count: int, clients: int) -> str:

@@ -57,7 +57,8 @@ class Features(Partition):
     def unread(cls, config: Any) -> dict[str, str]:
         """Of alpha and beta a way of dealing reads one."""
         deal = config.partition.settings.deal
-        return {f"partition.{'alpha' if deal == 'skew' else 'beta'}": f"with partition.deal={deal}"}
+        other = "alpha" if deal == "skew" else "beta"
+        return {**super().unread(config), f"partition.{other}": f"with partition.deal={deal}"}
 
     def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
         """The cluster of each image, computed once and stored in the user's cache folder.

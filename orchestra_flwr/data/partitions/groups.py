@@ -40,7 +40,8 @@ class Groups(Partition):
     def unread(cls, config: Any) -> dict[str, str]:
         """A table says the groups without the folders."""
         table = config.partition.settings.csv is not None
-        return {"partition.level": "with partition.csv"} if table else {}
+        own = {"partition.level": "with partition.csv"} if table else {}
+        return {**super().unread(config), **own}
 
     def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
         """The group of each image, from the path of its file.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -31,6 +32,17 @@ class Skew(Partition):
     def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
         """Random images of each class, 1 - beta of it, are cut into runs in the classes' order."""
         assert labels is not None  # needs_labels
+        return [np.sort(np.concatenate(runs)) for runs in self._dealt(labels, clients, seed)]
+
+    def listed(
+        self, parts: Sequence[Indices], labels: Tensor | None, seed: int
+    ) -> Sequence[Indices]:
+        """As :meth:`Partition.listed`: first its own classes, then the images of any class."""
+        assert labels is not None  # needs_labels
+        return [np.concatenate(runs) for runs in self._dealt(labels, len(parts), seed)]
+
+    def _dealt(self, labels: Tensor, clients: int, seed: int) -> list[tuple[Indices, Indices]]:
+        """For each client the images of its own classes, class by class, and those of any class."""
         random = numpy_generator(seed, "partition")
         of_images = labels.cpu().numpy()
         own, common = [], []
@@ -39,11 +51,11 @@ class Skew(Partition):
             cut = round((1 - self.settings.beta) * len(members))
             own.append(members[:cut])
             common.append(members[cut:])
-        sizes = _sizes(count, clients)
+        sizes = _sizes(len(of_images), clients)
         of_own = _sizes(sum(map(len, own)), clients)
         own_runs = _cut(np.concatenate(own), of_own)
         common_runs = _cut(random.permutation(np.concatenate(common)), sizes - of_own)
-        return [np.sort(np.concatenate(runs)) for runs in zip(own_runs, common_runs, strict=True)]
+        return list(zip(own_runs, common_runs, strict=True))
 
 
 def _sizes(count: int, clients: int) -> Indices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -36,6 +37,7 @@ Measure = Literal[
     "drift_pairs",
     "classes",
     "classes_1",
+    "emd",
 ]
 SCALES = ("paper", "small")
 S = TypeVar("S", bound=Section)
@@ -153,10 +155,11 @@ def experiment_names() -> list[str]:
     )
 
 
-def reading_order(name: str) -> tuple[bool, str, int, str]:
+def reading_order(name: str) -> tuple[bool, list[tuple[int, str]]]:
     """A sort key: tables first, and figure5 before figure10."""
-    kind = name.rstrip("0123456789")
-    return kind != "table", kind, len(name), name
+    parts = re.findall(r"\d+|\D+", name)
+    numbers_as_such = [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return parts[0] != "table", numbers_as_such
 
 
 def load_experiment(name: str) -> Experiment:

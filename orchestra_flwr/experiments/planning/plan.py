@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestra_flwr.config import (
     RESUME_MAY_CHANGE,
@@ -161,8 +162,7 @@ def run_name(config: Config, work: str = "train") -> str:
     """
     values = config.model_dump()
     values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
-    if config.init is None:  # a key that earlier versions do not have
-        del values["init"]
+    _drop_new_defaults(values)
     root = config.data.options.get("root")
     for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
         *path, last = key.split(".")
@@ -177,6 +177,20 @@ def run_name(config: Config, work: str = "train") -> str:
     clients = f"k{config.federation.clients}"
     what = config.method.name if work == "train" else work
     return f"{what}-{config.data.name}-{clients}{split}-s{config.seed}-{digest}"
+
+
+def _drop_new_defaults(values: dict[str, Any]) -> None:
+    """Takes off keys that earlier versions do not have, where they change nothing."""
+    for *path, key, default in (
+        ("init", None),
+        ("partition", "cut", "random"),
+        ("method", "predictor_hidden", None),
+    ):
+        section = values
+        for part in path:
+            section = section[part]
+        if section.get(key, default) == default:
+            section.pop(key, None)
 
 
 def _axes(name: str, experiment: Experiment, settings: Scale, scale: str) -> Axes:

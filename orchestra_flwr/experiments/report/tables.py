@@ -12,7 +12,7 @@ from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.reporting.text import duration, lookup, percent, size
 
 NOTHING = "\u2013"
-HIGHER_IS_BETTER = UNITS.keys() - {"drift", "drift_pairs", "classes", "classes_1"}
+HIGHER_IS_BETTER = UNITS.keys() - {"drift", "drift_pairs", "classes", "classes_1", "emd"}
 
 
 def results_table(rows: Sequence[Result], plan: Plan) -> Table:

@@ -40,6 +40,7 @@ UNITS: Mapping[Measure, Unit] = {
     "unsupervised": Unit("score", 1),
     "classes": Unit("classes with an image", 1),
     "classes_1": Unit("classes with 1 % of the images", 1),
+    "emd": Unit("earth mover's distance of classes", 1),
 }
 
 
@@ -119,7 +120,7 @@ def read_results(plan: Plan, folder: Path) -> Results:
         run = read_run(folder / row.run)
         if run is not None and run.summary:
             runs.append(run)
-            missing = [m for m in plan.experiment.measures if run.measure(m) is None]
+            missing = [m for m in plan.experiment.measures if run.lacks(m)]
             if missing:
                 titles = ", ".join(UNITS[measure].title for measure in missing)
                 incomplete[row.run] = Incomplete(row.run, f"not measured: {titles}")

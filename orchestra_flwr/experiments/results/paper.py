@@ -14,7 +14,7 @@ from orchestra_flwr.experiments.results.statistics import Sample
 
 SEEDS = 3  # "All results are averaged over 3 seeds" (Orchestra, section 6)
 MUTUAL_INFORMATION = "mutual_information"
-FILES = ("paper", MUTUAL_INFORMATION)
+FILES = ("paper", MUTUAL_INFORMATION, "dec_ssl")
 
 
 @cache
@@ -47,12 +47,12 @@ def paper_value(experiment: str, values: Mapping[str, str], measure: str) -> Sam
 
 
 def _file(experiment: str) -> str:
-    return MUTUAL_INFORMATION if experiment in _values(MUTUAL_INFORMATION) else FILES[0]
+    return next((file for file in FILES if experiment in _values(file)), FILES[0])
 
 
 def _sample(file: str, mean: float, error: float | None) -> Sample:
     """With the deviation over seeds, also where a paper prints the standard error of the mean."""
-    if file != MUTUAL_INFORMATION:
-        return Sample(mean, None if error is None else float(error), SEEDS)
-    seeds = int(_values(file)["seeds"])
-    return Sample(mean, None if error is None else error * math.sqrt(seeds), seeds)
+    seeds = int(_values(file).get("seeds", SEEDS))
+    if error is not None and file == MUTUAL_INFORMATION:
+        error *= math.sqrt(seeds)
+    return Sample(mean, None if error is None else float(error), seeds)

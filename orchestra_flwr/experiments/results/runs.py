@@ -31,6 +31,7 @@ IN_SUMMARY: dict[str, tuple[str, ...]] = {
     "drift_pairs": ("drift", "pairs"),
     "classes": ("classes", "any"),
     "classes_1": ("classes", "one_percent"),
+    "emd": ("classes", "emd"),
 }
 
 
@@ -87,12 +88,20 @@ class Run:
         """A measure by the name that experiments use; None where the run does not have it.
 
         Accuracies are fractions, `unsupervised` is the score without labels, `drift` a distance,
-        `classes` and `classes_1` are numbers of classes.
+        `classes` and `classes_1` are numbers of classes, `emd` a distance of class shares.
         """
         if name.startswith("finetune"):
             fraction = {"finetune_1": "0.01", "finetune_10": "0.1"}[name]
             return lookup(self.evaluation, "finetune", fraction, "mean")
         return lookup(self.summary, *IN_SUMMARY.get(name, (name,)))
+
+    def lacks(self, name: str) -> bool:
+        """Whether a measure is missing that the run should have: only methods that see labels
+        have a classifier whose accuracy can be taken.
+        """
+        if "accuracy" in name and not self.config.method.plugin.sees_labels(self.config):
+            return False
+        return self.measure(name) is None
 
 
 def read_run(folder: Path) -> Run | None:

@@ -86,6 +86,22 @@ def test_a_share_of_every_clients_images(name):
     assert most[0].max() > whole[0][len(most[0])]  # not the first ones
 
 
+@pytest.mark.parametrize("name", ["iid", "dirichlet"])
+def test_a_cut_by_class_leaves_out_the_last_classes(name):
+    """The released code of Dec-SSL trains on the first 80 % of a client's list, class by class."""
+    labels = torch.arange(1000) % 4
+    whole, cut = (
+        partition(PartitionConfig(name=name, share=share, cut="by_class"), labels, 1000, 4, 3)
+        for share in (1, 0.8)
+    )
+    for all_, kept in zip(whole, cut, strict=True):
+        assert len(kept) == round(0.8 * len(all_)) and np.all(np.diff(kept) > 0)
+        lost = np.setdiff1d(all_, kept)
+        assert labels[kept].max() <= labels[lost].min()
+    if name == "iid":  # about 250 images, 62 of the last class: 50 are lost
+        assert all((labels[kept] == 3).sum() < 25 for kept in cut)
+
+
 @pytest.mark.parametrize("share", [0, 1.1])
 def test_a_share_is_above_0_and_at_most_1(share):
     with pytest.raises(ValidationError, match="share"):
@@ -176,7 +192,7 @@ def test_its_options_are_checked(user_package):
     with pytest.raises(ConfigError) as error:
         partition(_mine(alpha=3), None, 6, 2, 0)
     assert str(error.value) == (
-        "partition.alpha: unknown option of partition=halves, which has share, first "
+        "partition.alpha: unknown option of partition=halves, which has share, cut, first "
         "(partition=dirichlet, partition=features, partition=prior_dirichlet have it)"
     )
 

@@ -25,6 +25,16 @@ def test_emd_falls_with_beta(beta):
     assert earth_movers_distance(_counts(beta, 10)) == pytest.approx(1.8 * (1 - beta), abs=0.05)
 
 
+@pytest.mark.parametrize(("beta", "trains_as"), [(0.1, 0), (0.2, 0), (0.3, 0.125), (0.5, 0.375)])
+def test_a_cut_by_class_takes_the_images_of_any_class(beta, trains_as):
+    """A fifth less, all of it of the beta that is of any class: (beta - .2) / .8 of it is left."""
+    config = PartitionConfig(name="skew", beta=beta, share=0.8, cut="by_class")
+    parts = partition(config, LABELS, len(LABELS), 5, 0)
+    assert [len(part) for part in parts] == [8000] * 5
+    counts = class_counts(parts, LABELS, 10)
+    assert earth_movers_distance(counts) == pytest.approx(1.6 * (1 - trains_as), abs=0.03)
+
+
 @pytest.mark.parametrize("beta", [0, 0.1, 0.55, 1])
 @pytest.mark.parametrize(("count", "clients"), [(997, 5), (1000, 7), (100, 33)])
 def test_sizes_are_equal_to_one_image(beta, count, clients):

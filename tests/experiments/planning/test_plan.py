@@ -86,6 +86,30 @@ def test_settings_of_the_mutual_information_paper():
     assert (config.partition.name, config.data.name) == ("iid", "cifar10")
 
 
+def test_settings_of_the_dec_ssl_paper():
+    only = ["Dec-SSL", "one class", "BatchNorm"]
+    plan, configs = make_plan("dec_ssl_figure6", "paper", seeds=[0], only=only)
+    config = configs[plan.rows[0].run]
+    assert (config.federation.clients, config.federation.rounds) == (10, 100)
+    assert (config.training.local_epochs, config.training.batch_size) == (5, 256)
+    assert (config.model.name, config.optimizer.name, config.training.lr) == (
+        *("resnet18", "adam"),
+        0.001,
+    )
+    assert config.schedule.name == "steps" and config.evaluation.recalibrated
+    only = ["Dec-SL(Rep) as released", "500"]
+    plan, configs = make_plan("dec_ssl_figure6c", "paper", seeds=[0], only=only)
+    config = configs[plan.rows[0].run]
+    assert config.method.name == "supervised" and config.schedule.settings.gamma == 1
+    assert (config.federation.rounds, config.training.local_epochs) == (1, 500)
+
+
+def test_local_epochs_are_the_same_over_all_numbers_of_rounds():
+    _, configs = make_plan("dec_ssl_figure6c", "small", seeds=[0], only=["Dec-SSL"])
+    settings = [(c.federation.rounds, c.training.local_epochs) for c in configs.values()]
+    assert settings == [(5, 2), (2, 5), (1, 10)]
+
+
 def test_the_sweeps_change_one_thing_at_a_time():
     plan, configs = make_plan("mi_sweeps", "small", seeds=[0])
     assert len(plan.rows) == 2 * 7 + 5

@@ -1,6 +1,6 @@
 import pytest
 
-from orchestra_flwr.experiments import load_experiment, load_scale
+from orchestra_flwr.experiments import experiment_names, load_experiment, load_scale
 from orchestra_flwr.experiments.results.paper import FILES, _values, paper_source, paper_value
 from orchestra_flwr.experiments.results.statistics import Sample
 
@@ -14,6 +14,9 @@ from orchestra_flwr.experiments.results.statistics import Sample
         ("table6", ("CIFAR-100", "no target"), "linear", Sample(36.8, None, 3)),
         ("mi_table3", ("label skew", "Spectral + UV"), "linear", Sample(87.8, 0.3 * 5**0.5, 5)),
         ("mi_table5", ("joint shift", "CBAFed"), "linear_labelled", Sample(34.8, None, 5)),
+        ("featarc_table2", ("two classes", "FedEMA"), "linear", Sample(83.34, None, 1)),
+        ("dec_ssl_figure9", ("FeatARC",), "drift_pairs", Sample(19.71, None, 1)),
+        ("dec_ssl_figure17", ("beta=1",), "emd", Sample(0.002, None, 1)),
         ("mi_table7", ("covariate shift", "SimSiam"), "linear_labelled", Sample(8.1, None, 5)),
     ],
 )
@@ -32,6 +35,8 @@ def test_what_is_not_printed():
     assert "ICML 2022" in paper_source("table1") == paper_source("figure5")
     sources = {paper_source(f"mi_{name}") for name in ("table3", "sweeps", "pairs")}
     assert len(sources) == 1 and "ICLR 2024" in sources.pop()
+    assert paper_value("dec_ssl_figure6", {"system": "Dec-SSL"}, "linear") is None
+    assert "Tedrake" in paper_source("dec_ssl_figure6") == paper_source("featarc_figure5")
 
 
 def test_every_entry_belongs_to_one_row_of_its_experiment():
@@ -51,4 +56,7 @@ def test_every_entry_belongs_to_one_row_of_its_experiment():
                 known = settings.axes[choices] if isinstance(choices, str) else choices
                 assert entry[axis] in known, (name, entry)
     orchestra, mutual_information = 28 + 16 + 10 + 6 + 5, 3 * (8 + 7 + 11 + 9 + 7)
-    assert seen == orchestra + mutual_information
+    dec_ssl = 6 + 5 + 10
+    assert seen == orchestra + mutual_information + dec_ssl
+    others = {name for name in experiment_names() if name.startswith(("dec_ssl", "featarc"))}
+    assert others <= _values("dec_ssl").keys()  # or another paper would be cited

@@ -16,13 +16,22 @@ def test_measures_are_found_where_runs_leave_them(make_run):
         "knn": 0.5,
         "linear": 0.6,
         "unsupervised": {"alignment": 0.9, "uniformity": -1.0, "score": 0.7},
-        "classes": {"any": 4.69, "one_percent": 3.13},
+        "classes": {"any": 4.69, "one_percent": 3.13, "emd": 1.24},
     }
     run = read_run(make_run("r", summary, finetune={"0.01": 0.31, "0.1": 0.41}))
-    names = ("knn", "linear", "unsupervised", "classes", "classes_1", "finetune_1", "finetune_10")
-    assert [run.measure(name) for name in names] == [0.5, 0.6, 0.7, 4.69, 3.13, 0.31, 0.41]
+    names = ("knn", "linear", "unsupervised", "classes", "classes_1", "emd", "finetune_1")
+    assert [run.measure(name) for name in names] == [0.5, 0.6, 0.7, 4.69, 3.13, 1.24, 0.31]
+    assert run.measure("finetune_10") == 0.41
     bare = read_run(make_run("bare", {}))
     assert all(bare.measure(name) is None for name in names)
+
+
+def test_only_runs_with_a_classifier_can_lack_its_accuracy(make_run):
+    unsupervised = read_run(make_run("simclr", {"linear": 0.5}, overrides=["method=simclr"]))
+    assert not unsupervised.lacks("linear") and unsupervised.lacks("linear_recalibrated")
+    assert not unsupervised.lacks("accuracy") and not unsupervised.lacks("own_accuracy_worst")
+    supervised = read_run(make_run("supervised", {}, overrides=["method=supervised"]))
+    assert supervised.lacks("accuracy") and supervised.lacks("linear")
 
 
 def test_the_kept_backbone(make_run):

@@ -9,10 +9,12 @@ import torch.nn.functional as F
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
+from orchestra_flwr.evaluation.own_classes import weighted_accuracy
 from orchestra_flwr.federation.exchanges import Offer, Result
 from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, MODEL, MODELS
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.federation.population import load_population, own_classes
 from orchestra_flwr.methods import Received, Role
 from orchestra_flwr.models import normalise
 from orchestra_flwr.reporting import RunFolder
@@ -322,7 +324,8 @@ def test_every_clusters_model_is_evaluated_and_saved(tiny, tmp_path, federate):
     """The run's scores are means weighted by members, and nowhere the best of the models."""
     _, run = run_of_three(tiny, tmp_path, federate, "exchange.warm_rounds=1",
                           "federation.rounds=2", "evaluation.every=1",
-                          "evaluation.unsupervised=true", evaluate=True)  # fmt: skip
+                          "evaluation.unsupervised=true", "evaluation.recalibrated=true",
+                          evaluate=True)  # fmt: skip
     assert "models" not in run.records[1]
     record = run.records[2]
     members = record["exchange"]["members"]
@@ -332,6 +335,11 @@ def test_every_clusters_model_is_evaluated_and_saved(tiny, tmp_path, federate):
         ]
         assert record["scores"]["online"][key] == pytest.approx(sum(weighted) / 3)
         assert run.summary[key] == pytest.approx(sum(weighted) / 3)
+    recalibrated = sum(
+        entry["weight"] * entry["scores"]["online"]["recalibrated"]["linear"]
+        for entry in record["models"].values()
+    )
+    assert run.summary["recalibrated"]["linear"] == pytest.approx(recalibrated / 3)
     assert {n: e["weight"] for n, e in record["models"].items()} == {
         name: len(clients) for name, clients in members.items()
     }
@@ -346,6 +354,26 @@ def test_every_clusters_model_is_evaluated_and_saved(tiny, tmp_path, federate):
     assert torch.equal(load_encoder(run.folder.path)(images), encoded[largest])
     assert not torch.equal(*encoded.values())
     assert -1 <= record["unsupervised"]["alignment"] <= 1
+
+
+def test_each_client_is_judged_on_its_own_classes_by_its_clusters_model(tiny, tmp_path, federate):
+    """The paper's measure: each local data set is tested with its cluster's model."""
+    config, run = run_of_three(tiny, tmp_path, federate, "exchange.warm_rounds=1",
+                               "federation.rounds=2", "evaluation.every=2", "partition=dirichlet",
+                               "evaluation.clients=true", evaluate=True)  # fmt: skip
+    population, expected = load_population(config), []
+    train, test = population.dataset.train, population.dataset.test
+    for name, members in run.records[-1]["exchange"]["members"].items():
+        encoder = load_encoder(run.folder.encoders / f"{name}.safetensors")
+        probe = fit_linear_probe(encoder(train.images), train.labels)
+        right = probe.predict(encoder(test.images)) == test.labels
+        for client in members:
+            held = own_classes(config, population, client).held
+            expected.append(weighted_accuracy(right, test.labels, held))
+    assert len(expected) == 3 and len(set(expected)) > 1
+    own = run.summary["clients_own"]["linear"]
+    assert own["mean"] == pytest.approx(sum(expected) / 3, abs=0.02)
+    assert own["worst_tenth"] == pytest.approx(min(expected), abs=0.02)
 
 
 def test_orchestras_first_state_is_every_models(tiny, tmp_path, federate):
