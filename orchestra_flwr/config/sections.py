@@ -291,7 +291,14 @@ class LoggingConfig(Section):
     """What a person sees."""
 
     tensorboard: bool = False
+    wandb: bool = False
+    mlflow: bool = False
     progress: Literal["auto", "live", "plain", "off"] = "auto"
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The experiment trackers that are switched on, by their names."""
+        return tuple(name for name, value in self if value is True)
 
 
 def known_device(value: str) -> str:
