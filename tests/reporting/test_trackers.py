@@ -159,7 +159,7 @@ def test_a_run_that_is_stopped_is_one_run_when_it_is_resumed(tracked, tracker):
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(tracked, tracker, monkeypatch):
-    opened, folder = tracked
+    opened, _ = tracked
     lines = []
     with opened(lines.append) as trackers:
         (one,) = trackers._open.values()

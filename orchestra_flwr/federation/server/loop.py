@@ -196,7 +196,7 @@ class _Run:
         exchanged = number > 0 or (self.release is not None and self.release.before_training)
         evaluation = self.config.evaluation
         evaluated = self._is_evaluated(number)
-        scored = evaluated and (evaluation.unsupervised or evaluation.clients)
+        scored = evaluated and evaluation.asks_clients
         round_ = Round(number, {})
         began, found = time.perf_counter(), NOT_EVALUATED
         if self._is_evaluated_before(number):
