@@ -19,7 +19,8 @@ def require(key: str, extra: str, *libraries: str) -> None:
         ConfigError: names the first one that is missing, and what to install.
     """
     for library in libraries:
-        if find_spec(library) is None:
+        spec = find_spec(library)
+        if spec is None or spec.origin is None:  # None: a folder of this name that is no library
             raise ConfigError(
                 f"{key}: {library} is not installed; pip install 'orchestra-flwr[{extra}]'"
             )

@@ -248,15 +248,26 @@ def test_help_and_cfg(sim, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensorboard(sim, tmp_path, tiny_overrides):
-    assert sim(*tiny_overrides, "run_dir=mine", "logging.tensorboard=true")[0] == 0
-    assert list((tmp_path / "mine" / "tensorboard").iterdir())
+@pytest.mark.parametrize(
+    ("tracker", "written"),
+    [
+        ("tensorboard", "mine/tensorboard/events*"),
+        ("wandb", "mine/wandb/offline-run-*/files/media/images/curves*.png"),
+        ("mlflow", "mlruns/*/*/artifacts/partition.png"),
+    ],
+)
+def test_trackers(sim, tmp_path, tiny_overrides, pictures, monkeypatch, tracker, written):
+    pytest.importorskip(tracker)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    assert sim(*tiny_overrides, "run_dir=mine", f"logging.{tracker}=true")[0] == 0
+    assert list(tmp_path.glob(written))
 
 
 def test_tensorboard_that_is_not_installed_is_told_before_anything_is_written(
     sim, tmp_path, tiny_overrides, monkeypatch
 ):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     code, _, err = sim(*tiny_overrides, "logging.tensorboard=true")
     assert code == 2 and "pip install 'orchestra-flwr[tensorboard]'" in err
     assert list(tmp_path.iterdir()) == []

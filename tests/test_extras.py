@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from orchestra_flwr.config import ConfigError, load, load_config
+from orchestra_flwr.data import load_dataset
+from orchestra_flwr.export.export_config import ExportConfig
+from orchestra_flwr.export.exporter import export_saved
+from orchestra_flwr.export.hub_folder import export_to_hub
 from orchestra_flwr.extras import SERVER
+from orchestra_flwr.federation.simulation import check_resources
+from orchestra_flwr.reporting.run_result import Result
+from orchestra_flwr.training import build_learner
+from orchestra_flwr.use.embedding_files import check_format
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -116,6 +125,64 @@ def test_from_python_as_well():
         "ModuleNotFoundError: orchestra_flwr.simulate: matplotlib is not installed; "
         "pip install 'orchestra-flwr[server]'"
     )
+
+
+def asks_for(extra, tiny, folder):
+    """What needs an extra, by the library that is hidden; none of it computes anything."""
+    encoder = folder / "encoder.safetensors"
+    encoder.touch()
+    run = f"run={encoder}"
+    return {
+        "server": {"sklearn": lambda: load_dataset(tiny().data)},
+        "simulation": {"ray": lambda: check_resources(tiny("engine=ray"))},
+        "tensorboard": {"tensorboard": lambda: check_resources(tiny("logging.tensorboard=true"))},
+        "wandb": {"wandb": lambda: check_resources(tiny("logging.wandb=true"))},
+        "mlflow": {"mlflow": lambda: check_resources(tiny("logging.mlflow=true"))},
+        "timm": {
+            "timm": lambda: build_learner(tiny("model=timm", "model.timm=resnet10t"), 3),
+        },
+        "notebook": {"pandas": lambda: Result(finished(folder)).frame()},
+        "parquet": {"pyarrow.parquet": lambda: check_format("parquet")},
+        "onnx": {
+            library: lambda: export_saved(load(ExportConfig, [run]))
+            for library in ("onnx", "onnxruntime", "onnxscript")
+        },
+        "huggingface": {
+            "datasets": lambda: load_dataset(
+                load_config(["data=huggingface", "data.dataset=owner/name"]).data
+            ),
+            "flwr_datasets": lambda: tiny(
+                "partition=flwr_datasets", "partition.partitioner=IidPartitioner"
+            ).partition.build().split(None, 4, 2, 0),
+            "huggingface_hub": lambda: export_to_hub(
+                load(ExportConfig, [run, "format=hub", "push_to_hub=me/photos"])
+            ),
+        },
+    }[extra]  # fmt: skip
+
+
+def finished(folder):
+    (folder / "config.yaml").touch()
+    (folder / "metrics.jsonl").write_text('{"round": 0}\n')
+    (folder / "summary.json").write_text("{}")
+    return folder
+
+
+OF_DEVELOPERS = {"dev", "docs", "bench", "deploy", "audit"}
+
+
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - OF_DEVELOPERS))
+def test_without_an_extra_one_line_says_what_to_install(extra, tiny, tmp_path, monkeypatch):
+    """Of every extra there is, and of every library that it brings."""
+    asked = asks_for(extra, tiny, tmp_path)
+    for library, ask in asked.items():
+        with monkeypatch.context() as hidden:
+            hidden.setitem(sys.modules, library, None)
+            with pytest.raises((ConfigError, ImportError, ValueError)) as caught:
+                ask()
+        line = str(caught.value)
+        assert "\n" not in line and "is not installed" in line
+        assert f"pip install 'orchestra-flwr[{extra}]'" in line
 
 
 def test_a_client_installs_none_of_them_and_everything_else_does():

@@ -7,6 +7,7 @@ import pytest
 
 # By what is imported: libraries and rooms that it has no use for.
 HEAVY = ("matplotlib", "pandas", "ray", "scipy", "sklearn", "torchvision", "tensorboard")
+HEAVY += ("wandb", "mlflow")
 FILES_OF_HYDRA = ("antlr4", "hydra", "omegaconf")
 COMPILER = ("torch._dynamo", "torch._inductor")
 SERVER = tuple(

@@ -174,6 +174,12 @@ class Config(WithPlugins, Composed):
                     f"evaluation.{key}=True: clients' scores are not differentially private, "
                     "must be false with privacy.noise_multiplier"
                 )
+        private = "noise_multiplier" if noise > 0 else "epsilon"
+        if self.evaluation.personal_by_clients and (noise > 0 or self.privacy.epsilon is not None):
+            raise ValueError(
+                f"evaluation.personal_labels={self.evaluation.personal_labels}: clients' scores "
+                f"are not differentially private, must be null with privacy.{private}"
+            )
 
     def to_json(self) -> str:
         """The configuration as one line of JSON."""

@@ -279,20 +279,32 @@ class EvaluationConfig(ScoresConfig):
     clients: bool = False  # each client's own model on its own classes; in simulations
     personal_labels: int | None = Field(None, ge=1)  # a head of each client's own from so many
 
-    @model_validator(mode="after")
-    def _heads_are_judged_on_own_classes(self) -> Self:
-        if self.personal_labels is not None and not self.clients:
-            raise ValueError(
-                f"evaluation.personal_labels={self.personal_labels}: needs evaluation.clients=true"
-            )
-        return self
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients score the encoder."""
+        return self.unsupervised or self.clients or self.personal_labels is not None
+
+    @property
+    def personal_by_clients(self) -> bool:
+        """Whether each client judges its own head, on other labelled images of its own.
+
+        With `clients` the server's test images judge it.
+        """
+        return self.personal_labels is not None and not self.clients
 
 
 class LoggingConfig(Section):
     """What a person sees."""
 
     tensorboard: bool = False
+    wandb: bool = False
+    mlflow: bool = False
     progress: Literal["auto", "live", "plain", "off"] = "auto"
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The experiment trackers that are switched on, by their names."""
+        return tuple(name for name, value in self if value is True)
 
 
 def known_device(value: str) -> str:

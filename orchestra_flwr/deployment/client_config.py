@@ -63,6 +63,12 @@ class ClientPrivacyConfig(Section):
             )
 
 
+class ShareConfig(Section):
+    """What a client sends beside its training, if its server asks for it."""
+
+    personal_accuracy: bool = False  # of a head that it fits to some of its labels
+
+
 class ClientConfig(WithPlugins, Composed):
     """One client of a real federation."""
 
@@ -73,6 +79,7 @@ class ClientConfig(WithPlugins, Composed):
     data: ClientDataConfig
     training: ClientTrainingConfig
     privacy: ClientPrivacyConfig
+    share: ShareConfig = ShareConfig()
     device: str
     insecure: bool
     security: PathText
@@ -87,6 +94,16 @@ class ClientConfig(WithPlugins, Composed):
             raise ValueError(f"server={self.server}: must be HOST:PORT, the server's address")
         if not self.data.root:
             raise ValueError("data.root must name a folder or a zip of this client's images")
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_cover_what_is_sent(self) -> ClientConfig:
+        for key in ("epsilon", "total_epsilon"):
+            if self.share.personal_accuracy and getattr(self.privacy, key) is not None:
+                raise ValueError(
+                    "share.personal_accuracy=True: the accuracy is not differentially private, "
+                    f"must be false with privacy.{key}"
+                )
         return self
 
     @property

@@ -7,7 +7,11 @@ from orchestra_flwr.evaluation.few_labels import labelled_subset
 from orchestra_flwr.evaluation.finetune import finetune
 from orchestra_flwr.evaluation.knn import fewer_voters, knn_accuracy, voters
 from orchestra_flwr.evaluation.linear_probe import LinearProbe, fit_linear_probe, linear_accuracy
-from orchestra_flwr.evaluation.own_classes import OwnClasses, spread_over_clients
+from orchestra_flwr.evaluation.own_classes import (
+    OwnClasses,
+    personal_accuracy,
+    spread_over_clients,
+)
 from orchestra_flwr.evaluation.published_probe import published_accuracy
 from orchestra_flwr.evaluation.scores import evaluate, evaluate_by
 from orchestra_flwr.evaluation.similarity import Similarities, similarities
@@ -28,6 +32,7 @@ __all__ = [
     "knn_accuracy",
     "labelled_subset",
     "linear_accuracy",
+    "personal_accuracy",
     "published_accuracy",
     "recalibrated",
     "similarities",

@@ -1,4 +1,4 @@
-"""A client's own model, judged on the classes that the client holds."""
+"""A client's own model or head, judged on the classes that the client holds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.evaluation.features import extract_features
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 
@@ -67,6 +68,38 @@ class OwnClasses:
 
     def _weighted(self, right: Tensor) -> float:
         return weighted_accuracy(right.cpu(), self.test[1].cpu(), self.held.cpu())
+
+
+def personal_accuracy(
+    encoder: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    count: int,
+    generator: torch.Generator,
+    batch_size: int,
+) -> float | None:
+    """Accuracy of a head that one client fits to few of its labels, on its other labelled images.
+
+    Args:
+        encoder: maps images to features (B, dim).
+        images: the client's own (n, C, H, W) uint8.
+        labels: (n,) their classes, UNLABELLED where an image has none.
+        count: how many are drawn to fit the linear probe.
+        generator: draws them; on the CPU.
+        batch_size: images at once.
+
+    Returns:
+        A fraction; None: no more than `count` images have a label, so none is left to judge by.
+    """
+    own = (labels != UNLABELLED).nonzero().squeeze(1).cpu()
+    if len(own) <= count:
+        return None
+    own = own[torch.randperm(len(own), generator=generator)].to(images.device)
+    features = extract_features(encoder, images[own], batch_size)
+    classes = labels[own].to(features.device)
+    probe = fit_linear_probe(features[:count], classes[:count])
+    return float((probe.predict(features[count:]) == classes[count:]).double().mean())
 
 
 def weighted_accuracy(right: Tensor, labels: Tensor, held: Tensor) -> float:

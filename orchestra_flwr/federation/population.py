@@ -121,6 +121,11 @@ def check_population(config: Config, population: Population) -> None:
             than `privacy.k_min` different images, or one has too many for `privacy.delta`.
     """
     labels_for(config, population.dataset.train)
+    if config.evaluation.personal_by_clients and population.dataset.train.labels is None:
+        raise ConfigError(
+            f"evaluation.personal_labels={config.evaluation.personal_labels}: "
+            f"data={config.data.name} must have labelled training images"
+        )
     if config.evaluation.clients:
         for client in population.parts:
             own_classes(config, population, client)

@@ -20,7 +20,7 @@ from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import record_split
 from orchestra_flwr.methods.labels import with_class_names
-from orchestra_flwr.reporting import Progress, RunFolder, summary_writer
+from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.training import check_memory, resolve_device, starting_learner
 
 
@@ -117,8 +117,7 @@ def check_resources(config: Config) -> Engine:
     Raises:
         ConfigError: a GPU that is not there, or a package that is not installed.
     """
-    if config.logging.tensorboard:
-        summary_writer()
+    check_trackers(config)
     engine: Engine = config.engine.build(config)
     engine.check_resources()
     return engine

@@ -1,4 +1,4 @@
-"""The output of one run: its folder, progress, table, plots and event files."""
+"""The output of one run: its folder, progress, table, plots and trackers."""
 
 from orchestra_flwr.reporting.environment import environment
 from orchestra_flwr.reporting.evaluation_output import print_evaluation, write_evaluation
@@ -6,12 +6,14 @@ from orchestra_flwr.reporting.plots import plot_curves, plot_partition
 from orchestra_flwr.reporting.progress import Progress, make_progress
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.summary_table import print_summary, scores_table
-from orchestra_flwr.reporting.tensorboard import TensorboardLog, summary_writer
+from orchestra_flwr.reporting.trackers import TrackedRun, Trackers, check_trackers
 
 __all__ = [
     "Progress",
     "RunFolder",
-    "TensorboardLog",
+    "TrackedRun",
+    "Trackers",
+    "check_trackers",
     "environment",
     "make_progress",
     "plot_curves",
@@ -19,6 +21,5 @@ __all__ = [
     "print_evaluation",
     "print_summary",
     "scores_table",
-    "summary_writer",
     "write_evaluation",
 ]

@@ -111,7 +111,8 @@ class Result:
             import pandas
         except ImportError:
             raise ImportError(
-                "frame() needs pandas (pip install pandas); metrics has the same as objects"
+                "frame(): pandas is not installed; pip install 'orchestra-flwr[notebook]', "
+                "or use metrics, which has the same as objects"
             ) from None
         rounds: dict[int, dict[str, Any]] = {}
         for record in self._records():

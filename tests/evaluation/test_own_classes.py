@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from orchestra_flwr.evaluation import OwnClasses, linear_accuracy, spread_over_clients
+from orchestra_flwr.evaluation import (
+    OwnClasses,
+    linear_accuracy,
+    personal_accuracy,
+    spread_over_clients,
+)
 from orchestra_flwr.evaluation.own_classes import weighted_accuracy
 
 
@@ -33,6 +38,28 @@ def test_mean_and_worst_tenth():
 class Pixels(nn.Module):
     def forward(self, images):
         return images.flatten(1).float() / 255
+
+
+def test_a_head_of_few_labels_is_judged_by_the_clients_other_labelled_images(generator):
+    labels = torch.tensor([0, 1, -1, 0, 1, 0, 1, -1])
+    images = (200 * labels.clamp(min=0)).to(torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2)
+
+    def accuracy(labels, count):
+        return personal_accuracy(
+            Pixels(), images, labels, count=count, generator=generator, batch_size=4
+        )
+
+    assert accuracy(labels, 5) == 1  # one is left, and both classes are among the five
+    assert accuracy(labels, 6) is None  # six have labels
+    swapped = torch.where(labels < 0, labels, torch.tensor([0, 1, 0, 1] * 2))
+    assert accuracy(torch.full_like(labels, -1), 1) is None
+    assert 0 <= accuracy(swapped, 3) <= 1
+    # Of two classes that look the same a head knows nothing.
+    alike = torch.zeros(400, 1, 2, 2, dtype=torch.uint8)
+    guess = personal_accuracy(
+        Pixels(), alike, torch.arange(400) % 2, count=20, generator=generator, batch_size=100
+    )
+    assert guess == pytest.approx(0.5, abs=0.02)
 
 
 def test_scores_of_a_client_with_the_shares_of_everybody_are_the_usual_ones():

@@ -30,7 +30,7 @@ from orchestra_flwr.deployment.processes.superlink import (
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.round_report import FederationError
-from orchestra_flwr.reporting import Progress, RunFolder
+from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.training import build_learner, starting_learner
 
 START_SECONDS = 60.0  # for the server's app to report
@@ -97,8 +97,10 @@ def check(config: ServerConfig) -> None:
     """Checks what could prevent the run from starting, before anything is written.
 
     Raises:
-        ConfigError: wrong options of the method, keys, address or the server's own images.
+        ConfigError: wrong options of the method, keys, address or the server's own images, or a
+            package that is not installed.
     """
+    check_trackers(config)
     listen(config.host, config.port).close()
     starting_learner(config, config.data.channels, begun=config.resume is not None)
     if config.tls:

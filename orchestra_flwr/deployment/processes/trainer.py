@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from orchestra_flwr.federation.messages.arrays import (
     CONFIG,
     CONTRIBUTED,
     METRICS,
+    PERSONAL,
     RUN,
     SMALLEST_GROUP,
     TRAINED,
@@ -135,13 +136,25 @@ class Trainer:
         """The averaged encoder's scores on this client's images."""
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
-        reply = evaluate_reply(self._client(self._received(task), str(task.get(RUN, ""))), content)
-        scores = reply.metric_records[METRICS]
-        self._report(
-            f"round {round_}: the average has alignment {scores['alignment']:.3f}, "
-            f"uniformity {scores['uniformity']:.3f} on the images here"
-        )
+        received = self._received(task)
+        reply = evaluate_reply(self._client(received, str(task.get(RUN, ""))), content)
+        scores: Mapping[str, Any] = reply.metric_records[METRICS]
+        if received.evaluation.unsupervised:
+            self._report(
+                f"round {round_}: the average has alignment {scores['alignment']:.3f}, "
+                f"uniformity {scores['uniformity']:.3f} on the images here"
+            )
+        if received.evaluation.personal_by_clients:
+            self._report(f"round {round_}: {self._about_head(received, scores.get(PERSONAL))}")
         return reply
+
+    def _about_head(self, received: Config, accuracy: float | None) -> str:
+        head = f"accuracy of a head from {received.evaluation.personal_labels} labels here"
+        if accuracy is not None:
+            return f"{head} {100 * accuracy:.1f} %, sent"
+        if self._config.share.personal_accuracy:
+            return f"{head} not sent: no more images have a label (a folder for each class)"
+        return f"{head} not sent: share.personal_accuracy=false"
 
     def _client(self, received: Config, run: str) -> OrchestraClient:
         """The client of this configuration and run, the latest one where they are the same.
@@ -162,6 +175,7 @@ class Trainer:
                 images.images,
                 labels,
                 state_folder=folder,
+                personal=images.labels if self._config.share.personal_accuracy else None,
                 secret_noise=True,
             )
             # Checked here as well as at the greeting: a round may bring another configuration.

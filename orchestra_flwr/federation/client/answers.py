@@ -96,7 +96,7 @@ def evaluate_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     Raises:
         ValueError: the run's configuration, which clients agreed to, asks for no scores.
     """
-    if not (client.config.evaluation.unsupervised or client.config.evaluation.clients):
+    if not client.config.evaluation.asks_clients:
         raise ValueError("evaluation.unsupervised=false: this run asks its clients for no scores")
     received = _received(client, content)
     _, examples, scores = client.evaluate(

@@ -63,7 +63,16 @@ def _addressed(content: RecordDict) -> OrchestraClient:
     if RUN in task:
         folder = ClientStateFolder(Path(str(task[CLIENTS])) / name, str(task[RUN]))
     own = own_classes(config, population, name) if config.evaluation.clients else None
-    return OrchestraClient(config, name, shifted, own_labels, state_folder=folder, own_classes=own)
+    classes = population.dataset.train.labels if config.evaluation.personal_by_clients else None
+    return OrchestraClient(
+        config,
+        name,
+        shifted,
+        own_labels,
+        state_folder=folder,
+        own_classes=own,
+        personal=None if classes is None else classes[indices],
+    )
 
 
 @lru_cache(maxsize=1)

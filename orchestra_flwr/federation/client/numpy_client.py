@@ -14,17 +14,23 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import different_images
-from orchestra_flwr.evaluation import OwnClasses, Similarities, recalibrated, similarities
+from orchestra_flwr.evaluation import (
+    OwnClasses,
+    Similarities,
+    personal_accuracy,
+    recalibrated,
+    similarities,
+)
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
-from orchestra_flwr.federation.messages.arrays import OWN, SMALLEST_GROUP
+from orchestra_flwr.federation.messages.arrays import OWN, PERSONAL, SMALLEST_GROUP
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
 from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
 from orchestra_flwr.methods import Received, Release, Role, classification_head_of, kept_first
 from orchestra_flwr.methods.labels import shown_labels
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.privacy.updates import clipped_state
-from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.seeding import ClientSeed, torch_generator
 from orchestra_flwr.training import (
     LocalResult,
     build_learner,
@@ -73,6 +79,9 @@ class OrchestraClient(NumPyClient):
             `labels.fraction` hides are dropped here, before anything sees them.
         state_folder: where its state is kept from round to round, for runs in which clients do.
         own_classes: what its own model is judged by; simulations alone have it.
+        personal: (n,) classes of its images, to judge a head of its own by
+            (`evaluation.personal_labels`), UNLABELLED where there is none; None: the accuracy is
+            not to leave the client.
         secret_noise: whether the noise of private releases is drawn afresh from the system, as it
             must be wherever somebody else knows the run's seed; otherwise it follows from the seed.
 
@@ -89,6 +98,7 @@ class OrchestraClient(NumPyClient):
         *,
         state_folder: ClientStateFolder | None = None,
         own_classes: OwnClasses | None = None,
+        personal: Tensor | None = None,
         secret_noise: bool = False,
     ) -> None:
         least = config.federation.min_images
@@ -102,6 +112,7 @@ class OrchestraClient(NumPyClient):
         self.labels = None if labels is None else shown_labels(config, labels, name)
         self.state_folder = state_folder
         self.own_classes = own_classes
+        self.personal = personal
         self.secret_noise = secret_noise
         self.learner = build_learner(config, images.shape[1]).to(images.device)
         self.exchange: Exchange = config.exchange.build()
@@ -290,9 +301,10 @@ class OrchestraClient(NumPyClient):
 
         Returns:
             A loss, the number of images, and the scores. With `evaluation.clients` these are
-            accuracies on its own classes, whose names begin with "own/"; without it, or with
-            `evaluation.unsupervised`, alignment and uniformity on its own images (section 5), whose
-            negated score is the loss.
+            accuracies on its own classes, whose names begin with "own/"; with
+            `evaluation.personal_labels` alone that of a head of its own, unless the client does not
+            give it. With `evaluation.unsupervised` alignment and uniformity on its own images
+            (section 5), whose negated score is the loss.
 
         Raises:
             ValueError: arrays that do not fit the model, or the own classes are not known.
@@ -312,8 +324,11 @@ class OrchestraClient(NumPyClient):
                     backbone, self.images, evaluation.batch_size, self.config.data.normalise
                 )
             own = self._own_scores(backbone, head) if evaluation.clients else {}
-            if own and not evaluation.unsupervised:
-                return 1 - own[f"{OWN}linear"], len(self.images), own
+            if evaluation.personal_by_clients:
+                own = self._personal_score(backbone)
+            asked = evaluation.clients or evaluation.personal_by_clients
+            if asked and not evaluation.unsupervised:
+                return 1 - next(iter(own.values()), 0.0), len(self.images), own
             told = self._similarities(backbone, seed)
         return -told.score, len(self.images), {**asdict(told), **own}
 
@@ -326,9 +341,27 @@ class OrchestraClient(NumPyClient):
     def _own_scores(self, backbone: Backbone, head: nn.Module | None) -> dict[str, float]:
         if self.own_classes is None:
             raise ValueError("evaluation.clients=True: only simulated clients know their classes")
-        encoder = Encoder(EncoderSpec.of(self.config), copy.deepcopy(backbone))
+        encoder = self._encoder(backbone)
         scores = self.own_classes.scores(encoder, head, self.config.evaluation.batch_size)
         return {OWN + name: value for name, value in scores.items()}
+
+    def _personal_score(self, backbone: Backbone) -> dict[str, float]:
+        """Nothing, if it is not to leave the client, or too few of its images have labels."""
+        evaluation = self.config.evaluation
+        if self.personal is None or evaluation.personal_labels is None:
+            return {}
+        accuracy = personal_accuracy(
+            self._encoder(backbone),
+            self.images,
+            self.personal,
+            count=evaluation.personal_labels,
+            generator=torch_generator(self.config.seed, "personal", self.name),
+            batch_size=evaluation.batch_size,
+        )
+        return {} if accuracy is None else {PERSONAL: accuracy}
+
+    def _encoder(self, backbone: Backbone) -> Encoder:
+        return Encoder(EncoderSpec.of(self.config), copy.deepcopy(backbone))
 
     @property
     def _needs_received(self) -> bool:

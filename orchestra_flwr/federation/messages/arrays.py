@@ -16,6 +16,7 @@ CONFIG = "config"  # the ConfigRecord of a message, both ways
 METRICS = "metrics"  # the MetricRecord of a reply
 SMALLEST_GROUP = "smallest_group"  # a reply's metric: images behind its smallest row, 0 without
 OWN = "own/"  # what the names of scores of a client's own model in a reply begin with
+PERSONAL = OWN + "personal"  # the score that a client of a deployment may keep to itself
 MODEL = "model"  # in a reply's config: the model that was trained, where several were sent
 MODELS = "models"  # in a task: the names of the models that are sent
 RUN = "run"  # in a task: which run this is, where clients keep state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from orchestra_flwr.federation.messages.arrays import (
     METRICS,
     MODEL,
     OWN,
+    PERSONAL,
     SMALLEST_GROUP,
 )
 from orchestra_flwr.federation.messages.codec import Form
@@ -130,14 +131,19 @@ def score_limits(config: Config, method: Method) -> dict[str, float]:
     if config.evaluation.clients:
         kept, *_ = kept_first(method, config.evaluation.backbone).values()
         classifies = classification_head_of(method, kept) is not None
-        personal = config.evaluation.personal_labels is not None
+        personal = config.evaluation.personal_labels is not None  # by everybody's test images
         names = ("linear", *["personal"] * personal, *["accuracy"] * classifies)
         limits |= {OWN + name: 1.0 for name in names}
+    if config.evaluation.personal_by_clients:
+        limits[PERSONAL] = 1.0
     return limits
 
 
 def check_scores(
-    message: Message, schemas: Schemas, limits: Mapping[str, float]
+    message: Message,
+    schemas: Schemas,
+    limits: Mapping[str, float],
+    optional: Set[str] = frozenset(),
 ) -> tuple[int, dict[str, float]]:
     """Turns a client's answer to an evaluation into its number of images and its scores.
 
@@ -145,6 +151,7 @@ def check_scores(
         message: as received.
         schemas: of the run.
         limits: as :func:`score_limits` gives them.
+        optional: names of scores that the client may keep to itself.
 
     Raises:
         BadReplyError: an error reply, another schema, no images, any array or other metric than
@@ -153,10 +160,10 @@ def check_scores(
     content, metrics = _content(message, schemas)
     if content.array_records:
         raise BadReplyError(f"arrays {sorted(content.array_records)} in answer to an evaluation")
-    if metrics.keys() != {"examples", *limits}:
+    if metrics.keys() | optional != {"examples", *limits}:
         raise BadReplyError(f"metrics {sorted(metrics)} instead of {sorted({'examples', *limits})}")
     for name, limit in limits.items():
-        if abs(metrics[name]) > limit * (1 + ROUNDING):
+        if name in metrics and abs(metrics[name]) > limit * (1 + ROUNDING):
             raise BadReplyError(f"{name} is {metrics[name]:g}, at most {limit:g} in size expected")
     return int(metrics.pop("examples")), metrics
 

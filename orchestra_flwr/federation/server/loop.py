@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from safetensors import SafetensorError
 
-from orchestra_flwr.config import Config
+from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
 from orchestra_flwr.federation.messages.arrays import CLIENTS, CONTRIBUTED, RUN, TRAINED
@@ -50,7 +50,8 @@ from orchestra_flwr.methods import Release, kept_first
 from orchestra_flwr.reporting import (
     Progress,
     RunFolder,
-    TensorboardLog,
+    TrackedRun,
+    Trackers,
     environment,
     plot_curves,
 )
@@ -149,11 +150,22 @@ class _Run:
         self.skipped = len(dataset.skipped) if dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
-        self.log = (
-            TensorboardLog(folder.path / "tensorboard") if config.logging.tensorboard else None
-        )
 
     def run(self) -> dict[str, Any]:
+        with self._trackers() as self.trackers:
+            return self._run()
+
+    def _trackers(self) -> Trackers:
+        identity = run_id(self.folder.checkpoint) if self.config.logging.trackers else ""
+        run = TrackedRun(
+            self.folder.path, self.folder.label, identity, self.config.model_dump(mode="json")
+        )
+        try:
+            return Trackers(self.config, run, self.progress.message)
+        except ConfigError as error:
+            raise FederationError(str(error)) from error
+
+    def _run(self) -> dict[str, Any]:
         position = load_checkpoint(self.folder.checkpoint, self.models)
         self.folder.truncate_after(-1 if position is None else position.round)
         if position is not None:
@@ -184,7 +196,7 @@ class _Run:
         exchanged = number > 0 or (self.release is not None and self.release.before_training)
         evaluation = self.config.evaluation
         evaluated = self._is_evaluated(number)
-        scored = evaluated and (evaluation.unsupervised or evaluation.clients)
+        scored = evaluated and evaluation.asks_clients
         round_ = Round(number, {})
         began, found = time.perf_counter(), NOT_EVALUATED
         if self._is_evaluated_before(number):
@@ -366,8 +378,7 @@ class _Run:
         scores: Scores | None,
         seconds: float,
     ) -> None:
-        if self.log:
-            self.log.add(round_.number, record)
+        self.trackers.add(round_.number, record)
         backbones = kept_first(self.learner.method, self.config.evaluation.backbone)
         shown = scores[next(iter(backbones))] if scores else None
         dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
@@ -396,6 +407,5 @@ class _Run:
         plot_curves(metrics, self.folder.path / "curves.png", self.folder.label)
         self.folder.write_summary(summary)
         forget_noise_key(self.folder.checkpoint)
-        if self.log:
-            self.log.close()
+        self.trackers.finish(position.round, summary, self.folder.path)
         return summary

@@ -20,7 +20,7 @@ from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import record_split
 from orchestra_flwr.methods.labels import with_class_names
-from orchestra_flwr.reporting import RunFolder, make_progress
+from orchestra_flwr.reporting import RunFolder, check_trackers, make_progress
 
 app = ServerApp()
 WINDOW = 16  # clients under way: Flower's engine decides how many of them run at the same time
@@ -30,6 +30,7 @@ WINDOW = 16  # clients under way: Flower's engine decides how many of them run a
 def main(grid: Grid, context: Context) -> None:
     """Runs the federation that the run config's `overrides` describe, as on the command line."""
     config = load_config(shlex.split(str(context.run_config.get("overrides", ""))), all_read=True)
+    check_trackers(config)
     population = load_population(config)
     named = with_class_names(config, population.dataset.train.classes)
     check_population(named, population)

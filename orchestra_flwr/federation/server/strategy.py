@@ -22,6 +22,7 @@ from orchestra_flwr.federation.messages.arrays import (
     CONFIG,
     MODELS,
     OWN,
+    PERSONAL,
     payload_bytes,
     to_record,
 )
@@ -130,11 +131,11 @@ class OrchestraStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """With `evaluation.unsupervised` or `.clients` one message for each client with a task.
+        """One message for each client with a task, if clients are to score the encoder.
 
         Arguments as in :meth:`configure_train`; each is sent the one model of its task.
         """
-        if not (self._config.evaluation.unsupervised or self._config.evaluation.clients):
+        if not self._config.evaluation.asks_clients:
             return []
         names = dict.fromkeys(name for task in self.stage.tasks for name in task.models)
         records = {name: to_record(self._models.arrays(name)) for name in names}
@@ -153,10 +154,11 @@ class OrchestraStrategy(Strategy):
         """
         scores: list[tuple[int, Similarities]] = []
         limits = score_limits(self._config, self._models.learner.method)
+        optional = {PERSONAL} if self._config.evaluation.personal_by_clients else frozenset()
         for task, message in zip(self.stage.tasks, replies, strict=True):
             self._count_up(message)
             try:
-                images, told = check_scores(message, self._schemas, limits)
+                images, told = check_scores(message, self._schemas, limits, optional)
             except BadReplyError as reason:
                 self.report.unscored.append(_dropped(task.client, message, reason))
                 self.federation.on_client(task.client, False)
@@ -165,8 +167,8 @@ class OrchestraStrategy(Strategy):
                 if self._config.evaluation.unsupervised:
                     both = Similarities(told["alignment"], told["uniformity"])
                     scores.append((images, both))
-                if self._config.evaluation.clients:
-                    self.report.own_classes.append(with_prefix(told, OWN))
+                if own := with_prefix(told, OWN):
+                    self.report.own_classes.append(own)
         if not scores:
             return None
         total = sum(images for images, _ in scores)

@@ -61,6 +61,22 @@ def bad(value, shape=5):
     return np.full(shape, value, np.float32)
 
 
+def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
+    config = tiny("method=simclr", "evaluation.personal_labels=9")
+    asked = score_limits(config, build_learner(config, 1).method)
+    assert asked == {"own/personal": 1}
+    without = scores(alignment=None, uniformity=None)
+    assert check_scores(without, SCHEMAS, asked, {"own/personal"}) == (10, {})
+    own = {"own/personal": 0.5}
+    sent = scores(alignment=None, uniformity=None, **own)
+    assert check_scores(sent, SCHEMAS, asked, {"own/personal"}) == (10, own)
+    with pytest.raises(BadReplyError, match="metrics .* instead of"):
+        check_scores(without, SCHEMAS, asked)
+    with pytest.raises(BadReplyError, match="own/personal is 2, at most 1"):
+        check_scores(scores(alignment=None, uniformity=None, **{"own/personal": 2.0}),
+                     SCHEMAS, asked, {"own/personal"})  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("message", "says"),
     [

@@ -18,6 +18,7 @@ from orchestra_flwr.federation.messages.arrays import ARRAYS, METRICS, from_reco
 from orchestra_flwr.federation.population import load_population, own_classes
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.models import load_encoder, normalise
+from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import build_learner, torch_threads
 
 
@@ -161,9 +162,45 @@ def test_each_client_gets_a_head_from_few_labels_of_its_own(config, federate, me
     assert read_run(run.folder.path).measure("own_personal") == own["personal"]["mean"]
 
 
-def test_a_head_of_its_own_needs_classes_of_its_own(tiny):
-    with pytest.raises(ConfigError, match=r"^evaluation\.personal_labels=9: needs evaluation.cl"):
-        tiny("method=simclr", "evaluation.personal_labels=9")
+def test_without_the_servers_test_images_each_client_judges_its_own_head(config, federate):
+    """As real clients do: on those of its labelled images that the head was not fitted to."""
+    chosen = config("method=simclr", "evaluation.personal_labels=9", "evaluation.every=1")
+    run = federate(chosen)
+    own, population = run.summary["clients_own"], load_population(chosen)
+    encoder, train, expected = load_encoder(run.folder.path), population.dataset.train, []
+    for client, part in population.parts.items():
+        images, labels = train.images[torch.from_numpy(part)], train.labels[torch.from_numpy(part)]
+        order = torch.randperm(len(part), generator=torch_generator(0, "personal", client))
+        few, others = order[:9], order[9:]
+        probe = fit_linear_probe(encoder(images[few]), labels[few])
+        right = probe.predict(encoder(images[others])) == labels[others]
+        expected.append(float(right.double().mean()))
+    assert own.keys() == {"personal"} and own["personal"]["clients"] == 4
+    assert own["personal"]["mean"] == pytest.approx(sum(expected) / 4, abs=0.02)
+    assert own["personal"]["worst_tenth"] == pytest.approx(min(expected), abs=0.03)
+    records = run.folder.read_metrics()
+    assert all("clients_own" in record for record in records)
+    assert records[-1]["clients_own"] == own
+
+
+@pytest.mark.parametrize(
+    ("key", "more"),
+    [
+        (
+            "noise_multiplier",
+            ["method=simclr", "privacy.noise_multiplier=1", "privacy.clip=1",
+             "federation.weighting=uniform"],
+        ),
+        ("epsilon", ["clustering=private", "privacy.epsilon=1"]),
+    ],
+)  # fmt: skip
+def test_a_head_of_its_own_is_refused_beside_private_results(tiny, key, more):
+    with pytest.raises(ConfigError) as caught:
+        tiny(*more, "evaluation.personal_labels=9")
+    assert str(caught.value) == (
+        "evaluation.personal_labels=9: clients' scores are not differentially private, must be "
+        f"null with privacy.{key}"
+    )
 
 
 def test_without_own_state_and_with_all_classes_it_is_the_servers_score(config, federate):

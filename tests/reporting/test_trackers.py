@@ -1,0 +1,198 @@
+import json
+import struct
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.reporting import TrackedRun, Trackers, check_trackers
+
+RECORD = {
+    "round": 1,
+    "seconds": 4.5,
+    "clients": {"ok": 10, "dropped": [{"client": 4, "reason": "late"}]},
+    "loss": {"total": 0.5, "broken": None},
+    "scores": {"target": {"knn": 0.25}},
+    "note": "text",
+    "flag": True,
+}
+NUMBERS = {"seconds", "clients/ok", "loss/total", "scores/target/knn"}
+RED = np.full((4, 6, 3), (255, 0, 0), np.uint8)
+
+
+@pytest.fixture(params=["tensorboard", "wandb", "mlflow"])
+def tracker(request, tmp_path, monkeypatch):
+    """The name of a tracker whose library is installed; it writes below `tmp_path` alone."""
+    pytest.importorskip(request.param)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.chdir(tmp_path)
+    return request.param
+
+
+@pytest.fixture
+def tracked(tmp_path, tracker, tiny):
+    """Opens a run: of this name, with this id."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    Image.fromarray(RED).save(folder / "curves.png")
+    config = tiny(f"logging.{tracker}=true", "seed=7")
+
+    def opened(message=pytest.fail, id="abc"):
+        run = TrackedRun(folder, "orchestra/first", id, config.model_dump(mode="json"))
+        return Trackers(config, run, message)
+
+    return opened, folder
+
+
+class FromTensorboard:
+    def __init__(self, folder):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(folder / "tensorboard"))
+        events.Reload()
+        tags = events.Tags()
+        self.numbers = {t: [(e.step, e.value) for e in events.Scalars(t)] for t in tags["scalars"]}
+        assert events.Images("curves")[0].width == 6
+        (text,) = events.Tensors("configuration/text_summary")[0].tensor_proto.string_val
+        self.seed = json.loads(text)["seed"]
+        self.completed = True  # event files do not say
+
+
+class FromMlflow:
+    def __init__(self, folder):
+        from mlflow import MlflowClient
+
+        client = MlflowClient()
+        experiment = client.get_experiment_by_name("orchestra_flwr")
+        (run,) = client.search_runs([experiment.experiment_id])
+        self.numbers = {
+            key: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, key)]
+            for key in run.data.metrics
+        }
+        assert run.info.run_name == "orchestra/first"
+        self.seed = int(run.data.params["seed"])
+        assert run.data.params["method.name"] == "orchestra"
+        self.pictures = [file.path for file in client.list_artifacts(run.info.run_id)]
+        self.completed = run.info.status == "FINISHED"
+
+
+def messages_in(data):
+    """The messages of a file in LevelDB's log format, which begins with seven bytes of wandb."""
+    place, parts = 7, b""
+    while place + 7 <= len(data):
+        if (left := 32768 - place % 32768) < 7:  # too few for a header: the next block follows
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+class FromWandb:
+    """What is in the files that `wandb sync` would send."""
+
+    def __init__(self, folder):
+        from wandb.proto import wandb_internal_pb2 as messages
+
+        self.numbers, self.completed = {}, None
+        for file in sorted(folder.glob("wandb/offline-run-*/run-abc.wandb")):
+            for data in messages_in(file.read_bytes()):
+                self._read(messages.Record.FromString(data))
+        self.pictures = [p.name for p in folder.glob("wandb/offline-run-*/files/media/images/*")]
+        assert all(name.startswith("curves") for name in self.pictures)
+
+    def _read(self, record):
+        if record.HasField("run"):
+            assert record.run.display_name == "orchestra/first"
+            assert record.run.project == "orchestra_flwr"
+            config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            self.seed = config.get("seed", getattr(self, "seed", None))
+        elif record.HasField("history"):
+            step = record.history.step.num
+            for item in record.history.item:
+                key = "/".join(item.nested_key) or item.key
+                if not key.startswith(("_", "curves")):
+                    pairs = self.numbers.setdefault(key, [])
+                    pairs.append((step, json.loads(item.value_json)))
+        elif record.HasField("exit"):
+            self.completed = record.exit.exit_code == 0
+
+
+READERS = {"tensorboard": FromTensorboard, "wandb": FromWandb, "mlflow": FromMlflow}
+
+
+def test_numbers_configuration_name_and_pictures_are_read_back(tracked, tracker):
+    opened, folder = tracked
+    with opened() as trackers:
+        trackers.add(1, RECORD)
+        trackers.add(2, {**RECORD, "scores": {"target": {"knn": 0.5}}})
+        trackers.finish(2, {"knn": 0.5, "versions": {"torch": "2"}}, folder)
+    found = READERS[tracker](folder)
+    assert set(found.numbers) == {*NUMBERS, "summary/knn"}
+    assert found.numbers["scores/target/knn"] == [(1, 0.25), (2, 0.5)]
+    assert found.numbers["summary/knn"] == [(2, 0.5)]
+    assert found.seed == 7
+    assert getattr(found, "pictures", ["curves"])
+    assert found.completed
+
+
+def test_a_run_that_is_stopped_is_one_run_when_it_is_resumed(tracked, tracker):
+    opened, folder = tracked
+    with pytest.raises(KeyboardInterrupt), opened() as trackers:
+        trackers.add(1, RECORD)
+        raise KeyboardInterrupt
+    if tracker == "mlflow":
+        assert not FromMlflow(folder).completed
+    with opened() as trackers:
+        trackers.add(2, RECORD)
+        trackers.finish(2, {}, folder)
+    found = READERS[tracker](folder)
+    assert [step for step, _ in found.numbers["loss/total"]] == [1, 2]
+    assert found.completed
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(tracked, tracker, monkeypatch):
+    opened, _ = tracked
+    lines = []
+    with opened(lines.append) as trackers:
+        (one,) = trackers._open.values()
+
+        def full(*_):
+            raise OSError("no space left\non device")
+
+        monkeypatch.setattr(one, "numbers", full)
+        trackers.add(1, RECORD)
+        trackers.add(2, RECORD)
+        one.close(False)
+    assert lines == [f"logging.{tracker}: no space left on device; nothing more is logged there"]
+
+
+def test_one_that_cannot_be_opened_is_refused(tracked, tracker, monkeypatch):
+    opened, folder = tracked
+    if tracker == "tensorboard":
+        (folder / "tensorboard").write_text("a file where the folder should be")
+    elif tracker == "wandb":
+        monkeypatch.setenv("WANDB_PROJECT", "no/such#name")
+    else:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "gopher://nowhere")
+    with pytest.raises(ConfigError, match=f"^logging.{tracker}=true: .+") as caught:
+        opened()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_without_its_library_one_line_says_what_to_install(name, monkeypatch, tiny):
+    check_trackers(tiny())
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError) as caught:
+        check_trackers(tiny(f"logging.{name}=true"))
+    assert str(caught.value) == (
+        f"logging.{name}=true: {name} is not installed; pip install 'orchestra-flwr[{name}]'"
+    )
