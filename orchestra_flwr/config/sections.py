@@ -15,7 +15,7 @@ Precision = Literal["float32", "bfloat16"]
 Normalisation = Literal["half", "cifar", "imagenet"]
 Setting = Literal["small", "device", "silo", "dec_ssl"]
 MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
-Wire = Literal["float32", "float16", "int8"]
+Wire = Literal["float32", "float16", "int8", "int4"]
 Views = Literal["default", "plain"]
 
 

@@ -98,7 +98,7 @@ def test_the_command_line_wins_over_the_data_set():
         ("training.lrr=1", "training.lrr: unknown key (did you mean training.lr"),
         ("nonsense=1", "nonsense: unknown key"),
         ("+nonsense=1", "nonsense: unknown key"),
-        ("federation.wire=int4", "federation.wire=int4: input should be 'float32', 'float16' or"),
+        ("federation.wire=int2", "federation.wire=int2: input should be 'float32', 'float16', "),
         ("partition.alpha=0", "partition.alpha=0: input should be greater than 0"),
         ("partition.alpha=-1", "partition.alpha=-1: input should be greater than 0"),
         ("federation.participation=1.5", "federation.participation=1.5: input should be less"),

@@ -148,6 +148,16 @@ class Schemas:
         return self.wire != "float32"
 
     @property
+    def has_residuals(self) -> bool:
+        """Whether what rounding takes from a model is added to it before it is sent next time.
+
+        With few bits nearly every value would otherwise be rounded to the same side for many
+        rounds. Known as error feedback: Seide et al., "1-Bit Stochastic Gradient Descent",
+        Interspeech 2014; Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019.
+        """
+        return self.wire == "int4"
+
+    @property
     def reply(self) -> str:
         """The name of what clients send of the shared state."""
         return "update" if self.sends_updates else Role.SHARED.value
@@ -199,11 +209,21 @@ class Schemas:
         return values
 
 
-def pack_state(learner: Learner, schemas: Schemas) -> dict[str, np.ndarray]:
-    """The arrays of a message down that carries the learner's state."""
+def pack_state(
+    learner: Learner, schemas: Schemas, residual: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """The arrays of a message down that carries the learner's state.
+
+    Args:
+        learner: with the state.
+        schemas: of the learner.
+        residual: (size,) what rounding took from the shared state before, and is added now.
+    """
     arrays: dict[str, np.ndarray] = {}
     if schemas.shared.size:
         shared = schemas.shared.pack(learner.state(Role.SHARED))
+        if residual is not None:
+            shared = shared + residual
         arrays |= schemas.codec.encode(Role.SHARED.value, shared)
     if schemas.server.size:
         arrays[Role.SERVER.value] = schemas.server.pack(learner.state(Role.SERVER))

@@ -17,6 +17,7 @@ from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
 
 TRAVELLING = (Role.SHARED, Role.SERVER)
+RESIDUALS = "residuals/"  # what the names of residuals in a checkpoint begin with
 OPTIMIZER = "server_optimizer/"  # what the names of moments in a checkpoint begin with
 MODELS = "models/"  # and those of all models but the first
 BLOCK = 1 << 16  # values of each model that are mixed at a time
@@ -28,6 +29,10 @@ class Models:
     Memory is that of the models and of their optimizers' moments; with one model nothing is copied.
     With a folder the shared states of those that wait are in a file, which has no name and is gone
     with the process; then memory is that of one model and of the moments.
+
+    Where the wire has residuals, each model has one: what rounding took from it when it was sent
+    the last time before it changed. It is added whenever the model is sent, so that clients get the
+    model as a mean over the rounds. It takes as much memory as the model, in the same place.
 
     Args:
         config: the run's configuration.
@@ -55,9 +60,15 @@ class Models:
         self.names = tuple(names)
         self._schemas = {Role.SHARED: schemas.shared, Role.SERVER: schemas.server}
         self._loaded: str | None = self.names[0]
-        self._rows = _rows_on_disk(folder, self.names, schemas.shared.size) if folder else {}
+        size = schemas.shared.size
+        self._rows = _rows_on_disk(folder, self.names, size) if folder else {}
+        self._residuals: dict[str, np.ndarray] = {}
+        if schemas.has_residuals:
+            self._residuals = _rows_on_disk(folder, self.names, size) if folder else {}
+            for name in self.names:
+                self._residuals.setdefault(name, np.zeros(size, np.float32))
         self._waiting = {name: self._packed(name) for name in self.names[1:]}
-        build, size = config.server_optimizer.build, schemas.shared.size
+        build = config.server_optimizer.build
         self.optimizers: dict[str, ServerOptimizer] = {name: build(size) for name in self.names}
         trained = learner.trained()
         self.trained_spans = [
@@ -87,7 +98,11 @@ class Models:
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """The arrays of a message down for a model."""
-        return pack_state(self.load(name), self.schemas)
+        return pack_state(self.load(name), self.schemas, self._residuals.get(name))
+
+    def as_received(self, name: str) -> np.ndarray:
+        """(size,) float32 shared state of a model as clients decode what :meth:`arrays` returns."""
+        return self.schemas.as_received(self._as_sent(name))
 
     def update(self, name: str, mean: np.ndarray) -> None:
         """Makes the mean of the clients' states, or of their updates, a model's new state.
@@ -96,6 +111,9 @@ class Models:
             name: of the model.
             mean: (size,) float32; its memory is used.
         """
+        if name in self._residuals:
+            sent = self._as_sent(name)
+            self._residuals[name][...] = sent - self.schemas.as_received(sent)
         optimizer = self.optimizers[name]
         before = self.shared(name) if optimizer.needs_before else mean
         state = optimizer.step(before, mean, self.trained_spans)
@@ -104,6 +122,8 @@ class Models:
     def copy(self, source: str, target: str) -> None:
         """Makes a model a copy of another one, with server state and its optimizer's moments."""
         self.begin(target, self.load(source))
+        if source in self._residuals:
+            self._residuals[target][...] = self._residuals[source]
         moments = self.optimizers[source].moments()
         self.optimizers[target].load_moments(moments)
 
@@ -120,6 +140,8 @@ class Models:
         for name, packed in sorted(self._waiting.items()):
             for role, values in packed.items():
                 tensors[f"{MODELS}{name}/{role.value}"] = torch.from_numpy(values)
+        for name, residual in self._residuals.items():
+            tensors[f"{RESIDUALS}{name}"] = torch.from_numpy(residual)
         for name, optimizer in self.optimizers.items():
             for moment, values in optimizer.moments().items():
                 tensors[f"{OPTIMIZER}{name}/{moment}"] = torch.from_numpy(values)
@@ -186,6 +208,11 @@ class Models:
             length += float(np.square(mean).sum())
         return (apart / length) ** 0.5 if length > 0 else 0.0
 
+    def _as_sent(self, name: str) -> np.ndarray:
+        """(size,) shared state of a model as it is encoded."""
+        shared = self.shared(name)
+        return shared + self._residuals[name] if name in self._residuals else shared
+
     def _flat(self, name: str) -> np.ndarray:
         """(size,) shared state of a model that waits."""
         return self._waiting[name][Role.SHARED]
@@ -222,12 +249,15 @@ def _by_kind(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     kinds: dict[str, dict[str, Tensor]] = {
         "another model": {},
         "other models": {},
+        "the residuals of another federation.wire": {},
         "the moments of another server optimizer": {},
     }
-    first, others, moments = kinds.values()
+    first, others, residuals, moments = kinds.values()
     for name, tensor in tensors.items():
         if name.startswith(OPTIMIZER):
             moments[name] = tensor
+        elif name.startswith(RESIDUALS):
+            residuals[name] = tensor
         else:
             (others if name.startswith(MODELS) else first)[name] = tensor
     return kinds

@@ -161,7 +161,7 @@ class StageUpdate:
         if not self._schemas.sends_updates and self._config.privacy.clip is None:
             return None
         if model not in self._received:
-            self._received[model] = self._schemas.as_received(self._models.shared(model))
+            self._received[model] = self._models.as_received(model)
         return self._received[model]
 
     def _aggregation(self, model: str) -> Aggregation:

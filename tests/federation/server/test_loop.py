@@ -354,7 +354,9 @@ def test_a_dropped_client_leaves_no_trace_in_the_result(config, tmp_path):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("wire", [pytest.param("float32", marks=pytest.mark.slow), "int8"])
+@pytest.mark.parametrize(
+    "wire", [*(pytest.param(w, marks=pytest.mark.slow) for w in ("float32", "int8")), "int4"]
+)
 def test_an_interrupted_run_resumed_ends_in_the_same_bits(config, tmp_path, wire):
     overrides = [
         "federation.rounds=4", "federation.participation=0.5", f"federation.wire={wire}",

@@ -10,6 +10,7 @@ from torch import nn
 from orchestra_flwr.config import MethodConfig, Section
 from orchestra_flwr.federation.engines.inline import identify_process
 from orchestra_flwr.federation.exchanges.star import Star
+from orchestra_flwr.federation.messages import codec
 from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
     CONFIG,
@@ -294,9 +295,15 @@ def test_a_dropped_client_does_not_change_the_divisor(server):
 SIZE = 300
 
 
-def ask_in_int8(server, *overrides, **arguments):
+@pytest.fixture
+def no_small_matrices(monkeypatch):
+    """Matrices of any size travel in int4."""
+    monkeypatch.setattr(codec, "SMALL", 0)
+
+
+def ask_in_int8(server, *overrides, wire="int8", **arguments):
     """A strategy of a 300 x 1 matrix that travels in int8, its state, and its questions."""
-    server = server("federation.wire=int8", *overrides, size=(SIZE, 1), **arguments)
+    server = server(f"federation.wire={wire}", *overrides, size=(SIZE, 1), **arguments)
     state = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
     server.schemas.shared.unpack(state, server.models.learner.state(Role.SHARED))
     return server, state, server.ask()
@@ -304,20 +311,22 @@ def ask_in_int8(server, *overrides, **arguments):
 
 def updates(server, questions, changes, examples=(1, 2, 5)):
     """Replies with these changes, and the changes as they can be decoded."""
-    codec, generator = server.schemas.codec, torch.Generator().manual_seed(0)
+    coded, generator = server.schemas.codec, torch.Generator().manual_seed(0)
     rows, replies, told = np.zeros((1, 3), np.float32), [], []
     for question, change, count in zip(questions, changes, examples, strict=True):
-        arrays = codec.encode("update", np.asarray(change, np.float32), generator)
+        arrays = coded.encode("update", np.asarray(change, np.float32), generator)
         reply = answer(question, server, [], rows, count)
         reply.content[ARRAYS] = to_record({**arrays, "rows": rows})
         replies.append(reply)
-        told.append(codec.decode("update", arrays).astype(np.float64))
+        told.append(coded.decode("update", arrays).astype(np.float64))
     return replies, told
 
 
-def test_updates_by_hand(server):
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+@pytest.mark.usefixtures("no_small_matrices")
+def test_updates_by_hand(server, wire):
     """They are added to the server's own state, not to the rounded one that was sent."""
-    server, state, questions = ask_in_int8(server)
+    server, state, questions = ask_in_int8(server, wire=wire)
     sent = server.schemas.codec.decode("shared", from_record(questions[0].content[ARRAYS]))
     np.testing.assert_array_equal(sent, server.schemas.as_received(state))
     assert np.abs(sent - state).max() > 1e-3
@@ -331,14 +340,61 @@ def test_updates_by_hand(server):
     assert server.report.bytes_up == sum(payload_bytes(r.content) for r in replies)
 
 
-def test_changes_far_below_a_step_of_what_is_sent_add_up(server):
-    server, state, questions = ask_in_int8(server)
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+@pytest.mark.usefixtures("no_small_matrices")
+def test_changes_far_below_a_step_of_what_is_sent_add_up(server, wire):
+    server, state, questions = ask_in_int8(server, wire=wire)
     small = np.full(SIZE, 1e-4)  # a step is about .02
     for round_ in range(1, 21):
         server.take(updates(server, questions, [small] * 3)[0])
         questions = server.ask(round_ + 1)
     moved = server.shared() - state
-    np.testing.assert_allclose(moved, 20 * small, rtol=1e-2)
+    # A value that is rounded down in one round is so in all of them: `updates` draws the same.
+    np.testing.assert_allclose(moved, 20 * small, rtol={"int8": 1e-2, "int4": 0.2}[wire])
+
+
+def sent_over(server, rounds):
+    """What clients decode in so many rounds in which nobody changes anything."""
+    states = []
+    for round_ in range(1, rounds + 1):
+        questions = server.ask(round_)
+        assert server.ask(round_)[0].content == questions[0].content  # asked again, nothing changes
+        states.append(server.schemas.codec.decode("shared", _arrays(questions[0])))
+        server.take(updates(server, questions, np.zeros((3, SIZE)))[0])
+    return np.array(states, np.float64)
+
+
+def _arrays(question):
+    return from_record(question.content[ARRAYS])
+
+
+@pytest.mark.usefixtures("no_small_matrices")
+def test_in_int4_clients_get_the_model_as_a_mean_over_the_rounds(server):
+    """What rounding took from it is added the next time; the server's own state stays."""
+    made, state, _ = ask_in_int8(server, wire="int4")
+    sent = sent_over(made, 20)
+    step = np.abs(state).max() / 6
+    assert np.abs(sent[0] - state).max() > 0.4 * step
+    assert np.abs(sent - state).max() < 1.3 * step
+    np.testing.assert_allclose(sent.mean(0), state, atol=step * 0.6 / 20)
+    np.testing.assert_allclose(made.shared(), state, atol=1e-5)
+    # In int8 every round sends the same codes, as nothing has changed.
+    made, state, _ = ask_in_int8(server)
+    assert np.ptp(sent_over(made, 3), axis=0).max() < 1e-6
+
+
+@pytest.mark.usefixtures("no_small_matrices")
+def test_what_was_not_sent_yet_is_in_the_checkpoint(server):
+    made, _, _ = ask_in_int8(server, wire="int4")
+    sent_over(made, 3)
+    saved = {name: tensor.clone() for name, tensor in made.models.tensors().items()}
+    assert saved["residuals/model"].abs().max() > 0.05
+    resumed, *_ = ask_in_int8(server, wire="int4")
+    resumed.models.load_tensors(saved)
+    np.testing.assert_array_equal(sent_over(resumed, 3), sent_over(made, 3))
+    eight, *_ = ask_in_int8(server)
+    with pytest.raises(ValueError, match="the residuals of another federation.wire"):
+        eight.models.load_tensors(saved)
 
 
 @pytest.mark.parametrize("rogue", [3.0, 1e4, 1e30])
