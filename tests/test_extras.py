@@ -18,6 +18,7 @@ from orchestra_flwr.export.exporter import export_saved
 from orchestra_flwr.export.hub_folder import export_to_hub
 from orchestra_flwr.extras import SERVER
 from orchestra_flwr.federation.simulation import check_resources
+from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.reporting.run_result import Result
 from orchestra_flwr.training import build_learner
 from orchestra_flwr.use.embedding_files import check_format
@@ -134,6 +135,7 @@ def asks_for(extra, tiny, folder):
     run = f"run={encoder}"
     return {
         "server": {"sklearn": lambda: load_dataset(tiny().data)},
+        "privacy": {"dp_accounting": lambda: calibrate(0.123, 1e-5)},
         "simulation": {"ray": lambda: check_resources(tiny("engine=ray"))},
         "tensorboard": {"tensorboard": lambda: check_resources(tiny("logging.tensorboard=true"))},
         "wandb": {"wandb": lambda: check_resources(tiny("logging.wandb=true"))},

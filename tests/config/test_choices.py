@@ -75,7 +75,11 @@ def test_help_shows_every_option_of_every_plugin(key, name):
     ("choice", "option", "says"),
     [
         ("data=digits", "data.root=x", "data=cifar10, data=cifar100, data=image_folder, data="),
-        ("partition=iid", "partition.alpha=3", "which has share (partition=dirichlet, partition="),
+        (
+            "partition=iid",
+            "partition.alpha=3",
+            "which has share, cut (partition=dirichlet, partition=",
+        ),
         (
             "engine=inline",
             "engine.workers=2",
@@ -94,7 +98,7 @@ def test_an_option_of_another_choice_names_who_has_it(sign, choice, option, says
 
 def test_a_misspelt_option_is_suggested():
     assert refused("partition.alhpa=1") == (
-        "partition.alhpa: unknown option of partition=dirichlet, which has share, alpha "
+        "partition.alhpa: unknown option of partition=dirichlet, which has share, cut, alpha "
         "(did you mean partition.alpha?)"
     )
     assert "(did you mean model.width?)" in refused("model.widht=8")

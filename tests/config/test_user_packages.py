@@ -142,11 +142,11 @@ def test_names_and_options_of_the_package_are_listed(user_package):
     assert refused("partition=mine") == f"partition=mine: {names}"
     assert refused(PACKAGE, "partition=nope") == f"partition=nope: {names}, mine"
     assert refused(PACKAGE, "partition=mine", "partition.fractio=1") == (
-        "partition.fractio: unknown option of partition=mine, which has share, fraction "
+        "partition.fractio: unknown option of partition=mine, which has share, cut, fraction "
         "(did you mean partition.fraction?)"
     )
     assert refused(PACKAGE, "partition=iid", "partition.fraction=1") == (
-        "partition.fraction: unknown option of partition=iid, which has share "
+        "partition.fraction: unknown option of partition=iid, which has share, cut "
         "(partition=mine has it)"
     )
 
