@@ -12,7 +12,7 @@ USAGE = """\
 usage: python -m orchestra_flwr.experiments FOLDER
 
 Writes report.html (one page that needs nothing else), report.md and figures/ into FOLDER, from the
-run folders in it: those of run_experiment.py, or any others.
+run folders in it: those of orchestra-experiment, or any others.
 
 Exit code 0: done, 1: a file cannot be read or written, 2: no folder of runs.
 """

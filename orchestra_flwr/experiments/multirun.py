@@ -103,7 +103,7 @@ def _plan(arguments: Sequence[str], axes: Mapping[str, Sequence[str]], rows: lis
     return Plan(
         name="sweep",
         scale="multirun",
-        command=" ".join(["run_sim.py --multirun", *arguments]),
+        command=" ".join(["orchestra-sim --multirun", *arguments]),
         experiment=Experiment(
             title="Sweep",
             reference="",

@@ -62,7 +62,7 @@ def make_experiment(tmp_path, make_run):
         plan = Plan(
             name=name,
             scale=scale,
-            command=f"run_experiment.py experiment={name} scale={scale}",
+            command=f"orchestra-experiment experiment={name} scale={scale}",
             experiment=experiment,
             settings=settings,
             rows=tuple(rows),

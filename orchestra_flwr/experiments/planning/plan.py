@@ -54,7 +54,7 @@ class Row(Section):
     Attributes:
         values: the row's value on each axis.
         seed: of the run.
-        overrides: arguments of `run_sim.py`, without the seed.
+        overrides: arguments of `orchestra-sim`, without the seed.
         run: the name of its folder.
     """
 
@@ -139,7 +139,7 @@ def make_plan(
     for override in extra:
         if all(override not in row.overrides for row in rows):
             load_config([*rows[0].overrides, override], all_read=True)  # says why nothing reads it
-    command = [f"run_experiment.py experiment={name} scale={scale}"]
+    command = [f"orchestra-experiment experiment={name} scale={scale}"]
     command += [f"seeds={','.join(map(str, seeds))}"] if seeds is not None else []
     command += [f"only='{','.join(only)}'"] if only else []
     plan = Plan(

@@ -127,7 +127,7 @@ def _reproduction(results: Results) -> Iterator[Block]:
     yield Code(results.plan.command)
     yield Items(tuple(provenance(results.runs)))
     commands = [
-        f"run_sim.py {' '.join(_quoted(o) for o in row.overrides)} seed={row.seed}"
+        f"orchestra-sim {' '.join(_quoted(o) for o in row.overrides)} seed={row.seed}"
         for row in results.plan.rows
     ]
     if results.plan.experiment.work == "train":

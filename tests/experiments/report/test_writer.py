@@ -210,8 +210,8 @@ def test_provenance_and_commands_are_shown(make_experiment, tmp_path):
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     for fact in (
-        "run_experiment.py experiment=table6 scale=paper",
-        "run_sim.py data=cifar10 seed=1",
+        "orchestra-experiment experiment=table6 scale=paper",
+        "orchestra-sim data=cifar10 seed=1",
         "Seeds: 0, 1",
         "cpu Abacus 9",
         "python 3.11",
