@@ -180,7 +180,7 @@ def test_shift(printed, run):
     assert not torch.equal(ones, images) and not torch.equal(ones, others)
 
 
-def test_source(printed):
+def test_source(printed, exact_probes):
     run = printed("sources/stripes.py")
     about = json.loads((run.folder / "encoder.json").read_text())["about"]
     assert about["data"] == "stripes"
