@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 from orchestra_flwr import cli
-from orchestra_flwr.config import load_config, without_unread
+from orchestra_flwr.config import load_config, swept_values, without_unread
 
 # A run of a few seconds on one core. What a run does not read is left out.
 SMALL = (
@@ -34,7 +34,10 @@ ADDED = {"python -m orchestra_flwr.experiments.theory": ("dimensions=100", "sour
 def small(printed):
     """What is appended to the key=value of a printed run."""
     words = [word for word in printed if "=" in word and not word.startswith("-")]
-    values = [word.partition(",")[0] for word in words]  # of a sweep the first run
+    values = words
+    if "-m" in printed:  # of a sweep the first run
+        several = zip(words, swept_values(words), strict=True)
+        values = [f"{word.partition('=')[0]}={each[0]}" for word, each in several]
     config = load_config(values)
     added = PHOTOGRAPHS if config.data.name == "cifar10" else ()
     few = config.federation.clients < 4  # central training, which the command is about

@@ -144,13 +144,16 @@ def write_photographs(folder, images=10):
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A folder with all that the guides speak of, in which their code runs."""
+    monkeypatch.chdir(tmp_path)
     write_photographs(tmp_path / "photos")
     for name in ("others", "cifar10", "cifar10-jpeg"):
         shutil.copy(tmp_path / "photos.zip", tmp_path / f"{name}.zip")
     shutil.copy(tmp_path / "photos" / "train" / "cat" / "0.jpg", tmp_path / "photo.jpg")
     rows = [f"train/{c}/{n}.jpg,{c}" for c in COLOURS for n in range(10)]
     (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
-    monkeypatch.chdir(tmp_path)
+    images = sorted(path.relative_to("photos") for path in Path("photos").rglob("*.jpg"))
+    days = [f"{path},{('monday', 'tuesday')[n % 2]}" for n, path in enumerate(images)]
+    (tmp_path / "sessions.csv").write_text("\n".join(["file,group", *days]) + "\n")
     return tmp_path
 
 
