@@ -61,6 +61,9 @@ class Term(Plugin, nn.Module, ABC):
     def measures(self, method: Method, step: Step, loss: Tensor) -> Mapping[str, Tensor]:
         """Named scalars that are recorded beside the losses and not minimised.
 
+        Those of a client's first step in a round are recorded, which are about the model as the
+        client received it.
+
         Args:
             method: that is being trained.
             step: as for :meth:`loss`.
