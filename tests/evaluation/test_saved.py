@@ -70,7 +70,7 @@ def test_an_encoder_alone_by_other_images(run, command):
 
 
 def test_transfer_to_folders_of_other_classes_and_sizes(tmp_path, command):
-    """As CIFAR-10 to STL-10: an encoder for 32 pixels is judged on larger images of its own scale."""
+    """As CIFAR-10 to STL-10: an encoder for 32 pixels is judged on larger images."""
     run = tmp_path / "run"
     run.mkdir()
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def test_transfer_to_folders_of_other_classes_and_sizes(tmp_path, command):
                     colour[label] = 200 + n
                     Image.new("RGB", (side, side), tuple(colour)).save(folder / f"{n}.png")
     for name, classes in (("first", 2), ("second", 3)):
-        code, out, err = command(f"run={run / 'encoder.safetensors'}", "data=image_folder",
+        code, _, err = command(f"run={run / 'encoder.safetensors'}", "data=image_folder",
                                  f"data.root={tmp_path / name}",
                                  "protocols=[knn,linear,linear_10,linear_1]")  # fmt: skip
         assert code == 0, err
