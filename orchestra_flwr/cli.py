@@ -338,6 +338,7 @@ def _use(run: Callable[[], None]) -> int:
 
 
 def _export(config: ExportConfig) -> int:
+    from orchestra_flwr.export.detectron2 import export_to_detectron2
     from orchestra_flwr.export.export_table import print_export
     from orchestra_flwr.export.exporter import export_saved
     from orchestra_flwr.export.hub_folder import HubError, export_to_hub
@@ -346,6 +347,8 @@ def _export(config: ExportConfig) -> int:
     try:
         if config.format == "hub":
             print(printable(export_to_hub(config)))
+        elif config.format == "detectron2":
+            print(printable(str(export_to_detectron2(config))))
         else:
             print_export(export_saved(config), config.exported)
     except (OSError, ExportError, HubError) as error:

@@ -18,7 +18,7 @@ class ExportConfig(SavedEncoderConfig):
 
     file = "export"
 
-    format: Literal["onnx", "torch_export", "hub"]
+    format: Literal["onnx", "torch_export", "hub", "detectron2"]
     folder: OptionalPathText
     any_size: bool
     tolerance: float = Field(gt=0, lt=1)

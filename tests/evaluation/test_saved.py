@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 
 from orchestra_flwr.cli import evaluate_main
 from orchestra_flwr.config import ConfigError, EvaluateConfig, ModelConfig, config_to_yaml, load
@@ -66,6 +67,34 @@ def test_an_encoder_alone_by_other_images(run, command):
     )
     told = json.loads((run / "evaluation" / "digits.json").read_text())
     assert code == 0 and told["images"] == {"train": 1438, "test": 30}
+
+
+def test_transfer_to_folders_of_other_classes_and_sizes(tmp_path, command):
+    """As CIFAR-10 to STL-10: an encoder for 32 pixels is judged on larger images."""
+    run = tmp_path / "run"
+    run.mkdir()
+    torch.manual_seed(0)
+    spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=32,
+                       normalise="cifar")  # fmt: skip
+    save_encoder(run / "encoder.safetensors", Encoder(spec))
+    for name, classes, side in (("first", 2, 32), ("second", 3, 48)):
+        for part, count in (("train", 20), ("test", 6)):
+            for label in range(classes):
+                folder = tmp_path / name / part / f"class{label}"
+                folder.mkdir(parents=True)
+                for n in range(count):
+                    colour = [30 + n] * 3
+                    colour[label] = 200 + n
+                    Image.new("RGB", (side, side), tuple(colour)).save(folder / f"{n}.png")
+    for name, classes in (("first", 2), ("second", 3)):
+        code, _, err = command(f"run={run / 'encoder.safetensors'}", "data=image_folder",
+                                 f"data.root={tmp_path / name}",
+                                 "protocols=[knn,linear,linear_10,linear_1]")  # fmt: skip
+        assert code == 0, err
+        told = json.loads((run / "evaluation" / f"image_folder-{name}.json").read_text())
+        assert told["images"] == {"train": 20 * classes, "test": 6 * classes}
+        assert told["knn"] == told["linear"] == 1
+        assert told["linear_10"]["mean"] > 0.5 and told["linear_1"]["mean"] > 0.5
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,20 @@ def test_small_scale_is_shown_beside_the_paper_with_a_warning(make_experiment, t
     assert "difference" not in text
 
 
+def test_the_figures_of_the_dec_ssl_paper_stand_beside_ours(make_experiment, tmp_path):
+    make_experiment("featarc_table2", "paper", lambda values, seed: {"summary": {"linear": 0.8}})
+    make_experiment("dec_ssl_figure9", "small", lambda values, seed: {
+        "summary": {"drift": {"mean": 2.0, "pairs": 3.0}}})  # fmt: skip
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    rows = cells(text)
+    assert ["split / system", "linear probe, %", "paper", "difference", "seeds"] in rows
+    assert ["two classes, FedU", "80.00 ± 0.00", "80.52", "-0.52", "2"] in rows
+    drift = ["Dec-SL(Rep)", "2.00 ± 0.00", "178.92", "3.00 ± 0.00", "202.69", "2"]
+    assert drift in rows  # smaller is not better: nothing is bold
+    assert "Tedrake" in text and "runs are not complete" not in text
+
+
 def test_the_papers_scale_has_no_warning(make_experiment, tmp_path):
     make_experiment("table6", "paper", ablations)
     assert "NOT be compared" not in write_report(tmp_path).read_text()
