@@ -5,7 +5,7 @@
 
 ResNet-18 on 2,000 photographs and 500 for testing, JPEG files: 10 clients, 5 of them a round, one
 local epoch in batches of 16, the first clustering and 2 rounds. Both sides are processes of their
-own that take turns; ours is `run_sim.py` on Ray, the other one `published_run.py`. Both judge alike:
+own that take turns; ours is `run_sim.py` on Ray, the other `published_run.py`. Both judge alike:
 kNN of one backbone after the first clustering and each round (`judged_by_knn.py`). Ours writes
 checkpoints besides.
 """
@@ -105,6 +105,7 @@ def main() -> None:
         write_photographs(photos, given.photographs)
         # Nothing that an earlier run has decoded; and short paths, which Ray's sockets need.
         os.environ |= {"XDG_CACHE_HOME": f"{folder}/cache", "RAY_TMPDIR": folder}
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (as the other side's processes)
         for _ in range(given.repeats):
             for name, side in sides.items():
                 found[name].append(side(photos))
