@@ -41,7 +41,7 @@ GOALS = {
     "augment_ratio": "at least 8",
     "overhead_s": "at most 2.0",
     "server_rss_gb": "at most 2",
-    "bytes_up_mb": "at most 22.5",
+    "bytes_up_mb": "at most 11",
     "global_clustering_ms": "at most 50",
     "evaluation_s": "at most 10",
     "population_ratio": "at most 1.1",

@@ -4,10 +4,10 @@
     python benchmarks/whole_run.py --rounds 1 --width 8 --photographs 400      # a trial
 
 ResNet-18 on 2,000 photographs and 500 for testing, JPEG files: 10 clients, 5 of them a round, one
-local epoch in batches of 16, the first clustering and 2 rounds, kNN after each. Both sides are
-processes of their own that take turns; ours is `run_sim.py` on Ray, the other one
-`published_run.py`. Ours does more besides: a linear probe wherever it evaluates, the untrained
-encoder with two kinds of BatchNorm statistics, both backbones at the end, checkpoints.
+local epoch in batches of 16, the first clustering and 2 rounds. Both sides are processes of their
+own that take turns; ours is `run_sim.py` on Ray, the other `published_run.py`. Both judge alike:
+kNN of one backbone after the first clustering and each round (`judged_by_knn.py`). Ours writes
+checkpoints besides.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def overrides(given: argparse.Namespace, photos: Path) -> list[str]:
 def ours(given: argparse.Namespace, photos: Path, extra: tuple[str, ...] = ()) -> dict[str, float]:
     """Seconds of the whole run, of its rounds alone, and of the first of all."""
     folder = Path(tempfile.mkdtemp(dir=photos.parent))
-    command = [sys.executable, HERE.parent / "run_sim.py", *overrides(given, photos), *extra]
+    command = [sys.executable, HERE / "judged_by_knn.py", *overrides(given, photos), *extra]
     seconds = timed([*command, f"run_dir={folder / 'run'}", f"engine={given.engine}"])
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
@@ -105,6 +105,7 @@ def main() -> None:
         write_photographs(photos, given.photographs)
         # Nothing that an earlier run has decoded; and short paths, which Ray's sockets need.
         os.environ |= {"XDG_CACHE_HOME": f"{folder}/cache", "RAY_TMPDIR": folder}
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (as the other side's processes)
         for _ in range(given.repeats):
             for name, side in sides.items():
                 found[name].append(side(photos))

@@ -22,7 +22,7 @@ from flwr.app import RecordDict
 from orchestra_flwr.config import load_config
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.federation.messages.arrays import ARRAYS, payload_bytes, to_record
-from orchestra_flwr.federation.messages.codec import BLOCK, BlockCodec
+from orchestra_flwr.federation.messages.codec import BLOCK, INT4_BLOCK, BlockCodec
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.methods import Role
 from orchestra_flwr.reporting import environment
@@ -33,6 +33,7 @@ RESULT = Path(__file__).parent / "results" / "wire.json"
 MIB, REPEATS = 2**20, 7
 PUBLISHED = 89.8  # MiB each way: both encoders, heads, feature memory and centroids in float32
 BLOCKS = (256, 1024, BLOCK, 1 << 16)
+INT4_BLOCKS = (INT4_BLOCK // 3, INT4_BLOCK, 4 * INT4_BLOCK)
 
 
 def trained_on_digits() -> tuple[Schemas, np.ndarray, np.ndarray]:
@@ -114,7 +115,7 @@ def rounding(
 
 def main() -> None:
     torch.set_num_threads(1)
-    wires = [measure(wire) for wire in ("float32", "float16", "int8")]
+    wires = [measure(wire) for wire in ("float32", "float16", "int8", "int4")]
     print(f"| wire | MiB down | up | of the published {PUBLISHED} | ms down | up |")
     print("|---|---|---|---|---|---|")
     for one in wires:
@@ -127,6 +128,7 @@ def main() -> None:
     trained = trained_on_digits()
     errors = [rounding(*trained, "float16", BLOCK)]
     errors += [rounding(*trained, "int8", block) for block in BLOCKS]
+    errors += [rounding(*trained, "int4", block) for block in INT4_BLOCKS]
     print("\n| wire | block | error of a state | of an update |\n|---|---|---|---|")
     for one in errors:
         print(f"| {one['wire']} | {one['block']} | {one['state']:.3%} | {one['update']:.3%} |")

@@ -104,16 +104,17 @@ class Models:
         """(size,) float32 shared state of a model as clients decode what :meth:`arrays` returns."""
         return self.schemas.as_received(self._as_sent(name))
 
-    def update(self, name: str, mean: np.ndarray) -> None:
+    def update(self, name: str, mean: np.ndarray, received: np.ndarray | None = None) -> None:
         """Makes the mean of the clients' states, or of their updates, a model's new state.
 
         Args:
             name: of the model.
             mean: (size,) float32; its memory is used.
+            received: what :meth:`as_received` returned for the model as it is, where that is known.
         """
         if name in self._residuals:
-            sent = self._as_sent(name)
-            self._residuals[name][...] = sent - self.schemas.as_received(sent)
+            received = self.as_received(name) if received is None else received
+            self._residuals[name][...] = self._as_sent(name) - received
         optimizer = self.optimizers[name]
         before = self.shared(name) if optimizer.needs_before else mean
         state = optimizer.step(before, mean, self.trained_spans)

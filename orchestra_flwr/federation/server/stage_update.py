@@ -72,7 +72,7 @@ class StageUpdate:
         # All before any is set: a model may take in what was made of another.
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
-            self._models.update(name, states.pop(name))
+            self._models.update(name, states.pop(name), self._received.get(name))
         drifts = [drift.result() for drift in self._drifts.values()]
         self._report.drifts += [drift for drift in drifts if drift is not None]
         if self._stage.mixing:
@@ -96,8 +96,8 @@ class StageUpdate:
                 origins = self._origins.setdefault(name, {})
                 origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
                 if name in self._apart:
-                    self._models.update(name, self._new_state(name))
-                    self._received.pop(name, None)
+                    state = self._new_state(name)
+                    self._models.update(name, state, self._received.pop(name, None))
         for name in shares:
             self._results[name] = self._results.get(name, 0) + 1
             rows = self._contributions.setdefault(name, {})

@@ -284,7 +284,7 @@ def test_it_is_grouped_when_there_are_clients_enough(tiny):
     assert exchange.metrics()["members"] == {"cluster-0": ["a", "b"], "cluster-1": ["c", "d"]}
 
 
-@pytest.mark.parametrize(("killed", "wire"), [(1, "float32"), (3, "int8"), (4, "float32")])
+@pytest.mark.parametrize(("killed", "wire"), [(1, "float32"), (3, "int4"), (4, "float32")])
 def test_killed_and_resumed_it_ends_in_the_same_bits(
     tiny, tmp_path, federate, watched, killed, wire
 ):

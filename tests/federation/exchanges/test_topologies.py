@@ -202,7 +202,7 @@ def test_the_mean_model_and_each_node_are_evaluated_and_saved(tiny, tmp_path, fe
             torch.testing.assert_close(tensor.double(), states.mean(0), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("wire", [pytest.param("float32", marks=pytest.mark.slow), "int8"])
+@pytest.mark.parametrize("wire", [pytest.param("float32", marks=pytest.mark.slow), "int4"])
 def test_killed_and_resumed_or_in_another_order_the_same_bits(
     tiny, tmp_path, federate, watched, scrambled_grid, wire
 ):
