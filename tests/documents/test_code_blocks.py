@@ -35,6 +35,7 @@ NEEDS = {
     "a SuperLink",  # tests/federation/engines/test_ray.py starts one, and the same command
     "a quiet machine",  # benchmarks: up to an hour
     "Docker",
+    "Detectron2",  # tests/export/test_detectron2.py holds names and values against it
     "other machines",
     "several terminals",  # tests/deployment/end_to_end/ starts such servers and clients
 }
