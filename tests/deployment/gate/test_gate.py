@@ -138,15 +138,24 @@ def make_certificates(folder, ca_name="CA", days=1):
             .not_valid_before(datetime.now(UTC) - timedelta(days=9))
             .not_valid_after(datetime.now(UTC) + timedelta(days=days))
         )
-        for extension in extensions:
-            builder = builder.add_extension(extension, critical=False)
+        # Python 3.13 asks for what RFC 5280 does: identifiers of keys, and a CA's usage.
+        subject_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+        for extension in (subject_id, issuer_id, *extensions):
+            critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
+            builder = builder.add_extension(extension, critical=critical)
         return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     files = GateTls(folder / "server.crt", folder / "server.key", folder / "ca.crt")
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     ca = x509.BasicConstraints(ca=True, path_length=None)
-    files.ca.write_bytes(build(ca_name, ca_key, ca_name, ca_key, ca))
+    signs = x509.KeyUsage(
+        digital_signature=False, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    files.ca.write_bytes(build(ca_name, ca_key, ca_name, ca_key, ca, signs))
     files.certificate.write_bytes(build("server", key, ca_name, ca_key, names))
     files.key.write_bytes(pem(key))
     return files
