@@ -130,7 +130,9 @@ def _drift(summary: Mapping[str, Any]) -> str:
 
 
 def _is_scores(value: Any) -> bool:
-    return isinstance(value, Mapping) and any(key in value for _, key in SCORES)
+    """Whether these are a backbone's scores; those of clients' own models are no numbers."""
+    scores = [value.get(key) for _, key in SCORES] if isinstance(value, Mapping) else []
+    return any(isinstance(score, float) for score in scores)
 
 
 def _cost(summary: Mapping[str, Any]) -> str:

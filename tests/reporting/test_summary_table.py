@@ -45,6 +45,13 @@ def test_plain_summary():
     assert text.splitlines()[-1] == f"run folder: {folder}"
 
 
+def test_clients_own_models_are_a_line_and_no_backbone():
+    each = {"mean": 0.5, "worst_tenth": 0.25, "std": 0.1, "clients": 5}
+    text = printed(False, {**SUMMARY, "clients_own": {"linear": each}}, "here")
+    assert "clients' own models on their own classes: linear probe 50.0 %" in text
+    assert "linear probe, clients_own" not in text
+
+
 def test_without_scores_what_to_do_next_is_said():
     summary = {"rounds": 3, "backbone": "target", "not_evaluated": "there are no labels"}
     text = printed(False, summary, "my runs/one")
