@@ -92,7 +92,7 @@ def run(program, *more):
     """Runs the one command of README that begins so, with more overrides, in this process."""
     lines = [line.partition("  #")[0] for line in README.splitlines() if line.startswith(program)]
     command, *arguments = shlex.split(lines[0])
-    module, _, function = SCRIPTS[command.replace("run_sim.py", "orchestra-sim")].partition(":")
+    module, _, function = SCRIPTS[command].partition(":")
     assert getattr(importlib.import_module(module), function)([*arguments, *more]) == 0
 
 
@@ -135,7 +135,7 @@ def test_from_images_to_a_classifier_without_torch(
     images(tmp_path / "photos.zip")
     write_labels(tmp_path / "photos.zip", tmp_path / "labels.csv")
 
-    run("run_sim.py data=image_folder", *SMALL, *more, "run_dir=outputs/my-run")
+    run("orchestra-sim data=image_folder", *SMALL, *more, "run_dir=outputs/my-run")
     run("orchestra-embed", "device=cpu", "page.limit=500")
     run("orchestra-label", "device=cpu")
     run("orchestra-export")
@@ -176,7 +176,7 @@ def test_from_images_to_a_classifier_without_torch(
 
 def test_readme_names_what_is_run_here():
     """The commands, and README's picture of the page."""
-    for program in ("run_sim.py data=image_folder", "orchestra-embed", "orchestra-label"):
+    for program in ("orchestra-sim data=image_folder", "orchestra-embed", "orchestra-label"):
         assert re.search(rf"^{re.escape(program)} ", README, re.MULTILINE)
     (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+\.jpg)\)", README)
     assert Image.open(ROOT / picture).width >= 1000

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import zipfile
 from pathlib import Path
@@ -16,7 +15,6 @@ PHOTOS = next(
     (p for folder in REPOSITORY.parents if (p := folder / "shared/data/cifar10-jpeg.zip").exists()),
     Path("/nowhere"),
 )
-PICTURES = REPOSITORY / "docs" / "pictures"  # written with WRITE_PICTURES=1
 EACH = 200  # test images of each of the ten classes
 
 pytestmark = [
@@ -79,10 +77,8 @@ def test_the_page_opens_and_a_click_shows_neighbours(results, opened_page, schem
     page.fill("#search", "")
     assert page.locator("#chosen .path").inner_text() == "ship/0001.jpg"
     assert page.locator("#chosen .tile").count() == 12
-    picture(page, f"map-{scheme}")
     page.click("#tab-clusters")
     assert page.locator("#view-clusters article").count() == 12
-    picture(page, f"clusters-{scheme}")
     page.click("#tab-duplicates")
     groups = [
         {tile.get_attribute("title") for tile in group.locator(".tile").all()}
@@ -91,13 +87,6 @@ def test_the_page_opens_and_a_click_shows_neighbours(results, opened_page, schem
     assert any({"horse/0003.jpg", "horse/copy.jpg"} <= group for group in groups)
     page.click("#tab-outliers")
     assert page.locator("#view-outliers .tile").count() == 48
-
-
-def picture(page, name):
-    page.wait_for_timeout(500)
-    file = PICTURES / f"embeddings-{name}.jpg"
-    if os.environ.get("WRITE_PICTURES") and file.exists():  # those that the guide shows
-        page.screenshot(path=file, type="jpeg", quality=85)
 
 
 def test_twenty_labels_a_class_label_the_rest(run, photos, results, capsys, tmp_path):
