@@ -5,7 +5,6 @@ All that is added to what the guides print stands in this file.
 
 import runpy
 import sys
-from dataclasses import replace
 
 from orchestra_flwr import cli
 from orchestra_flwr.config import load_config, swept_values, without_unread
@@ -27,8 +26,11 @@ PROGRAMS = {
     "orchestra-export": cli.export_main,
     "orchestra-experiment": cli.experiment_main,
 }
-# What is added for the others: a page, an export and a judgement take seconds as they are.
-ADDED = {"python -m orchestra_flwr.experiments.theory": ("dimensions=100", "sources=2")}
+# What is added for the others: a page and an export take seconds as they are.
+ADDED = {
+    "python -m orchestra_flwr.experiments.theory": ("dimensions=100", "sources=2"),
+    "python -m orchestra_flwr.evaluation": ("data.image_size=16",),  # as small encoders have it
+}
 
 
 def small(printed):
@@ -53,8 +55,8 @@ def first_run_alone(make_plan):
         plan, _ = make_plan(*arguments, **options)
         row = plan.rows[0]
         overrides = (*row.overrides, *small(row.overrides))
-        row = replace(row, overrides=overrides)
-        return replace(plan, rows=(row,)), {row.run: load_config(overrides)}
+        row = row.model_copy(update={"overrides": overrides})
+        return plan.model_copy(update={"rows": (row,)}), {row.run: load_config(overrides)}
 
     return make
 
