@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import TracebackType
 from typing import IO, Literal, Self, TextIO
 
 from rich.console import Console
@@ -61,12 +60,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.phase_ended()
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
@@ -232,13 +226,8 @@ class LiveProgress(Progress):
                 handler.setStream(getattr(sys, streams[handler.stream]))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         for handler, stream in self._streams:
             handler.setStream(stream)
         self._streams.clear()

@@ -12,7 +12,6 @@ import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 FRAME = struct.Struct("!Q")
@@ -103,12 +102,7 @@ class Channel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _frame(self) -> bytes:

@@ -13,7 +13,6 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Self, cast
 
 import uvicorn
@@ -123,12 +122,7 @@ class Gate:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _run(
