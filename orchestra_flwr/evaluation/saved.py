@@ -6,14 +6,13 @@ import json
 import logging
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, DataConfig, EvaluateConfig
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.evaluation.knn import fewer_voters
 from orchestra_flwr.evaluation.scores import evaluate_by
-from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder
+from orchestra_flwr.models import Encoder, EncoderSpec, encoder_of
 from orchestra_flwr.training import resolve_device, torch_threads
 
 logger = logging.getLogger("orchestra_flwr.evaluation")
@@ -69,14 +68,8 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _load(config: EvaluateConfig) -> tuple[Encoder, dict[str, Any]]:
-    device = resolve_device(config.device)
-    try:
-        encoder = load_encoder(config.encoder, device)
-        about = json.loads(config.encoder.with_suffix(".json").read_text()).get("about", {})
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"run={config.run}: {reason}") from None
-    return encoder, about
+    encoder = encoder_of(config, resolve_device(config.device))
+    return encoder, json.loads(config.encoder.with_suffix(".json").read_text()).get("about", {})
 
 
 def _check_size(data: DataConfig, spec: EncoderSpec) -> None:

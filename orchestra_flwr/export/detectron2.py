@@ -12,13 +12,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.files import replacing, write_atomically
-from orchestra_flwr.models import Encoder, load_encoder
+from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.models.normalisation import STATISTICS
 
 WEIGHTS, SETTINGS = "detectron2.safetensors", "detectron2.yaml"
@@ -54,10 +53,7 @@ def export_to_detectron2(config: ExportConfig) -> Path:
         ConfigError: no encoder, or none that Detectron2 has: a ResNet with BatchNorm.
         OSError: a file cannot be written.
     """
-    try:
-        encoder = load_encoder(config.encoder)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
+    encoder = encoder_of(config)
     depth = _depth(encoder)
     state = {n: t for n, t in encoder.backbone.state_dict().items() if not n.endswith(COUNTER)}
     names = detectron2_names(state)
@@ -85,9 +81,8 @@ def _renamed(name: str) -> str:
         if match:
             parts = match.groups()
             number = int(parts[0]) if parts[0:1] and parts[0].isdigit() else 0
-            block = (
-                f"res{2 + number // 2}.{number % 2}"  # ours: two blocks a stage, numbered through
-            )
+            # Ours has two blocks a stage, numbered through all stages.
+            block = f"res{2 + number // 2}.{number % 2}"
             return form.format(*parts, block=block, stage=f"res{1 + number}")
     raise ValueError(f"Detectron2's ResNet has no place for {name}")
 

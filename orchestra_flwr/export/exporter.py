@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
@@ -32,7 +31,7 @@ from orchestra_flwr.export.programs import (
 )
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import write_atomically
-from orchestra_flwr.models import Encoder, load_encoder
+from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.training import torch_threads
 
 CHECKED_BATCHES = (1, 2, 5)
@@ -58,7 +57,7 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
     """
     if config.format == "onnx":
         require("format=onnx", "onnx", *ONNX_LIBRARIES)
-    encoder = _load(config)
+    encoder = encoder_of(config)
     dataset = _images(config, encoder) if config.int8 else None
     portable = PortableEncoder(encoder, any_size=config.any_size)
     with torch_threads():
@@ -141,13 +140,6 @@ def _measured(
         except ValueError as error:
             raise ExportError(f"the accuracy cannot be measured: {error}") from error
     return figures
-
-
-def _load(config: ExportConfig) -> Encoder:
-    try:
-        return load_encoder(config.encoder)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
 
 
 def _images(config: ExportConfig, encoder: Encoder) -> Dataset:

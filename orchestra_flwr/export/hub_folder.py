@@ -5,15 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.export.model_card import card
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import replacing, write_atomically
-from orchestra_flwr.models import load_encoder
+from orchestra_flwr.models import encoder_of
 
 EXPORTED = ("encoder.onnx", "encoder.int8.onnx", "encoder.pt2", "export.json")
 
@@ -35,10 +33,7 @@ def export_to_hub(config: ExportConfig) -> str:
     """
     if config.push_to_hub:
         require("push_to_hub", "huggingface", "huggingface_hub")
-    try:
-        load_encoder(config.encoder)  # what cannot be loaded is no use to anybody
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
+    encoder_of(config)  # what cannot be loaded is no use to anybody
     write_hub_folder(
         config.encoder,
         config.beside("export"),

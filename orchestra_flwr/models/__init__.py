@@ -6,6 +6,7 @@ from orchestra_flwr.models.ema import ema_update
 from orchestra_flwr.models.encoder import (
     Encoder,
     EncoderSpec,
+    encoder_of,
     load_encoder,
     save_encoder,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "build_head",
     "clean_features",
     "ema_update",
+    "encoder_of",
     "load_encoder",
     "mlp",
     "normalise",

@@ -13,10 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import model_validator
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
+from orchestra_flwr.config import (
+    Config,
+    ConfigError,
+    ModelConfig,
+    Normalisation,
+    OfSavedEncoder,
+    Section,
+    parse,
+)
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.encoder_input import batches, checked_batch
@@ -223,6 +232,18 @@ def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encode
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit its description: {error}") from None
     return encoder.to(device)
+
+
+def encoder_of(config: OfSavedEncoder, device: str | torch.device = "cpu") -> Encoder:
+    """The encoder that a command's `run` names, as :func:`load_encoder` reads it.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
+    try:
+        return load_encoder(config.encoder, device)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
 
 
 def read_description(file: Path) -> dict[str, Any]:

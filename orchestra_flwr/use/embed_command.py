@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.folder_lock import FolderInUseError, locked
-from orchestra_flwr.models import Encoder, load_encoder
+from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.reporting.text import size
 from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embedding_files import (
@@ -75,11 +73,7 @@ def load_for_use(config: UseConfig) -> Encoder:
     Raises:
         ConfigError: there is none, or it is damaged.
     """
-    device = resolve_device(config.device)
-    try:
-        return load_encoder(config.encoder, device)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
+    return encoder_of(config, resolve_device(config.device))
 
 
 def _made_or_read(
