@@ -113,8 +113,12 @@ class CBAFed(Classifying):
 
     @classmethod
     def weight(cls, images: int, contributions: Mapping[str, Tensor]) -> float:
-        """The images that the client used; 1 where it used none, so that there always is a mean."""
-        return max(1.0, float(contributions[COUNTS].clamp(min=0).sum()))
+        """The images that the client used; 1 where it used none, so that there always is a mean.
+
+        Never more than it has: a client cannot take over the mean by its counts.
+        """
+        used = float(contributions[COUNTS].clamp(min=0).sum())
+        return min(float(images), max(1.0, used))
 
     def recipes(self) -> Sequence[Recipe]:
         """The same augmentation for both views."""
