@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
-from orchestra_flwr.federation.messages.arrays import CLIENTS, CONTRIBUTED, RUN, TRAINED
+from orchestra_flwr.federation.messages.arrays import CLIENTS, RUN
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
@@ -236,7 +236,10 @@ class _Run:
             ),
             drawn=drawn,
             exchange=self.federation.exchange.state(),
-            known=self._known(position.known, number, report),
+            # Of simulated clients the records are this run's own.
+            known=position.known
+            if self.members.share_disk
+            else report.known(position.known, number),
         )
         save_checkpoint(self.folder.checkpoint, self.models, position, self.record.to_json())
         self._show(round_, record, report, scores, seconds)
@@ -326,18 +329,6 @@ class _Run:
                 f"round {round_.number}: no score of client {each.client}: {each.reason}"
             )
         self.members.mark_lost([each.client for each in report.unscored if each.silent])
-
-    def _known(
-        self, before: dict[str, dict[str, int]], number: int, report: RoundReport
-    ) -> dict[str, dict[str, int]]:
-        """What real clients were used for, so that one that has lost its records notices."""
-        if self.members.share_disk:  # their records are this run's own
-            return before
-        known = {name: dict(rounds) for name, rounds in before.items()}
-        for word, names in ((TRAINED, report.trained), (CONTRIBUTED, report.contributors)):
-            for name in sorted(names):
-                known.setdefault(name, {})[word] = number
-        return known
 
     def _place(self) -> dict[str, str]:
         """For tasks: which run this is, and where clients on this machine keep their state."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestra_flwr.evaluation import Drift, Similarities
-from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
+from orchestra_flwr.federation.messages.arrays import CONTRIBUTED, SMALLEST_GROUP, TRAINED
+
+Known = dict[str, dict[str, int]]  # client to what it was used for to the latest such round
 
 
 class FederationError(RuntimeError):
@@ -73,6 +76,19 @@ class RoundReport:
     def smallest_group(self) -> int | None:
         """Images behind the row with the fewest of them that any client sent; None without any."""
         return min((size for size in self.smallest_groups.values() if size), default=None)
+
+    def known(self, before: Mapping[str, Mapping[str, int]], number: int) -> Known:
+        """What each client was last used for, so that one that has lost its records notices.
+
+        Args:
+            before: the same before this round.
+            number: of this round.
+        """
+        known = {name: dict(rounds) for name, rounds in before.items()}
+        for word, names in ((TRAINED, self.trained), (CONTRIBUTED, self.contributors)):
+            for name in sorted(names):
+                known.setdefault(name, {})[word] = number
+        return known
 
     def summarise(self) -> None:
         """Sets `examples` and `metrics` from the results so far."""
