@@ -36,7 +36,7 @@ def held_back() -> tuple[Pairs, Pairs]:
     """Training digits, and the quarter of them that learning rates are judged by."""
     train = load_dataset(load_config(["data=affine_digits"]).data).train
     assert train.labels is not None
-    digits = len(train) // 2  # each is drawn twice, one time after the other
+    digits = len(train) // 2  # all of them are drawn, and then all once more
     draw = torch.Generator().manual_seed(1)
     chosen = torch.zeros(digits, dtype=torch.bool)
     chosen[torch.randperm(digits, generator=draw)[: digits // 4]] = True
