@@ -132,5 +132,6 @@ def test_gradients_are_clipped_to_their_norm_of_all_tensors_together(tiny):
 def test_a_client_weighs_by_the_images_that_it_used():
     weight = CBAFed.weight
     assert weight(30, {COUNTS: torch.tensor([[2.0, 0, 5]])}) == 7
+    assert weight(30, {COUNTS: torch.tensor([[1e30, 0, 0]])}) == 30  # no taking over of the mean
     assert weight(30, {COUNTS: torch.zeros(1, 3)}) == 1  # a mean of nobody is none
     assert weight(30, {COUNTS: torch.zeros(0, 3)}) == 1
