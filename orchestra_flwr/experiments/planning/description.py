@@ -57,8 +57,9 @@ class Scale(Section):
         title: its name in the report.
         comparable: whether results may be compared with the paper's in absolute value.
         jobs: runs side by side.
-        overrides: of every run.
-        with_root, without_root: further ones where `data.root` is set, and where it is not.
+        machine: overrides of every run: what computes it.
+        overrides: of every run of an experiment that names no preset.
+        with_root, without_root: further such ones where `data.root` is set, and where it is not.
         axes: axes that experiments take by name.
         adjustments: overrides for combinations of values of such axes.
         compare: by axis, the paper's value beside which a value is shown.
@@ -67,6 +68,7 @@ class Scale(Section):
     title: str
     comparable: bool
     jobs: int = Field(ge=1)
+    machine: Overrides = ()
     overrides: Overrides
     with_root: Overrides = ()
     without_root: Overrides = ()
@@ -107,8 +109,15 @@ class Presentation(Section):
 
 
 class AtScale(Section):
-    """What differs at one scale: further overrides, and axes or exclusions in place of others."""
+    """What differs at one scale.
 
+    Attributes:
+        preset: whose settings stand in place of the scale's.
+        overrides: further ones, of every run.
+        axes, leave_out: in place of the experiment's.
+    """
+
+    preset: str | None = None
     overrides: Overrides = ()
     axes: dict[str, str | AxisValues] = Field(default_factory=dict)
     leave_out: tuple[Cells, ...] | None = None

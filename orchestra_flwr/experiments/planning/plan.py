@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestra_flwr.config import (
     RESUME_MAY_CHANGE,
@@ -101,9 +100,9 @@ def make_plan(
 ) -> tuple[Plan, dict[str, Config]]:
     """Makes the plan of an experiment.
 
-    Overrides of a row, later ones winning: the scale's, the experiment's at the scale, those of
-    axes that the scale names, the scale's adjustments, those of axes that the experiment defines,
-    the scaling rule, and `extra`.
+    Overrides of a row, later ones winning: the scale's, or a preset in their place; the
+    experiment's at the scale, those of axes that the scale names, the scale's adjustments, those
+    of axes that the experiment defines, the scaling rule, and `extra`.
 
     Args:
         name: of the experiment.
@@ -162,7 +161,6 @@ def run_name(config: Config, work: str = "train") -> str:
     """
     values = config.model_dump()
     values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
-    _drop_new_defaults(values)
     root = config.data.options.get("root")
     for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
         *path, last = key.split(".")
@@ -177,20 +175,6 @@ def run_name(config: Config, work: str = "train") -> str:
     clients = f"k{config.federation.clients}"
     what = config.method.name if work == "train" else work
     return f"{what}-{config.data.name}-{clients}{split}-s{config.seed}-{digest}"
-
-
-def _drop_new_defaults(values: dict[str, Any]) -> None:
-    """Takes off keys that earlier versions do not have, where they change nothing."""
-    for *path, key, default in (
-        ("init", None),
-        ("partition", "cut", "random"),
-        ("method", "predictor_hidden", None),
-    ):
-        section = values
-        for part in path:
-            section = section[part]
-        if section.get(key, default) == default:
-            section.pop(key, None)
 
 
 def _axes(name: str, experiment: Experiment, settings: Scale, scale: str) -> Axes:
@@ -255,13 +239,18 @@ class _Composer:
         chosen = {**self.experiment.axes, **here.axes}
         shared = [axis for axis in values if isinstance(chosen[axis], str)]
         specific = [axis for axis in values if axis not in shared]
-        rooted = any(override.startswith("data.root=") for override in self.extra)
         return [
-            *self.settings.overrides,
-            *(self.settings.with_root if rooted else self.settings.without_root),
+            *self.settings.machine,
+            *([f"preset={here.preset}"] if here.preset else self._scaled()),
             *here.overrides,
             *(o for measure in self.experiment.measures for o in NEEDED.get(measure, ())),
             *(o for axis in shared for o in self.axes[axis][values[axis]]),
             *(o for a in self.settings.adjustments if covers(a.when, values) for o in a.overrides),
             *(o for axis in specific for o in self.axes[axis][values[axis]]),
         ]
+
+    def _scaled(self) -> Overrides:
+        """The scale's own settings."""
+        rooted = any(override.startswith("data.root=") for override in self.extra)
+        further = self.settings.with_root if rooted else self.settings.without_root
+        return (*self.settings.overrides, *further)
