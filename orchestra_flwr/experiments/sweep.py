@@ -100,6 +100,10 @@ def jobs_of(plan: Plan, folder: Path) -> list[Job]:
             steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
         if finetunes and not (run and run.evaluation):
             steps.append(_command("orchestra_flwr.evaluation", [f"run={path}"]))
+        if plan.transfer and not (run and plan.transfer in run.evaluations):
+            there = plan.experiment.at(plan.scale).transfer
+            given = [f"run={path}", *there, "protocols=[linear,linear_10,linear_1]"]
+            steps.append(_command("orchestra_flwr.evaluation", given))
         if steps:
             found.setdefault(row.run, Job(row.run, steps, was_begun=begun))
     return list(found.values())

@@ -9,6 +9,7 @@ import pytest
 from orchestra_flwr.cli import experiment_main
 from orchestra_flwr.config import load_config
 from orchestra_flwr.experiments import make_plan
+from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.experiments.sweep import Job, _Sweep, jobs_of, run_plan
 
@@ -149,6 +150,25 @@ def test_what_is_fine_tuned_is_evaluated_after_its_training(tmp_path):
     assert job.steps == [evaluate]
     (folder / "evaluation" / "digits.json").write_text('{"finetune": {}}')
     assert jobs_of(plan, tmp_path) == []
+
+
+def test_encoders_are_judged_on_other_images_after_their_training(tmp_path):
+    """The experiment's `transfer`; the results are read by the name of those images."""
+    plan, configs = make_plan("dec_ssl_table4", "small", seeds=[0], only=["no pre-training"])
+    (row,), folder = plan.rows, tmp_path / plan.rows[0].run
+    (job,) = jobs_of(plan, tmp_path)
+    judged = ["data=digits", "data.image_size=16", "protocols=[linear,linear_10,linear_1]"]
+    assert job.steps[1][2:] == ["orchestra_flwr.evaluation", f"run={folder}", *judged]
+    (folder / "evaluation").mkdir(parents=True)
+    (folder / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
+    (folder / "summary.json").write_text('{"linear": 0.5}')
+    there = {"linear": 0.6, "linear_10": {"mean": 0.4}, "linear_1": {"mean": 0.2}}
+    (folder / "evaluation" / "digits.json").write_text(json.dumps(there))
+    (folder / "evaluation" / "others.json").write_text('{"linear": 0.9}')
+    assert jobs_of(plan, tmp_path) == []
+    results = read_results(plan, tmp_path)
+    assert [results.rows[0].ours[m].mean for m in plan.experiment.measures] == [60, 40, 20]
+    assert results.rows[0].paper["transfer_1"].mean == 13 and not results.incomplete
 
 
 def python(code):

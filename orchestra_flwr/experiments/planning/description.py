@@ -28,6 +28,9 @@ Measure = Literal[
     "accuracy_recalibrated",
     "finetune_1",
     "finetune_10",
+    "transfer",
+    "transfer_10",
+    "transfer_1",
     "unsupervised",
     "own_linear",
     "own_linear_worst",
@@ -115,12 +118,14 @@ class AtScale(Section):
         preset: whose settings stand in place of the scale's.
         overrides: further ones, of every run.
         axes, leave_out: in place of the experiment's.
+        transfer: other images to judge the encoders by; arguments of the evaluation's command.
     """
 
     preset: str | None = None
     overrides: Overrides = ()
     axes: dict[str, str | AxisValues] = Field(default_factory=dict)
     leave_out: tuple[Cells, ...] | None = None
+    transfer: Overrides = ()
 
 
 class Experiment(Section):

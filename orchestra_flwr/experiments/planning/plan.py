@@ -12,7 +12,9 @@ from orchestra_flwr.config import (
     RESUME_MAY_CHANGE,
     Config,
     ConfigError,
+    EvaluateConfig,
     Section,
+    load,
     load_config,
     without_unread,
 )
@@ -64,7 +66,13 @@ class Row(Section):
 
 
 class Plan(Section):
-    """All runs of an experiment at a scale; stored beside them, for the report."""
+    """All runs of an experiment at a scale; stored beside them, for the report.
+
+    Attributes:
+        command: that runs it.
+        experiment, settings: what is run, and its scale.
+        transfer: what the other images are called that encoders are judged by; None without any.
+    """
 
     name: str
     scale: str
@@ -72,6 +80,7 @@ class Plan(Section):
     experiment: Experiment
     settings: Scale
     rows: tuple[Row, ...]
+    transfer: str | None = None
 
     def write(self, folder: Path) -> None:
         """Writes `<folder>/plans/<name>-<scale>.json`, replacing an older one."""
@@ -148,8 +157,13 @@ def make_plan(
         experiment=experiment,
         settings=settings,
         rows=tuple(rows),
+        transfer=_label(experiment.at(scale).transfer),
     )
     return plan, configs
+
+
+def _label(transfer: Overrides) -> str | None:
+    return load(EvaluateConfig, ["run=any", *transfer]).images().label if transfer else None
 
 
 def run_name(config: Config, work: str = "train") -> str:

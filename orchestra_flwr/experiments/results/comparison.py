@@ -37,6 +37,9 @@ UNITS: Mapping[Measure, Unit] = {
     "drift_pairs": Unit("drift between clients", 1),
     "finetune_1": Unit("1 % labels, %", 100),
     "finetune_10": Unit("10 % labels, %", 100),
+    "transfer": Unit("probe on other images, %", 100),
+    "transfer_10": Unit("probe on other images, 10 % of the labels, %", 100),
+    "transfer_1": Unit("probe on other images, 1 % of the labels, %", 100),
     "unsupervised": Unit("score", 1),
     "classes": Unit("classes with an image", 1),
     "classes_1": Unit("classes with 1 % of the images", 1),
@@ -120,7 +123,7 @@ def read_results(plan: Plan, folder: Path) -> Results:
         run = read_run(folder / row.run)
         if run is not None and run.summary:
             runs.append(run)
-            missing = [m for m in plan.experiment.measures if run.lacks(m)]
+            missing = [m for m in plan.experiment.measures if run.lacks(m, plan.transfer)]
             if missing:
                 titles = ", ".join(UNITS[measure].title for measure in missing)
                 incomplete[row.run] = Incomplete(row.run, f"not measured: {titles}")
@@ -138,7 +141,8 @@ def _result(plan: Plan, values: dict[str, str], runs: list[Run]) -> Result:
     ours: dict[str, Sample] = {}
     paper: dict[str, Sample] = {}
     for measure in plan.experiment.measures:
-        found = [value for run in runs if (value := run.measure(measure)) is not None]
+        taken = [run.measure(measure, plan.transfer) for run in runs]
+        found = [value for value in taken if value is not None]
         sample = Sample.of([UNITS[measure].factor * value for value in found])
         printed = paper_value(plan.name, compared, measure)
         if sample is not None:

@@ -33,6 +33,12 @@ IN_SUMMARY: dict[str, tuple[str, ...]] = {
     "classes_1": ("classes", "one_percent"),
     "emd": ("classes", "emd"),
 }
+# And in an evaluation on other images.
+TRANSFER = {
+    "transfer": ("linear",),
+    "transfer_10": ("linear_10", "mean"),
+    "transfer_1": ("linear_1", "mean"),
+}
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,12 @@ class Run:
         """The evaluation on the images of the run; empty where there is none."""
         return self.evaluations.get(self.config.data.label, {})
 
-    def measure(self, name: str) -> float | None:
+    def measure(self, name: str, transfer: str | None = None) -> float | None:
         """A measure by the name that experiments use; None where the run does not have it.
+
+        Args:
+            name: of the measure.
+            transfer: the other data set that `transfer`, `transfer_10` and `transfer_1` are of.
 
         Accuracies are fractions, `unsupervised` is the score without labels, `drift` a distance,
         `classes` and `classes_1` are numbers of classes, `emd` a distance of class shares.
@@ -93,15 +103,17 @@ class Run:
         if name.startswith("finetune"):
             fraction = {"finetune_1": "0.01", "finetune_10": "0.1"}[name]
             return lookup(self.evaluation, "finetune", fraction, "mean")
+        if name in TRANSFER:
+            return lookup(self.evaluations.get(transfer or "", {}), *TRANSFER[name])
         return lookup(self.summary, *IN_SUMMARY.get(name, (name,)))
 
-    def lacks(self, name: str) -> bool:
+    def lacks(self, name: str, transfer: str | None = None) -> bool:
         """Whether a measure is missing that the run should have: only methods that see labels
         have a classifier whose accuracy can be taken.
         """
         if "accuracy" in name and not self.config.method.plugin.sees_labels(self.config):
             return False
-        return self.measure(name) is None
+        return self.measure(name, transfer) is None
 
 
 def read_run(folder: Path) -> Run | None:
