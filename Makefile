@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: setup demo test test-slow test-faults bench docs lint lint-deploy audit clean
+.PHONY: setup demo test test-slow test-extras test-faults bench docs lint lint-deploy audit clean
 
 setup: $(READY)
 
@@ -27,6 +27,12 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# What waits for an optional library is skipped by test: with all of them, about a minute.
+test-extras: setup
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[dev,timm,wandb,mlflow,notebook,parquet]'
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 tests/reporting/test_trackers.py tests/test_cli.py \
+		tests/models/backbones tests/federation/runs/test_timm_runs.py tests/export tests/use/test_embedding_files.py
 
 # Random faults in real federations, for so many minutes; the seed says which.
 MINUTES ?= 30

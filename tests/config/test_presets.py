@@ -69,3 +69,25 @@ def test_without_a_preset_every_choice_has_its_defaults():
 def test_what_presets_suggest_is_no_key():
     with pytest.raises(ConfigError, match="^preset_options.sgd.momentum: unknown key"):
         load_config(["preset_options.sgd.momentum=0.5"])
+
+
+@pytest.mark.parametrize(
+    ("whole", "small", "clients"),
+    [("dec_ssl", "dec_ssl_small", 5), ("mutual_information", "mutual_information_small", 20)],
+)
+def test_a_small_preset_is_its_papers_but_for_what_costs_time(whole, small, clients):
+    paper, ours = (load_config([f"preset={p}", *FOLDER]) for p in (whole, small))
+    for group in ("method", "optimizer", "schedule", "merging", "clustering", "partition", "terms"):
+        there, here = paper.model_dump()[group], ours.model_dump()[group]
+        if group == "terms":
+            assert here["verification"].pop("hidden") <= there["verification"].pop("hidden")
+        assert here == there, group
+    assert ours.model.norm == paper.model.norm and ours.model.projector == paper.model.projector
+    assert (ours.model.name, ours.model.width, ours.data.train_limit) == ("convnet", 16, 3000)
+    assert (ours.federation.clients, ours.federation.weighting) == (clients, "uniform")
+
+
+def test_a_small_preset_can_be_made_smaller():
+    given = ["preset=mutual_information_small", *FOLDER, "terms.verification.weight=0", "seed=3"]
+    config = load_config([*given, "model.width=8", "federation.clients=4"], all_read=True)
+    assert (config.model.width, config.federation.clients, config.active_terms) == (8, 4, [])
