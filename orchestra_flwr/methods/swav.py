@@ -82,21 +82,25 @@ def swapped_prediction_loss(
 class SwAVSettings(Section):
     """Options under `method.` for method=swav."""
 
-    prototypes: int = Field(100, ge=2)  # K; the paper's 3000 are three for each of its classes
+    prototypes: int = Field(30, ge=2)  # K; the paper's 3000 are three for each of its classes
     temperature: float = Field(0.1, gt=0)
-    regularisation: float = Field(0.05, ge=0.02)  # epsilon; below it float32 underflows
+    regularisation: float = Field(0.02, ge=0.02)  # epsilon; below it float32 underflows
     iterations: int = Field(3, ge=1)
-    queue: int = Field(512, ge=1)  # earlier projections that are assigned together with a batch
+    queue: int = Field(0, ge=0)  # earlier projections that are assigned together with a batch
     local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
 
 
 class SwAV(Projecting):
-    """Backbone, a two-layer projector, prototypes, and a queue of projections.
+    """Backbone, a two-layer projector, prototypes, and maybe a queue of projections.
 
     The two large crops are assigned, all crops predict. A batch that is smaller than the number of
-    prototypes cannot be spread over them, so projections of earlier steps, of both views, are
-    assigned with it, as the paper does for small batches. They are features of single images: the
-    queue never leaves a client, and is empty when a round begins. Local crops are as large as the
+    prototypes cannot be spread over them; with a queue, projections of earlier steps, of both
+    views, are assigned with it, as the paper does for small batches late in training. They are
+    features of single images: the queue never leaves a client, and is empty when a round begins.
+
+    Cosines of D values spread by about the root of 1 / D. The paper's epsilon of .05 is for 128
+    values; with 512 it makes assignments so even that predicting all prototypes alike is best, and
+    nothing is learned. Local crops are as large as the
     images, not smaller ones as the paper's, and cost as much. Prototypes are trained from the
     first step on.
     """
@@ -130,8 +134,9 @@ class SwAV(Projecting):
         features, projections = self.embed(batch.views)
         cosines = [self.prototypes(projection) for projection in projections]
         assignments = [self._assigned(large) for large in cosines[:2]]
-        for projection in projections[:2]:
-            self.queue.push(batch.images, projection)
+        if self.settings.queue:
+            for projection in projections[:2]:
+                self.queue.push(batch.images, projection)
         clustering = swapped_prediction_loss(cosines, assignments, self.settings.temperature)
         return Step({"clustering": clustering}, {"backbone": features, "projector": projections})
 

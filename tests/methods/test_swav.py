@@ -85,9 +85,9 @@ def batch(count, views, seed=0):
     return Batch(torch.arange(count), images, (None,) * views, generator)
 
 
-@pytest.mark.parametrize("local_crops", [0, 2])
-def test_batches_are_assigned_together_with_earlier_projections(tiny, local_crops):
-    overrides = ("method=swav", "method.prototypes=4", "method.queue=10",
+@pytest.mark.parametrize(("queue", "local_crops"), [(10, 0), (10, 2), (0, 0)])
+def test_batches_are_assigned_together_with_earlier_projections(tiny, queue, local_crops):
+    overrides = ("method=swav", "method.prototypes=4", f"method.queue={queue}",
                  f"method.local_crops={local_crops}")  # fmt: skip
     method = build_method(tiny(*overrides), 1).double().train()
     assert len(method.recipes()) == 2 + local_crops
@@ -102,9 +102,9 @@ def test_batches_are_assigned_together_with_earlier_projections(tiny, local_crop
         scores = [(torch.tensor(view, dtype=torch.float64) @ weight.T).tolist() for view in rows]
         assigned = []
         for k in range(2):
-            rows_before = torch.tensor(earlier[-10:], dtype=torch.float64).view(-1, 16)
-            queue = (rows_before @ weight.T).tolist()
-            assigned.append(slow_assignments(scores[k] + queue, 0.05, 3)[:4])
+            before = torch.tensor(earlier[-queue:] if queue else [], dtype=torch.float64)
+            others = (before.view(-1, 16) @ weight.T).tolist()
+            assigned.append(slow_assignments(scores[k] + others, 0.02, 3)[:4])
         assert loss == pytest.approx(slow_loss(scores, assigned, 0.1), rel=1e-6)
         earlier += rows[0] + rows[1]
 
