@@ -257,7 +257,7 @@ class _Composer:
             *self.settings.machine,
             *([f"preset={here.preset}"] if here.preset else self._scaled()),
             *here.overrides,
-            *(o for measure in self.experiment.measures for o in NEEDED.get(measure, ())),
+            *dict.fromkeys(o for m in self.experiment.measures for o in NEEDED.get(m, ())),
             *(o for axis in shared for o in self.axes[axis][values[axis]]),
             *(o for a in self.settings.adjustments if covers(a.when, values) for o in a.overrides),
             *(o for axis in specific for o in self.axes[axis][values[axis]]),
