@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -17,20 +17,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from orchestra_flwr.config import (
-    Config,
-    ConfigError,
-    ModelConfig,
-    Normalisation,
-    OfSavedEncoder,
-    Section,
-    parse,
-)
+from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.encoder_input import batches, checked_batch
 from orchestra_flwr.models.normalisation import normalise
 from orchestra_flwr.square_image import AnyImage, square_image
+
+if TYPE_CHECKING:  # a client does without Hydra, which this would import
+    from orchestra_flwr.config import OfSavedEncoder
 
 REMEDY = "copy it again, or write it anew with resume=<its run folder>"
 

@@ -147,19 +147,25 @@ def make_plan(
     for override in extra:
         if all(override not in row.overrides for row in rows):
             load_config([*rows[0].overrides, override], all_read=True)  # says why nothing reads it
-    command = [f"orchestra-experiment experiment={name} scale={scale}"]
-    command += [f"seeds={','.join(map(str, seeds))}"] if seeds is not None else []
-    command += [f"only='{','.join(only)}'"] if only else []
     plan = Plan(
         name=name,
         scale=scale,
-        command=" ".join([*command, *extra]),
+        command=_command(name, scale, seeds, only, extra),
         experiment=experiment,
         settings=settings,
         rows=tuple(rows),
         transfer=_label(experiment.at(scale).transfer),
     )
     return plan, configs
+
+
+def _command(
+    name: str, scale: str, seeds: Sequence[int] | None, only: Sequence[str], extra: Sequence[str]
+) -> str:
+    command = [f"orchestra-experiment experiment={name} scale={scale}"]
+    command += [f"seeds={','.join(map(str, seeds))}"] if seeds is not None else []
+    command += [f"only='{','.join(only)}'"] if only else []
+    return " ".join([*command, *extra])
 
 
 def _label(transfer: Overrides) -> str | None:
