@@ -4,13 +4,16 @@
     python benchmarks/side_by_side.py --model convnet --epochs 1
 
 Each client is a process, as in a simulation on Ray, with 500 images, and goes through whole rounds
-(`train_round`: ResNet-18, batch 16, 10 epochs of 32 steps). Minutes are those of all steps of the
-paper's device run; what Flower and Ray add is measured by `overhead.py`.
+(`train_round`: ResNet-18, batch 16, 10 epochs of 32 steps). "As one" are as many clients in one
+process whose steps are taken as one (`engine=inline engine.side_by_side=N`; without CUDA graphs).
+Minutes are those of all steps of the paper's device run; what Flower and Ray add is measured by
+`overhead.py`.
 """
 
 import argparse
 import multiprocessing
 import time
+from functools import partial
 from multiprocessing.synchronize import Barrier
 
 import torch
@@ -20,7 +23,14 @@ from published import client_images
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import keep_freed_memory, resolve_device, train_round
+from orchestra_flwr.training import (
+    keep_freed_memory,
+    resolve_device,
+    side_by_side,
+    torch_threads,
+    train_round,
+    usable_cpus,
+)
 
 IMAGES = 500  # of a client: 50,000 over 100
 PAPER_EPOCHS = 100 * 50 * 10  # rounds, clients in each, epochs of each
@@ -62,6 +72,28 @@ def seconds_of(count: int, overrides: list[str], device: torch.device, rounds: i
     return seconds
 
 
+def seconds_as_one(count: int, overrides: list[str], device: torch.device, rounds: int) -> float:
+    """Seconds of the same work in one process, after one round to warm up."""
+    config = load_config(overrides)
+    images = client_images(config, IMAGES).to(device)
+    models = [learner(config, device) for _ in range(count)]
+    started = 0.0
+    with torch_threads(min(count, usable_cpus())):
+        for number in range(rounds + 1):
+            if number == 1:
+                started = time.perf_counter()
+            seeds = [ClientSeed(config.seed, number, str(k)) for k in range(count)]
+            side_by_side(
+                [
+                    partial(train_round, model, images, config, seed)
+                    for model, seed in zip(models, seeds, strict=True)
+                ]
+            )
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
@@ -80,11 +112,28 @@ def main() -> None:
         count: count * steps / seconds_of(count, [*overrides, *fastest], device, given.rounds)
         for count in given.clients
     }
+    plain = [choice for choice in fastest if "cuda_graphs" not in choice]
+    as_one = {
+        count: count * steps / seconds_as_one(count, [*overrides, *plain], device, given.rounds)
+        for count in given.clients
+    }
     minutes = {count: PAPER_EPOCHS * of_an_epoch / rate / 60 for count, rate in rates.items()}
     table(
-        ("clients", "steps / s", "ms a step, together", "minutes of the paper's run"),
+        (
+            "clients",
+            "steps / s",
+            "ms a step, together",
+            "minutes of the paper's run",
+            "as one, steps / s",
+        ),
         [
-            (count, f"{rate:.1f}", f"{1e3 / rate:.3f}", f"{minutes[count]:.1f}")
+            (
+                count,
+                f"{rate:.1f}",
+                f"{1e3 / rate:.3f}",
+                f"{minutes[count]:.1f}",
+                f"{as_one[count]:.1f}",
+            )
             for count, rate in rates.items()
         ],
     )
@@ -96,6 +145,7 @@ def main() -> None:
             "model": given.model,
             "recipe": fastest,
             "steps_per_second": rates,
+            "steps_per_second_as_one": as_one,
             **({"gpu_paper_minutes": min(minutes.values())} if on_gpu else {}),
         },
     )

@@ -59,6 +59,7 @@ class BarlowTwins(JointEmbedding):
     """Backbone and a three-layer projector, all of whose layers are equally wide."""
 
     Settings = BarlowTwinsSettings
+    stackable = True
 
     settings: BarlowTwinsSettings
 

@@ -107,6 +107,9 @@ class Method(Plugin, nn.Module, ABC):
         needs_received: whether :meth:`start_round` needs the state as received.
         reads_clustering: whether it reads the section `clustering`.
         has_projector: whether it reads what `model` says of a projector.
+        stackable: whether steps of several clients can be taken as one. Its loss then draws
+            nothing, and reads nothing that differs between clients but parameters, buffers and the
+            batch.
 
     Attributes:
         settings: the options, checked.
@@ -118,6 +121,7 @@ class Method(Plugin, nn.Module, ABC):
     needs_received: ClassVar[bool] = False
     reads_clustering: ClassVar[bool] = False
     has_projector: ClassVar[bool] = True
+    stackable: ClassVar[bool] = False
 
     settings: Section
     gradient_norm: float | None = None

@@ -32,6 +32,7 @@ class BYOL(MovingTarget):
     """Online encoder with a predictor, and a target encoder that follows it."""
 
     Settings = BYOLSettings
+    stackable = True
     roles: ClassVar = {"predictor": Role.SHARED}
 
     settings: BYOLSettings

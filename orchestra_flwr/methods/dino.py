@@ -81,6 +81,7 @@ class DINO(MovingTarget):
     """
 
     Settings = DINOSettings
+    stackable = True
     followed = ("backbone", "projector", "prototypes")
     roles: ClassVar = {"prototypes": Role.SHARED, "target_centre": Role.SHARED}
 
@@ -123,7 +124,8 @@ class DINO(MovingTarget):
             settings.student_temperature,
             settings.teacher_temperature,
         )
-        self.target_centre.lerp_(torch.cat(teacher).mean(dim=0), 1 - settings.centre_ema)
+        mean, decay = torch.cat(teacher).mean(dim=0), settings.centre_ema
+        self.target_centre.mul_(decay).add_(mean, alpha=1 - decay)
         return Step(
             {"distillation": distillation}, {"backbone": features, "projector": projections}
         )

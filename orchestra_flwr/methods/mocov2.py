@@ -72,6 +72,7 @@ class MoCoV2(MovingTarget):
     """
 
     Settings = MoCoV2Settings
+    stackable = True
     roles: ClassVar = {"queue": Role.TRANSIENT}
 
     settings: MoCoV2Settings

@@ -88,6 +88,7 @@ class Orchestra(Method):
     """
 
     Settings = OrchestraSettings
+    stackable = True
     reads_clustering = True
     settings: OrchestraSettings
     global_centroids: Tensor

@@ -28,6 +28,7 @@ class RotPred(Projecting):
     """Backbone, a two-layer projector and a linear head for the four rotations."""
 
     roles: ClassVar = {"rotation_head": Role.SHARED}
+    stackable = True
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

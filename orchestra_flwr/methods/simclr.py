@@ -83,6 +83,7 @@ class SimCLR(SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     Settings = SimCLRSettings
+    stackable = True
 
     settings: SimCLRSettings
 

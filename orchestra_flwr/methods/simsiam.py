@@ -55,6 +55,7 @@ class SimSiam(SomeLabels):
     """Backbone, a three-layer projector and a predictor of two layers; a classifier with labels."""
 
     Settings = SimSiamSettings
+    stackable = True
 
     roles: ClassVar = {"predictor": Role.SHARED, **SomeLabels.roles}
 

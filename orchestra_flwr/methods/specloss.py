@@ -51,6 +51,7 @@ class SpecLoss(Projecting):
     """Backbone, a two-layer projector and a linear layer."""
 
     Settings = SpecLossSettings
+    stackable = True
     roles: ClassVar = {"clusters": Role.SHARED}
 
     settings: SpecLossSettings

@@ -65,6 +65,7 @@ class Spectral(SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     Settings = SpectralSettings
+    stackable = True
 
     settings: SpectralSettings
 

@@ -25,6 +25,8 @@ CROPPED = Recipe(jitter_p=0, gray_p=0, blur_p=0)
 class Supervised(Classifying):
     """Backbone and a linear classifier. With `labels.fraction` unlabelled images teach nothing."""
 
+    stackable = True
+
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         self._some_labels = config.labels.fraction is not None

@@ -106,6 +106,7 @@ class SwAV(Projecting):
     """
 
     Settings = SwAVSettings
+    stackable = True
     roles: ClassVar = {"prototypes": Role.SHARED, "queue": Role.TRANSIENT}
 
     settings: SwAVSettings
@@ -143,8 +144,10 @@ class SwAV(Projecting):
     @torch.no_grad()
     def _assigned(self, cosines: Tensor) -> Tensor:
         """(B, K) assignments of a view of the batch, made together with the queue's."""
-        there = torch.cat([cosines.new_ones(len(cosines)) > 0, self.queue.images != NOBODY])
-        together = torch.cat([cosines, self.prototypes(self.queue.features)])
+        there, together = cosines.new_ones(len(cosines)) > 0, cosines
+        if self.settings.queue:
+            there = torch.cat([there, self.queue.images != NOBODY])
+            together = torch.cat([cosines, self.prototypes(self.queue.features)])
         settings = self.settings
         plan = equal_assignments(together, there, settings.regularisation, settings.iterations)
         return plan[: len(cosines)]

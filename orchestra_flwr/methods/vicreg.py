@@ -63,6 +63,7 @@ class VICReg(JointEmbedding):
     """Backbone and a three-layer projector (the paper's expander), equally wide in all layers."""
 
     Settings = VICRegSettings
+    stackable = True
 
     settings: VICRegSettings
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from orchestra_flwr.models.stacked import stacked
+
 
 @torch.no_grad()
 def ema_update(target: nn.Module, online: nn.Module, decay: float) -> None:
@@ -13,4 +15,8 @@ def ema_update(target: nn.Module, online: nn.Module, decay: float) -> None:
     Orchestra, section 4; BYOL (Grill et al., NeurIPS 2020), equation 1. Buffers are left: the
     target's BatchNorm keeps statistics of its own features.
     """
+    if stacked():  # vmap knows no operations on lists
+        for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+            slow.mul_(decay).add_(fast, alpha=1 - decay)  # lerp would be taken apart
+        return
     torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), 1 - decay)

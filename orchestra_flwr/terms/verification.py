@@ -86,6 +86,7 @@ class Verification(Term):
     """
 
     Settings = VerificationSettings
+    stackable = True
 
     settings: VerificationSettings
     capacity: int

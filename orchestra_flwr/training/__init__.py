@@ -5,6 +5,7 @@ from orchestra_flwr.training.learner import Learner, build_learner
 from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
 from orchestra_flwr.training.needed_memory import check_memory
 from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
+from orchestra_flwr.training.side_by_side import side_by_side
 from orchestra_flwr.training.step import TrainingError
 from orchestra_flwr.training.warm_start import starting_learner
 
@@ -18,6 +19,7 @@ __all__ = [
     "observe_round",
     "resolve_device",
     "return_freed_memory",
+    "side_by_side",
     "starting_learner",
     "torch_threads",
     "train_round",

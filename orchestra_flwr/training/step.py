@@ -13,11 +13,11 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.data import Recipe, augment
 from orchestra_flwr.methods import Batch, Method
 from orchestra_flwr.models import normalise
-from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training.learner import Learner
 from orchestra_flwr.training.optimizers import Optimizer
 from orchestra_flwr.training.schedules import LocalProgress, Schedule
+from orchestra_flwr.training.side_by_side import Passes
 
 
 class TrainingError(RuntimeError):
@@ -108,9 +108,7 @@ class LocalStep:
         """Trains on the (B,) chosen images."""
         first = not self._losses
         batch = self._batch_of(rows)
-        with passes_in(self._training.precision, rows.device.type):
-            losses, measures = self._learner.measured_loss(batch)
-        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        losses, measures = Passes(self._learner, batch, self._training.precision).taken()
         if self._gradient_norm is not None:
             clip_grad_norm_(self.optimizer.parameters, self._gradient_norm)
         self.optimizer.step()

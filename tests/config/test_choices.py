@@ -83,7 +83,7 @@ def test_help_shows_every_option_of_every_plugin(key, name):
         (
             "engine=inline",
             "engine.workers=2",
-            "no options (engine=auto, engine=ray have it)",
+            "which has side_by_side (engine=auto, engine=ray have it)",
         ),
         ("optimizer=adamw", "optimizer.momentum=1", "(optimizer=sgd has it)"),
         ("merging=fedu", "merging.first_mu=.5", "which has threshold (merging=fedema has it)"),

@@ -122,7 +122,7 @@ def test_a_resumed_run_of_version_0_1_keeps_its_configuration(tmp_path):
         with pytest.raises(ConfigError, match=f"^{says}"):
             load_config([f"resume={tmp_path}", override])
     moved = load_config([f"resume={tmp_path}", "engine=inline"])
-    assert moved.engine.name == "inline" and moved.engine.options == {}
+    assert moved.engine.name == "inline" and moved.engine.options == {"side_by_side": 1}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,264 @@
+"""Several clients of one process that train side by side: their steps are taken as one.
+
+A step of a small batch leaves a GPU idle. Here the models of some clients are stacked along a first
+axis, and `torch.func.vmap` makes one step of theirs: the same numbers as one after another, but for
+the order of additions.
+
+Each client's work runs in a thread of its own, as it does alone, and only one of them at any
+moment. Where it needs gradients it waits until all others wait too or have ended; then those whose
+batches have one shape are given theirs together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from orchestra_flwr.config import Precision
+from orchestra_flwr.methods import Batch
+from orchestra_flwr.models.precision import passes_in
+from orchestra_flwr.models.stacked import stacked_clients
+from orchestra_flwr.training.learner import Learner
+
+T = TypeVar("T")
+Measured = tuple[dict[str, Tensor], dict[str, Tensor]]
+_HERE: ContextVar[_Client[Any] | None] = ContextVar("client", default=None)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of one step of one client.
+
+    Attributes:
+        learner: whose trained parameters get gradients.
+        batch: of the step.
+        precision: of the passes.
+    """
+
+    learner: Learner
+    batch: Batch
+    precision: Precision
+
+    def taken(self) -> Measured:
+        """Makes the gradients.
+
+        Returns:
+            As :meth:`Learner.measured_loss`.
+        """
+        client = _HERE.get()
+        return self.alone() if client is None else client.wait_for(self)
+
+    def alone(self) -> Measured:
+        """The same, without looking for others."""
+        with passes_in(self.precision, self.batch.images.device.type):
+            losses, measures = self.learner.measured_loss(self.batch)
+        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        return losses, measures
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What is equal where steps can be taken as one."""
+        rotations = tuple(r is None for r in self.batch.rotations)
+        return tuple(view.shape for view in self.batch.views), rotations, self.batch.labels is None
+
+
+def side_by_side(works: Sequence[Callable[[], T]]) -> list[T]:
+    """Does pieces of work, in each of which a client trains; returns what they return, in order.
+
+    Raises:
+        Exception: what the first of them raised that did.
+    """
+    if len(works) == 1:
+        return [works[0]()]
+    clients = [_Client(work) for work in works]
+    stack = _Stack()
+    try:
+        going = clients
+        while going:
+            for client in going:
+                client.go_on()
+            going = [client for client in going if client.passes is not None]
+            _take(going, stack)
+    finally:
+        for client in clients:
+            client.give_up()
+    return [client.result() for client in clients]
+
+
+def _take(clients: Sequence[_Client[Any]], stack: _Stack) -> None:
+    """Gives clients that wait their gradients; those of one form at once."""
+    groups: dict[tuple[object, ...], list[_Client[Any]]] = {}
+    for client in clients:
+        assert client.passes is not None
+        groups.setdefault(client.passes.form, []).append(client)
+    for group in groups.values():
+        passes = [client.passes for client in group if client.passes is not None]
+        try:
+            measured = [passes[0].alone()] if len(passes) == 1 else stack.take(passes)
+        except Exception as error:  # it is the clients' own, such as memory that does not suffice
+            for client in group:
+                client.measured = error
+        else:
+            for client, found in zip(group, measured, strict=True):
+                client.measured = found
+
+
+class _GivenUpError(BaseException):
+    """Ends the thread of a client whose companions were interrupted."""
+
+
+class _Client(Generic[T]):
+    """One client's work, in a thread that stands still unless it is its turn.
+
+    Attributes:
+        passes: what it waits for; None where it has ended.
+        measured: what it is given for them, or an error.
+    """
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.passes: Passes | None = None
+        self.measured: Measured | Exception | None = None
+        self._work = work
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._given_up = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def go_on(self) -> None:
+        """Runs it until it waits for gradients or has ended."""
+        self._turn.release()
+        self._back.acquire()
+
+    def wait_for(self, passes: Passes) -> Measured:
+        """Called in its thread: stands still until the passes are taken.
+
+        Raises:
+            Exception: that they raised.
+        """
+        self.passes = passes
+        self._back.release()
+        self._turn.acquire()
+        self.passes = None
+        if self._given_up:
+            raise _GivenUpError
+        if isinstance(self.measured, Exception):
+            raise self.measured
+        assert self.measured is not None
+        return self.measured
+
+    def give_up(self) -> None:
+        """Ends its thread, if it has not ended."""
+        self._given_up = True
+        self._turn.release()
+        self._thread.join()
+
+    def result(self) -> T:
+        """What the work returned; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+    def _run(self) -> None:
+        self._turn.acquire()
+        _HERE.set(self)
+        try:
+            if not self._given_up:
+                self._result.append(self._work())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._back.release()
+
+
+class _Loss(nn.Module):
+    """A learner's measured loss, as a module's call, which `functional_call` needs."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__()
+        self.learner = learner
+
+    def forward(self, batch: Batch) -> Measured:
+        return self.learner.measured_loss(batch)
+
+
+class _Stack:
+    """The tensors of some clients' learners, stacked; the learners' own become views of them.
+
+    So an update of a client's parameters is one of the stack's, and nothing is copied from step to
+    step as long as the same clients train.
+    """
+
+    def __init__(self) -> None:
+        self._learners: list[Learner] = []
+        self._tensors: dict[str, Tensor] = {}
+
+    def take(self, passes: Sequence[Passes]) -> list[Measured]:
+        """One step's passes of all of them."""
+        learners = [each.learner for each in passes]
+        if not _same(learners, self._learners):
+            self._stack(learners)
+        loss, count = _Loss(learners[0]), len(passes)
+        batches = [each.batch for each in passes]
+        with passes_in(passes[0].precision, batches[0].images.device.type), stacked_clients():
+            losses, measures = vmap(
+                lambda state, batch: functional_call(loss, state, (_batch(batch, batches[0]),)),
+                randomness="error",
+            )(self._tensors, _tensors(batches))
+        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        for name, whole in self._tensors.items():
+            if whole.grad is not None:
+                for learner, gradient in zip(learners, whole.grad, strict=True):
+                    learner.get_parameter(name.removeprefix("learner.")).grad = gradient
+                whole.grad = None
+        return [(_of(losses, i), _of(measures, i)) for i in range(count)]
+
+    def _stack(self, learners: list[Learner]) -> None:
+        self._learners, self._tensors = learners, {}
+        states = [
+            {**dict(each.named_parameters()), **dict(each.named_buffers())} for each in learners
+        ]
+        for name, first in states[0].items():
+            whole = torch.stack([state[name].detach() for state in states])
+            for state, part in zip(states, whole, strict=True):
+                state[name].data = part
+            self._tensors["learner." + name] = whole.requires_grad_(first.requires_grad)
+
+
+def _same(some: Sequence[object], others: Sequence[object]) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
+
+
+def _tensors(batches: Sequence[Batch]) -> dict[str, Any]:
+    """What differs between batches of one form, stacked."""
+    first = batches[0]
+    stacked: dict[str, Any] = {
+        "images": torch.stack([b.images for b in batches]),
+        "views": [torch.stack(views) for views in zip(*(b.views for b in batches), strict=True)],
+        "rotations": {
+            k: torch.stack([b.rotations[k] for b in batches])  # type: ignore[misc]
+            for k, rotation in enumerate(first.rotations)
+            if rotation is not None
+        },
+    }
+    if first.labels is not None:
+        stacked["labels"] = torch.stack([b.labels for b in batches])  # type: ignore[misc]
+    return stacked
+
+
+def _batch(tensors: Mapping[str, Any], like: Batch) -> Batch:
+    rotations = tuple(tensors["rotations"].get(k) for k in range(len(like.rotations)))
+    views, labels = tuple(tensors["views"]), tensors.get("labels")
+    return Batch(tensors["images"], views, rotations, like.generator, labels)
+
+
+def _of(values: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
+    return {name: value[client].detach() for name, value in values.items()}
