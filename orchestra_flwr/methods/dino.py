@@ -63,9 +63,9 @@ class DINOSettings(Section):
     """Options under `method.` for method=dino."""
 
     ema: float = Field(0.996, ge=0, lt=1)  # of the teacher, a step
-    outputs: int = Field(4096, ge=2)  # K; the paper's 65536 would be more than all other weights
-    student_temperature: float = Field(0.1, gt=0)
-    teacher_temperature: float = Field(0.04, gt=0)
+    outputs: int = Field(256, ge=2)  # K; the paper's 65536 would be more than all other weights
+    student_temperature: float = Field(0.05, gt=0)
+    teacher_temperature: float = Field(0.02, gt=0)
     centre_ema: float = Field(0.9, ge=0, lt=1)
     local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
 

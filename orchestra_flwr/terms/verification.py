@@ -70,7 +70,7 @@ class VerificationSettings(Section):
 
     hidden: int = Field(2048, ge=8, le=2**17)  # units of the head's hidden layer
     dim: int = Field(128, ge=2, le=2**17)  # of its outputs and of each row
-    temperature: float = Field(0.1, gt=0)
+    temperature: float = Field(1.0, gt=0)
     rows: Literal["own", "fixed"] = "own"  # fixed: random ones, from the run's seed
     capacity: int | None = Field(None, ge=2, le=2**20)  # rows; None: federation.clients
     images: Literal["unlabelled", "all"] = "unlabelled"  # where labels.fraction is given
