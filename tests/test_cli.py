@@ -311,6 +311,15 @@ def test_help_names_the_program_and_every_key(command, capsys):
     assert out.startswith("usage: run_") and "Every key with its value" in out and "device:" in out
 
 
+@pytest.fixture
+def heard():
+    """Ctrl-C is heard, which a suite that a shell runs in the background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_stopping_while_images_are_decoded_is_one_line(sim, tmp_path, monkeypatch, number, code):
     """The signal comes with the first image; the others are not decoded any more."""
