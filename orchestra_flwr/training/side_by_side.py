@@ -204,7 +204,7 @@ class _Stack:
     def take(self, passes: Sequence[Passes]) -> list[Measured]:
         """One step's passes of all of them."""
         learners = [each.learner for each in passes]
-        if not _same(learners, self._learners):
+        if learners != self._learners:  # modules are equal to themselves alone
             self._stack(learners)
         loss, count = _Loss(learners[0]), len(passes)
         batches = [each.batch for each in passes]
@@ -231,10 +231,6 @@ class _Stack:
             for state, part in zip(states, whole, strict=True):
                 state[name].data = part
             self._tensors["learner." + name] = whole.requires_grad_(first.requires_grad)
-
-
-def _same(some: Sequence[object], others: Sequence[object]) -> bool:
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 def _tensors(batches: Sequence[Batch]) -> dict[str, Any]:

@@ -194,9 +194,8 @@ class _Run:
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
         exchanged = number > 0 or (self.release is not None and self.release.before_training)
-        evaluation = self.config.evaluation
         evaluated = self._is_evaluated(number)
-        scored = evaluated and evaluation.asks_clients
+        scored = evaluated and self.config.evaluation.asks_clients
         round_ = Round(number, {})
         began, found = time.perf_counter(), NOT_EVALUATED
         if self._is_evaluated_before(number):
@@ -224,6 +223,8 @@ class _Run:
         if drawn or self.privacy.is_accounted:
             record["privacy"] = self.privacy.metrics(drawn)
         self.folder.append_metrics(record)
+        # Simulated clients' own records are this run's.
+        known = position.known if self.members.share_disk else report.known(position.known, number)
         position = replace(
             position,
             round=number,
@@ -236,10 +237,7 @@ class _Run:
             ),
             drawn=drawn,
             exchange=self.federation.exchange.state(),
-            # Of simulated clients the records are this run's own.
-            known=position.known
-            if self.members.share_disk
-            else report.known(position.known, number),
+            known=known,
         )
         save_checkpoint(self.folder.checkpoint, self.models, position, self.record.to_json())
         self._show(round_, record, report, scores, seconds)
