@@ -30,7 +30,6 @@ from orchestra_flwr.federation.messages.arrays import (
     from_record,
     to_record,
 )
-from orchestra_flwr.federation.messages.object_store import beside_the_pickle
 from orchestra_flwr.reporting import Progress
 
 MEMORY = {"own_gb": "RssAnon", "store_gb": "RssShmem", "libraries_gb": "RssFile"}
@@ -42,7 +41,7 @@ app.query()(client_app.query)
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Takes a message apart and packs a reply, as a client does that trains for no time."""
-    return beside_the_pickle(answer(message, give_back))
+    return answer(message, give_back)
 
 
 def give_back(content: RecordDict) -> RecordDict:

@@ -20,7 +20,6 @@ from orchestra_flwr.federation.client.answers import answer, evaluate_reply, tra
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.messages.arrays import CLIENTS, CONFIG, RUN
-from orchestra_flwr.federation.messages.object_store import beside_the_pickle
 from orchestra_flwr.federation.population import Population, load_population, own_classes
 from orchestra_flwr.methods import labels_for
 from orchestra_flwr.training import resolve_device
@@ -41,8 +40,7 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of the client that the message names."""
-    done = answer(message, lambda content: train_reply(_addressed(content), content))
-    return beside_the_pickle(done)
+    return answer(message, lambda content: train_reply(_addressed(content), content))
 
 
 @app.evaluate()

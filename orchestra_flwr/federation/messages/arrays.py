@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,17 +28,68 @@ CLIENTS = "clients"  # in a task: the folder for the clients' state, where they 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # as_tensor
 
 
+class LazyArray(Array):
+    """An array whose bytes are made only when somebody asks for them.
+
+    Attributes:
+        size: bytes of `data`.
+    """
+
+    size: int
+
+
+class NumpyArray(LazyArray):
+    """A numpy array as Flower's Array.
+
+    Ray writes its values to the object store, beside the pickle (PEP 574), and reads them where
+    they lie.
+
+    Args:
+        values: not copied; nobody may change them any more.
+    """
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = np.ascontiguousarray(values).view()
+        self._values.flags.writeable = False
+        self.dtype, self.shape = str(values.dtype), self._values.shape
+        self.stype = "numpy.ndarray"
+        self.size = len(self._header) + values.nbytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NumpyArray, (self._values,)
+
+    @property
+    def _header(self) -> bytes:
+        header, about = io.BytesIO(), np.lib.format.header_data_from_array_1_0(self._values)
+        np.lib.format.write_array_header_1_0(header, about)
+        return header.getvalue()
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """As Flower's; made with a single copy, where that grows a buffer to twice the size."""
+        return b"".join((self._header, self._values.data))
+
+    def numpy(self) -> np.ndarray:
+        """The values themselves, read-only."""
+        return self._values
+
+
+def size_in_bytes(array: Array) -> int:
+    """Bytes of an array in a message, which are not made for it."""
+    return array.size if isinstance(array, LazyArray) else len(array.data)
+
+
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Named numpy arrays as Flower's record."""
-    return ArrayRecord({name: _encoded(np.ascontiguousarray(a)) for name, a in arrays.items()})
+    """Named numpy arrays as Flower's record, on their memory: they must not change afterwards."""
+    return record_of({name: NumpyArray(values) for name, values in arrays.items()})
 
 
-def _encoded(array: np.ndarray) -> Array:
-    """`Array(array)` with a single copy; Flower's grows a buffer to twice the array's size."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    data = b"".join((header.getvalue(), array.data))
-    return Array(str(array.dtype), array.shape, "numpy.ndarray", data)
+def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
+    """Arrays as Flower's record, which are these very objects: its constructor copies them."""
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = array
+    return record
 
 
 def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
@@ -54,4 +106,4 @@ def payload_bytes(content: RecordDict) -> int:
     """Bytes of all arrays in a message; its few scalars are not counted."""
     # Not by `array_records`: that view is a reference cycle, which keeps arrays that are let go of.
     records = (record for record in content.values() if isinstance(record, ArrayRecord))
-    return sum(len(array.data) for record in records for array in record.values())
+    return sum(size_in_bytes(array) for record in records for array in record.values())

@@ -18,6 +18,7 @@ from orchestra_flwr.federation.messages.arrays import (
     OWN,
     PERSONAL,
     SMALLEST_GROUP,
+    size_in_bytes,
 )
 from orchestra_flwr.federation.messages.codec import Form
 from orchestra_flwr.federation.messages.failures import describe_error
@@ -216,8 +217,8 @@ def _array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.nda
     array = record[name]
     # Measured before it is decoded: a reply of a hundred times the size costs nothing more.
     most = dtype.itemsize * size + HEADER
-    if len(array.data) > most:
-        raise BadReplyError(f"{name} of {len(array.data)} bytes, at most {most} expected")
+    if size_in_bytes(array) > most:
+        raise BadReplyError(f"{name} of {size_in_bytes(array)} bytes, at most {most} expected")
     try:
         values = array.numpy()
     except (ValueError, TypeError, EOFError, OSError) as error:

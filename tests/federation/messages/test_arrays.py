@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, RecordDict
 
-from orchestra_flwr.federation.messages.arrays import ARRAYS, from_record, payload_bytes, to_record
+from orchestra_flwr.federation.messages.arrays import (
+    ARRAYS,
+    from_record,
+    payload_bytes,
+    size_in_bytes,
+    to_record,
+)
 
 
 def test_records_keep_names_and_values():
@@ -28,7 +34,15 @@ def test_records_keep_names_and_values():
     ids=["flat", "transposed", "empty", "integers"],
 )
 def test_arrays_are_encoded_as_flower_encodes_them(array):
-    assert to_record({"a": array})["a"] == Array(np.ascontiguousarray(array))
+    ours, flowers = to_record({"a": array})["a"], Array(np.ascontiguousarray(array))
+    assert (ours.dtype, ours.shape, ours.stype) == (flowers.dtype, flowers.shape, flowers.stype)
+    assert ours.data == flowers.data and size_in_bytes(ours) == size_in_bytes(flowers)
+
+
+def test_a_record_is_on_the_arrays_own_memory_and_read_only():
+    values = np.arange(6, dtype=np.float32)
+    got = from_record(to_record({"a": values}))["a"]
+    assert np.shares_memory(got, values) and not got.flags.writeable and values.flags.writeable
 
 
 def test_counting_bytes_holds_no_array():

@@ -3,11 +3,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.federation.engines.inline import identify_process
 from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS, to_record
-from orchestra_flwr.federation.messages.object_store import beside_the_pickle
 from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
     check_reply,
@@ -184,7 +183,7 @@ def test_garbage_bytes_are_a_bad_reply():
     message = reply()
     record = message.content[ARRAYS]
     assert isinstance(record, ArrayRecord)
-    record["shared"].data = b"\x80\x04garbage"
+    record["shared"] = Array("float32", (3,), "numpy.ndarray", b"\x80\x04garbage")
     with pytest.raises(BadReplyError, match="shared cannot be decoded"):
         check(message)
 
@@ -239,7 +238,7 @@ def test_other_scores_are_refused_and_above_all_arrays(message, says):
 
 def test_nothing_of_a_reply_keeps_its_bytes_once_it_was_added():
     """A reply lies in Ray's store, whole, for as long as anything looks at it."""
-    message = beside_the_pickle(reply())
+    message = reply()
     memory = weakref.ref(message.content)
     taken = check(message)
     assert taken.contributions["local_centroids"].base is None
