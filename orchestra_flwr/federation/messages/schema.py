@@ -65,8 +65,10 @@ class Schema:
 
     def pack(self, state: Mapping[str, Tensor]) -> np.ndarray:
         """(size,) float32 array of all tensors."""
-        parts = [state[name].detach().reshape(-1).float() for name, _ in self.entries]
-        return torch.cat(parts).cpu().numpy() if parts else np.zeros(0, np.float32)
+        flat = np.empty(self.size, np.float32)  # numpy asks for huge pages: a third of the time
+        for name, values in self.views(flat).items():
+            values.copy_(state[name].detach())
+        return flat
 
     def unpack(self, flat: np.ndarray, into: Mapping[str, Tensor]) -> None:
         """Copies a packed array into tensors of the same names and shapes.

@@ -21,7 +21,8 @@ class StreamingMean:
     """
 
     def __init__(self, size: int) -> None:
-        self._sum = torch.zeros(size, dtype=torch.float64)
+        # Numpy asks for huge pages, which a first pass over them needs a third of the time for.
+        self._sum = torch.from_numpy(np.zeros(size))
         self._weight = 0.0
 
     def add(self, values: np.ndarray, weight: float) -> None:
