@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestra_flwr.evaluation.features import check_labelled
+from orchestra_flwr.training.devices import torch_threads
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +20,9 @@ L2 = 1e-4
 MAX_ITERATIONS = 500
 TOLERANCE = 1e-5  # largest entry of the gradient; about where float32 ends
 HISTORY = 20  # pairs of steps and gradients that L-BFGS remembers
+# Multiplications of a pass over the features up to which one thread is fastest: hundreds of passes
+# of a millisecond each are mostly threads that wait for each other, and longer on a busy machine.
+ONE_THREAD = 10**8
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,13 @@ def fit_linear_probe(features: Tensor, labels: Tensor) -> LinearProbe:
     """
     check_labelled("probe's training set", features, labels)
     classes, targets = torch.unique(labels.to(features.device), return_inverse=True)
-    mean, scale = _standardisation(features)
-    x = (features.float() - mean.float()) * scale.float()
-    objective = _Objective(x, targets, len(classes))
-    loss, solution = _minimise(objective)
-    weight, bias = objective.parameters(solution)
+    few = features.numel() * len(classes) <= ONE_THREAD
+    with torch_threads(1) if few else nullcontext():
+        mean, scale = _standardisation(features)
+        x = (features.float() - mean.float()) * scale.float()
+        objective = _Objective(x, targets, len(classes))
+        loss, solution = _minimise(objective)
+        weight, bias = objective.parameters(solution)
     weight = weight.double() * scale
     shift = bias.double() - weight @ mean.float().double()  # as it was subtracted
     return LinearProbe(weight.float(), shift.float(), classes, loss)
@@ -161,14 +168,16 @@ def _minimise(objective: _Objective) -> tuple[float, NDArray[np.float64]]:
     """
     # Clients, which only score features, do without it.
     from scipy.optimize import minimize
+    from threadpoolctl import threadpool_limits
 
-    found = minimize(
-        objective,
-        np.zeros(objective.shape).reshape(-1),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": MAX_ITERATIONS, "gtol": TOLERANCE, "ftol": 0.0, "maxcor": HISTORY},
-    )
+    with threadpool_limits(1, user_api="blas"):  # of scipy's own steps on short vectors
+        found = minimize(
+            objective,
+            np.zeros(objective.shape).reshape(-1),
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": MAX_ITERATIONS, "gtol": TOLERANCE, "ftol": 0.0, "maxcor": HISTORY},
+        )
     # Where float32 ends, line searches may fail a little above the tolerance: that is no matter.
     steepest = float(np.abs(found.jac).max())
     if steepest > 100 * TOLERANCE:

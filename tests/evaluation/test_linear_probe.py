@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 from orchestra_flwr.evaluation import fit_linear_probe, linear_accuracy, linear_probe
+from orchestra_flwr.training import torch_threads
 
 
 def digits():
@@ -61,6 +62,19 @@ def test_same_features_give_the_same_bits():
     first, second = fit_linear_probe(train, labels), fit_linear_probe(train, labels)
     assert torch.equal(first.weight, second.weight)
     assert torch.equal(first.bias, second.bias)
+
+
+def test_a_small_probe_is_the_same_with_any_number_of_threads():
+    """And these are as before afterwards."""
+    x, y = overlapping()
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3):
+        with torch_threads(threads):
+            found.append(fit_linear_probe(x, y))
+            assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == before
+    assert all(torch.equal(each.weight, found[0].weight) for each in found)
 
 
 def test_shift_and_scale_of_the_features_do_not_matter():
