@@ -1,0 +1,68 @@
+"""Seconds of one evaluation, and what of it are the passes that make the features.
+
+    python benchmarks/judgement.py
+
+A ResNet-18, 2,000 photographs for training and 500 for testing: kNN, linear probe and spread by
+`evaluate`, beside the forward passes alone, in turns, in float32 and, where the processor has it,
+in bfloat16. The ratio is to the passes of the same precision.
+"""
+
+import argparse
+from functools import partial
+
+import torch
+from common import in_turns, table, write
+from published import client_images
+
+from orchestra_flwr.config import load_config
+from orchestra_flwr.evaluation import evaluate, extract_features
+from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone
+
+CLASSES, TRAIN, TEST = 10, 2000, 500
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--width", type=int, default=64)
+    given = parser.parse_args()
+    config = load_config(["data=cifar10", "model=resnet18", f"model.width={given.width}"])
+    encoder = Encoder(EncoderSpec.of(config), build_backbone(config.model, 3)).eval()
+    images = client_images(config, TRAIN + TEST)
+    labels = torch.arange(TRAIN + TEST) % CLASSES
+    train, test = zip(images.split([TRAIN, TEST]), labels.split([TRAIN, TEST]), strict=True)
+    precisions = ["float32"]
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        precisions.append("bfloat16")
+    tasks = {}
+    for precision in precisions:
+        settings = config.evaluation.model_copy(update={"precision": precision})
+        size = settings.batch_size
+        tasks[f"passes, {precision}"] = partial(
+            extract_features, encoder, images, size, precision=precision
+        )
+        tasks[f"evaluation, {precision}"] = partial(
+            evaluate,
+            encoder,
+            train,
+            test,
+            config=settings,
+            augmentation=config.data.augmentation,
+        )
+    seconds = in_turns(tasks, given.rounds, warm_up=1)
+    ratios = {
+        each: seconds[f"evaluation, {each}"] / seconds[f"passes, {each}"] for each in precisions
+    }
+    table(
+        ("precision", "s of the passes", "s of the evaluation", "ratio"),
+        [
+            (each, f"{seconds[f'passes, {each}']:.2f}", f"{seconds[f'evaluation, {each}']:.2f}",
+             f"{ratios[each]:.2f}")
+            for each in precisions
+        ],
+    )  # fmt: skip
+    write("judgement", {"seconds": seconds, "judgement_ratio": ratios[precisions[-1]]})
+
+
+if __name__ == "__main__":
+    main()
