@@ -105,7 +105,6 @@ def main() -> None:
         write_photographs(photos, given.photographs)
         # Nothing that an earlier run has decoded; and short paths, which Ray's sockets need.
         os.environ |= {"XDG_CACHE_HOME": f"{folder}/cache", "RAY_TMPDIR": folder}
-        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (as the other side's processes)
         for _ in range(given.repeats):
             for name, side in sides.items():
                 found[name].append(side(photos))

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from orchestra_flwr.federation.engines.ray_processes import load_ray
@@ -16,6 +17,7 @@ from orchestra_flwr.federation.server.round_report import FederationError
 
 logger = logging.getLogger("orchestra_flwr.federation")
 
+NICENESS = "RAY_worker_niceness"  # Ray's variable for how far workers give way to others
 
 _one_at_a_time = threading.Lock()
 _begun: list[_RayStart] = []  # none or one, as there is one Ray in a process
@@ -120,16 +122,34 @@ def start_ray(init_args: dict[str, Any]) -> None:
 def _init_ray(init_args: dict[str, Any]) -> None:
     import ray
 
-    paths = os.pathsep.join(sys.path)  # as Flower would tell it to Ray
     try:
-        ray.init(
-            logging_level=logging.CRITICAL,
-            runtime_env={"env_vars": {"PYTHONPATH": paths}},
-            **init_args,
-        )
+        with _environment_of_its_processes():
+            ray.init(logging_level=logging.CRITICAL, **init_args)
     except BaseException:
         ray.shutdown()
         raise
+
+
+@contextlib.contextmanager
+def _environment_of_its_processes() -> Iterator[None]:
+    """They look for modules where this one does, and workers give way to nobody.
+
+    Flower tells the paths to Ray by a `runtime_env`, with which each worker's start takes seconds
+    more. At Ray's own niceness of 15 workers would wait for the server, which evaluates the
+    untrained encoder meanwhile, and for whatever else is at work on the machine.
+    """
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    variables[NICENESS] = os.environ.get(NICENESS, "0")
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _shut_down() -> None:

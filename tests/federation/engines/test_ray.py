@@ -301,6 +301,22 @@ def test_ray_that_does_not_start_is_one_line():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("own", [None, "7"])
+def test_rays_processes_find_the_same_modules_and_workers_give_way_to_nobody(monkeypatch, own):
+    if own is None:
+        monkeypatch.delenv(ray_start.NICENESS, raising=False)
+    else:
+        monkeypatch.setenv(ray_start.NICENESS, own)
+    import ray
+
+    before, seen = dict(os.environ), {}
+    monkeypatch.setattr(ray, "init", lambda **options: seen.update(os.environ))
+    ray_start._init_ray({})
+    assert seen[ray_start.NICENESS] == (own or "0")
+    assert seen["PYTHONPATH"].split(os.pathsep) == sys.path
+    assert dict(os.environ) == before
+
+
 def test_ray_is_started_a_second_time(monkeypatch, caplog):
     asked = []
 
