@@ -137,12 +137,13 @@ def test_a_preset_stands_in_place_of_the_scales_settings():
 
 
 def test_the_two_ends_of_user_verification_differ_in_the_split_and_the_term():
-    plan, configs = make_plan("mi_pairs", "small", seeds=[0], extra=["data.root=photos"])
+    plan, configs = make_plan("mi_pairs", "small", seeds=[0])
     assert len(plan.rows) == 2 * 4
     for row in plan.rows:
         config = configs[row.run]
         federation = config.federation
         assert (federation.clients, federation.participation) == (10, 1)
+        assert config.data.name == "affine_digits"
         split = {"one for each class": "by_class", "alike": "iid"}[row.values["clients"]]
         assert config.partition.name == split
         assert bool(config.active_terms) == ("UV" in row.values["method"])
