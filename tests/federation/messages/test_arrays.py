@@ -37,6 +37,9 @@ def test_arrays_are_encoded_as_flower_encodes_them(array):
     ours, flowers = to_record({"a": array})["a"], Array(np.ascontiguousarray(array))
     assert (ours.dtype, ours.shape, ours.stype) == (flowers.dtype, flowers.shape, flowers.stype)
     assert ours.data == flowers.data and size_in_bytes(ours) == size_in_bytes(flowers)
+    # What a real channel sends, and the names under which it does.
+    assert ours.deflate() == flowers.deflate() and ours.object_id == flowers.object_id
+    assert [*ours.children] == [*flowers.children]
 
 
 def test_a_record_is_on_the_arrays_own_memory_and_read_only():
