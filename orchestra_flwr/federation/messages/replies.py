@@ -232,5 +232,5 @@ def _array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.nda
 
 def _demand_finite(name: str, values: np.ndarray) -> None:
     # What is not finite stays so in a sum, which is twice as fast; a sum may also overflow.
-    if not np.isfinite(as_tensor(values).sum()) and not np.isfinite(values).all():
+    if not as_tensor(values).sum().isfinite() and not np.isfinite(values).all():
         raise BadReplyError(f"{name} holds values that are not finite")
