@@ -2,6 +2,7 @@
 
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_every_experiment_in_the_guides_is_there_and_the_other_way_round():
     lines = re.findall(r"orchestra-experiment (experiment=[^#`\n]*)", "\n".join(GUIDES))
     assert lines
     for line in lines:
-        words = dict(word.split("=", 1) for word in line.split())
+        words = dict(word.split("=", 1) for word in shlex.split(line))
         load_experiment(words["experiment"])
         load_scale(words.get("scale", "small"))
         load_config([
