@@ -40,7 +40,8 @@ WORKER = """if True:
 def until_first_step(folder: Path, command: list[str | Path]) -> float:
     """Seconds from the start of a process to the first step that it, or a worker of it, takes."""
     stamp = Path(tempfile.mkdtemp(dir=folder)) / "first_step"
-    environment = os.environ | {"ORCHESTRA_FIRST_STEP": str(stamp), "PYTHONPATH": str(HERE)}
+    paths = os.pathsep.join(map(str, (HERE, HERE.parent)))  # of the plug-in and this checkout
+    environment = os.environ | {"ORCHESTRA_FIRST_STEP": str(stamp), "PYTHONPATH": paths}
     started = time.time()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

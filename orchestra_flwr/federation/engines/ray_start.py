@@ -138,8 +138,10 @@ def _environment_of_its_processes() -> Iterator[None]:
     more. At Ray's own niceness of 15 workers would wait for the server, which evaluates the
     untrained encoder meanwhile, and for whatever else is at work on the machine.
     """
-    variables = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    variables[NICENESS] = os.environ.get(NICENESS, "0")
+    variables = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        NICENESS: os.environ.get(NICENESS, "0"),
+    }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -147,7 +149,7 @@ def _environment_of_its_processes() -> Iterator[None]:
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 
