@@ -12,6 +12,9 @@ import torch
 
 from orchestra_flwr.reporting import environment
 
+# Where it is set, every process compiles all that it imports, as on no user's machine.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 RESULTS = Path(os.environ.get("ORCHESTRA_RESULTS", Path(__file__).parent / "results"))
 
 

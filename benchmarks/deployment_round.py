@@ -17,7 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-RESULT = Path(__file__).parent / "results" / "deployment_round.json"
+from common import RESULTS
+
+RESULT = RESULTS / "deployment_round.json"
 ROOT = Path(__file__).parents[1]
 MODELS = {
     "convnet, width 8": ["model=convnet", "model.width=8", "model.projector_dim=16"],

@@ -161,7 +161,7 @@ def sample(server: Command, clients: Sequence[Command], folder: Path) -> dict[st
                 role = side if pid == root.pid else role_of(pid)
                 if role in (None, "clientapp") or (seen := look(pid)) is None:
                     continue
-                found[f"{side}'s superexec" if role == "superexec" else role].append(seen)
+                found["server's superexec" if role == "superexec" else role].append(seen)
     values: dict[str, dict] = defaultdict(dict)
     for who, each in found.items():
         for quantity in each[0]:

@@ -19,8 +19,8 @@ from orchestra_flwr.config import load_config  # isort: skip  (before torch, who
 import torch
 
 from orchestra_flwr.evaluation import linear_probe
-from orchestra_flwr.federation import split_record
-from orchestra_flwr.federation.server import loop, members
+from orchestra_flwr.federation.server import members
+from orchestra_flwr.reporting import plots
 
 TINY = (
     "data=digits",
@@ -101,8 +101,8 @@ def _quick_runs(request, monkeypatch):
     if not exact and not test.nodeid.startswith(JUDGED):
         monkeypatch.setattr(linear_probe, "TOLERANCE", 1e-2)
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(loop, "plot_curves", lambda *_, **__: None)
-        monkeypatch.setattr(split_record, "plot_partition", lambda *_, **__: None)
+        monkeypatch.setattr(plots, "plot_curves", lambda *_, **__: None)
+        monkeypatch.setattr(plots, "plot_partition", lambda *_, **__: None)
     monkeypatch.setattr(members, "NODE_POLL_SECONDS", 0.01)
 
 

@@ -29,7 +29,8 @@ LATEST = 6.0  # seconds after the moment
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 PROCESSES = (
     "server", "server/superlink", "server/superexec", "server/serverapp",
-    "client", "client/supernode", "client/superexec", "client/clientapp",
+    "client", "client/supernode", "client/client's superexec", "client/forkserver",
+    "client/clientapp",
 )  # fmt: skip
 RAY = ("simulation", "simulation/worker", "simulation/raylet", "simulation/gcs")
 

@@ -103,8 +103,9 @@ def fit_linear_probe(features: Tensor, labels: Tensor) -> LinearProbe:
 class _Objective:
     """The probe's objective and gradient, as scipy's minimisers take them: flat float64 vectors.
 
-    A vector holds, class by class, the weights in the coordinates of :func:`_preconditioner` and
-    the bias in its own unit. Passes over the data are in float32, the loss is summed in float64.
+    A vector holds, class by class, the weights in the coordinates of :func:`_preconditioner`, into
+    which the features are taken once, and the bias in its own unit. There the penalty is a factor
+    of each weight. Passes over the data are in float32, the loss is summed in float64.
 
     Args:
         x: (N, dim) standardised features.
@@ -113,29 +114,35 @@ class _Objective:
     """
 
     def __init__(self, x: Tensor, targets: Tensor, classes: int) -> None:
-        self.x = x
-        self.targets = targets[:, None]
+        self.targets = targets[None]
         self.shape = (classes, x.shape[1] + 1)
         self.basis = _preconditioner(x, classes)
+        self.x = x @ self.basis.T
+        self.penalty = L2 * self.basis.square().sum(1)
         self.bias_unit = classes**0.5  # curvature 1 at zero for the bias, too
 
     def parameters(self, vector: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
         """Weights (K, dim) and biases (K,) at a vector."""
-        table = torch.from_numpy(vector.reshape(self.shape)).to(self.x)
-        return table[:, :-1] @ self.basis, table[:, -1] * self.bias_unit
+        weight, bias = self._split(vector)
+        return weight @ self.basis, bias
 
     @torch.no_grad()
     def __call__(self, vector: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         """Mean cross-entropy and L2 term, and their gradient."""
-        weight, bias = self.parameters(vector)
-        log_p = torch.addmm(bias, self.x, weight.T).log_softmax(1)
-        fit = -log_p.gather(1, self.targets).mean(dtype=torch.float64)
-        loss = fit + L2 / 2 * weight.double().square().sum()
-        errors = log_p.exp_().scatter_add_(1, self.targets, -torch.ones_like(log_p[:, :1]))
+        weight, bias = self._split(vector)
+        # (K, N): few and long rows, which are faster than many short ones.
+        log_p = torch.addmm(bias[:, None], weight, self.x.T).log_softmax(0)
+        fit = -log_p.gather(0, self.targets).mean(dtype=torch.float64)
+        loss = fit + (self.penalty * weight.square()).sum(dtype=torch.float64) / 2
+        errors = log_p.exp_().scatter_add_(0, self.targets, -torch.ones_like(log_p[:1]))
         errors /= len(self.x)
-        slopes = (errors.T @ self.x + L2 * weight) @ self.basis.T
-        gradient = torch.cat([slopes, errors.sum(0)[:, None] * self.bias_unit], dim=1)
+        slopes = errors @ self.x + self.penalty * weight
+        gradient = torch.cat([slopes, errors.sum(1, keepdim=True) * self.bias_unit], dim=1)
         return float(loss), gradient.double().cpu().numpy().reshape(-1)
+
+    def _split(self, vector: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
+        table = torch.from_numpy(vector.reshape(self.shape)).to(self.x)
+        return table[:, :-1], table[:, -1] * self.bias_unit
 
 
 def _standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,6 +155,8 @@ def _standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
 
 def _preconditioner(x: Tensor, classes: int) -> Tensor:
     """(dim, dim) change of coordinates in which the objective's curvature at zero is the identity.
+
+    Its rows are orthogonal to each other.
 
     There the Hessian is covariance / K + L2 for each class, up to the classes' coupling. Features
     are strongly correlated, and in their own coordinates L-BFGS needs 5 to 10 times the steps. The

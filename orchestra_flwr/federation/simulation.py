@@ -18,7 +18,7 @@ from orchestra_flwr.federation.population import (
 )
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
-from orchestra_flwr.federation.split_record import record_split
+from orchestra_flwr.federation.split_record import recorded_split
 from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.training import check_memory, resolve_device, starting_learner
@@ -61,8 +61,6 @@ def simulate(
         FederationError: the run could not be completed.
     """
     _announce(config, population, progress)
-    with progress.phase("recording the split"):
-        record_split(config, population, folder)
     starting = ExitStack()
 
     def serve(grid: Grid, workers: int) -> dict[str, Any]:
@@ -83,7 +81,7 @@ def simulate(
     engine, why = configured.chosen(population)
     if why:
         progress.message(why)
-    with starting:
+    with recorded_split(config, population, folder), starting:
         starting.enter_context(
             progress.phase(f"starting the workers (engine={config.engine.name})")
         )

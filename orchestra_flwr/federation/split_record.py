@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,11 +14,12 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED, Partition, class_counts, earth_movers_distance
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.files import write_atomically
-from orchestra_flwr.reporting import RunFolder, plot_partition
+from orchestra_flwr.reporting import RunFolder
 
 
-def record_split(config: Config, population: Population, folder: RunFolder) -> None:
-    """Writes `partition.png` and `partition.json` into the run folder.
+@contextmanager
+def recorded_split(config: Config, population: Population, folder: RunFolder) -> Iterator[None]:
+    """Writes `partition.json` and, in a thread beside the block, `partition.png`.
 
     The file has the images by client and class, `emd` (:func:`earth_movers_distance` of the class
     shares; images without a label count as a class) and, where other groups than the classes are
@@ -46,11 +50,20 @@ def record_split(config: Config, population: Population, folder: RunFolder) -> N
     by_client = dict(zip(population.parts, counts.tolist(), strict=True))
     facts |= {"classes": names, "clients": by_client}
     write_atomically(folder.path / "partition.json", (json.dumps(facts) + "\n").encode())
-    plot_partition(
-        counts,
-        None if train.labels is None else names,
-        folder.path / "partition.png",
-        clients=list(population.parts),
-        emd=facts.get("emd"),
-        name=folder.label,
-    )
+
+    def draw() -> None:
+        from orchestra_flwr.reporting import plots  # a second of imports
+
+        plots.plot_partition(
+            counts,
+            None if train.labels is None else names,
+            folder.path / "partition.png",
+            clients=list(population.parts),
+            emd=facts.get("emd"),
+            name=folder.label,
+        )
+
+    with ThreadPoolExecutor(1, "split") as beside:
+        picture = beside.submit(draw)
+        yield
+    picture.result()

@@ -1,8 +1,7 @@
-"""The output of one run: its folder, progress, table, plots and trackers."""
+"""The output of one run: its folder, progress, table and trackers; `plots` draws its pictures."""
 
 from orchestra_flwr.reporting.environment import environment
 from orchestra_flwr.reporting.evaluation_output import print_evaluation, write_evaluation
-from orchestra_flwr.reporting.plots import plot_curves, plot_partition
 from orchestra_flwr.reporting.progress import Progress, make_progress
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.summary_table import print_summary, scores_table
@@ -16,8 +15,6 @@ __all__ = [
     "check_trackers",
     "environment",
     "make_progress",
-    "plot_curves",
-    "plot_partition",
     "print_evaluation",
     "print_summary",
     "scores_table",

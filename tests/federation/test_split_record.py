@@ -8,14 +8,15 @@ import torch
 
 from orchestra_flwr.data import Dataset, ImageSet
 from orchestra_flwr.federation.population import Population, load_population
-from orchestra_flwr.federation.split_record import record_split
+from orchestra_flwr.federation.split_record import recorded_split
 from orchestra_flwr.reporting import RunFolder
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
 
 def record(config, population, folder):
-    record_split(config, population, RunFolder(folder))
+    with recorded_split(config, population, RunFolder(folder)):
+        assert (folder / "partition.json").exists()
     assert (folder / "partition.png").stat().st_size > 1000
     return json.loads((folder / "partition.json").read_text())
 

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from orchestra_flwr.reporting import plot_curves, plot_partition
-from orchestra_flwr.reporting.plots import curves_figure, partition_figure
+from orchestra_flwr.reporting.plots import (
+    curves_figure,
+    partition_figure,
+    plot_curves,
+    plot_partition,
+)
 
 
 def record(round, scores=None):

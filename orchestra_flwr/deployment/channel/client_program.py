@@ -1,41 +1,80 @@
-"""Flower's program `flwr-clientapp`, which a SuperNode starts for every message, without texts.
+"""Flower's SuperExec of a client: it forks the program that takes a message, without texts.
 
-What goes wrong in it before our app is asked becomes an error with the exception's text, which the
-SuperNode sends to the server. That text may hold paths of this machine: only the code is sent, and
-the text is in the SuperNode's log.
+A SuperExec starts `flwr-clientapp` anew for every message, which imports for 3 seconds on a desktop
+and for many more on a small board. Here a process that has imported all of it once is forked
+instead.
+
+What goes wrong in the program before our app is asked becomes an error with the exception's text,
+which the SuperNode sends to the server. That text may hold paths of this machine: only the code is
+sent, and the text is in the SuperNode's log.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import shlex
-import sys
 import threading
 import time
 from importlib import import_module
-from pathlib import Path
+from multiprocessing import forkserver
 
 from flwr.app import Error
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import SubprocessExecutor
+from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+from flwr.supercore.tls import validate_and_resolve_root_certificates
 
-NAME = "flwr-clientapp"  # by which SuperExec starts it
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 20.0
+PROGRAM = "flwr.supernode.runtime.run_clientapp"
+IMPORTED_ONCE = [__name__, PROGRAM, "orchestra_flwr.deployment.channel.relay_app"]
 
 
-def put_launcher(folder: Path) -> None:
-    """Writes a program of Flower's name that starts this one; for the front of PATH."""
-    folder.mkdir(exist_ok=True)
-    launcher = folder / NAME
-    python = shlex.quote(sys.executable)
-    launcher.write_text(f'#!/bin/sh\nexec {python} -m {__name__} "$@"\n')
-    launcher.chmod(0o700)
+class ForkingExecutor(SubprocessExecutor):
+    """Runs `flwr-clientapp` in forks of a process that has imported it."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(IMPORTED_ONCE)
+        forkserver.ensure_running()
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        """Starts the process for a message; other tasks than a client's as Flower does."""
+        if spec.task_type != TaskType.CLIENT_APP:
+            return super().launch(spec)
+        # Ended with this process, and waited for whenever the next one starts.
+        self._context.Process(target=run_client_app, args=(spec,), daemon=True).start()
+        return LaunchResult.accepted()
+
+
+def main() -> None:
+    """`flower-superexec`, which forks."""
+    executor = ForkingExecutor()  # first: its process imports while this one does
+    superexec = import_module("flwr.supercore.superexec.run_superexec")
+    vars(superexec)["get_executor"] = lambda *_, **__: executor
+    import_module("flwr.supercore.cli").flower_superexec()
+
+
+def run_client_app(spec: ExecutionSpec) -> None:
+    """Flower's `flwr-clientapp` for one message; it ends with :class:`SystemExit`."""
+    leave_out_texts()
+    end_with_parent()
+    import_module(PROGRAM).run_clientapp(
+        runtime_api_address=spec.runtime_api_address,
+        token=spec.token,
+        insecure=spec.insecure,
+        certificates=validate_and_resolve_root_certificates(
+            spec.root_certificates_path, spec.insecure
+        ),
+        parent_pid=spec.parent_pid,
+        runtime_dependency_install=spec.runtime_dependency_install,
+    )
 
 
 def leave_out_texts() -> None:
     """Makes Flower's program send errors without their texts."""
     # Not by `import ... as`: the package has a function of the module's name.
-    program = import_module("flwr.supernode.runtime.run_clientapp")
-    vars(program)["Error"] = _without_text
+    vars(import_module(PROGRAM))["Error"] = _without_text
 
 
 def end_with_parent(grace: float = GRACE_SECONDS) -> None:
@@ -57,11 +96,3 @@ def end_with_parent(grace: float = GRACE_SECONDS) -> None:
 
 def _without_text(code: int, reason: str | None = None) -> Error:
     return Error(code)
-
-
-if __name__ == "__main__":
-    from flwr.supernode.cli import flwr_clientapp
-
-    leave_out_texts()
-    end_with_parent()
-    flwr_clientapp()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from orchestra_flwr.deployment.channel.client_program import put_launcher
+from orchestra_flwr.deployment.channel.launcher import put_launcher
 from orchestra_flwr.deployment.channel.unix_socket import channel_address
 from orchestra_flwr.deployment.keys.client_keys import ClientFiles
 from orchestra_flwr.deployment.keys.key_files import COMMAND

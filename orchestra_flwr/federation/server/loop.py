@@ -53,7 +53,6 @@ from orchestra_flwr.reporting import (
     TrackedRun,
     Trackers,
     environment,
-    plot_curves,
 )
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.training import starting_learner
@@ -393,7 +392,9 @@ class _Run:
         for key in (*OF_CLIENTS, "models", "nodes", "consensus", "exchange"):
             if found := [record[key] for record in metrics if record.get(key)]:
                 summary[key] = found[-1]
-        plot_curves(metrics, self.folder.path / "curves.png", self.folder.label)
+        from orchestra_flwr.reporting import plots  # a second of imports, which only the end needs
+
+        plots.plot_curves(metrics, self.folder.path / "curves.png", self.folder.label)
         self.folder.write_summary(summary)
         forget_noise_key(self.folder.checkpoint)
         self.trackers.finish(position.round, summary, self.folder.path)

@@ -18,7 +18,7 @@ from orchestra_flwr.federation.population import (
 )
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
-from orchestra_flwr.federation.split_record import record_split
+from orchestra_flwr.federation.split_record import recorded_split
 from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import RunFolder, check_trackers, make_progress
 
@@ -39,8 +39,10 @@ def main(grid: Grid, context: Context) -> None:
         make_progress(config.logging.progress, config.federation.rounds) as progress,
     ):
         progress.message(f"run folder: {folder.path.resolve()}")
-        record_split(named, population, folder)
         streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), alone=ran_out_of_memory)
         members = SimulatedMembers(streaming, list(population.parts))
         dataset = evaluation_dataset(named, population)
-        run_federation(streaming, named, members, dataset=dataset, folder=folder, progress=progress)
+        with recorded_split(named, population, folder):
+            run_federation(
+                streaming, named, members, dataset=dataset, folder=folder, progress=progress
+            )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -378,7 +379,7 @@ def test_a_hundred_clients_of_resnet18_in_the_servers_flat_memory(sim):
 def test_a_large_population_shares_a_hundred_nodes(tiny, monkeypatch, clients, workers, nodes):
     """As many as clients can be under way at most, and no more than a hundred without need."""
     asked = []
-    monkeypatch.setattr(simulation, "record_split", lambda *_: None)
+    monkeypatch.setattr(simulation, "recorded_split", lambda *_: nullcontext())
     monkeypatch.setattr(ray_engine, "worker_count", lambda *_: workers)
     monkeypatch.setattr(ray_engine, "_run_ray", lambda count, *_: asked.append(count) or {})
     config = tiny("engine=ray")
