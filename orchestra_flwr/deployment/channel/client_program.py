@@ -1,8 +1,8 @@
 """Flower's SuperExec of a client: it forks the program that takes a message, without texts.
 
-A SuperExec starts `flwr-clientapp` anew for every message, which imports for 3 seconds on a desktop
-and for many more on a small board. Here a process that has imported all of it once is forked
-instead.
+A SuperExec starts `flwr-clientapp` anew for every message, and its imports take 2 seconds of a
+server's core and far more of a small board's. Here a process that has imported all of it once is
+forked instead.
 
 What goes wrong in the program before our app is asked becomes an error with the exception's text,
 which the SuperNode sends to the server. That text may hold paths of this machine: only the code is

@@ -37,12 +37,10 @@ def main(grid: Grid, context: Context) -> None:
     with (
         RunFolder.opened(config) as folder,
         make_progress(config.logging.progress, config.federation.rounds) as progress,
+        recorded_split(named, population, folder),
     ):
         progress.message(f"run folder: {folder.path.resolve()}")
         streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), alone=ran_out_of_memory)
         members = SimulatedMembers(streaming, list(population.parts))
         dataset = evaluation_dataset(named, population)
-        with recorded_split(named, population, folder):
-            run_federation(
-                streaming, named, members, dataset=dataset, folder=folder, progress=progress
-            )
+        run_federation(streaming, named, members, dataset=dataset, folder=folder, progress=progress)
