@@ -50,10 +50,13 @@ class Step:
         losses: named scalar parts; their sum is minimised.
         features: what terms may use, by the module that made it ("backbone", "projector",
             "predictor"): for each view that passed through it with gradient, (B, dim).
+        measures: named scalars without gradient that are only recorded, those of a client's first
+            step of a round.
     """
 
     losses: Mapping[str, Tensor]
     features: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    measures: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -256,8 +259,12 @@ class Method(Plugin, nn.Module, ABC):
 
     def update_server_state(
         self, contributions: Mapping[str, Tensor], generator: torch.Generator
-    ) -> None:
+    ) -> Mapping[str, float]:
         """Makes the server's state from the contributions of all clients, stacked by rows.
 
         Not called in a round in which clients could contribute and none did.
+
+        Returns:
+            What is recorded of it beside the clients' measures.
         """
+        return {}

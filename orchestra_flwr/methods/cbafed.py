@@ -159,7 +159,8 @@ class CBAFed(Classifying):
 
     def update_server_state(
         self, contributions: Mapping[str, Tensor], generator: torch.Generator
-    ) -> None:
+    ) -> Mapping[str, float]:
         """The classes' shares of all images that were used, times K / 10."""
         counts = contributions[COUNTS].clamp(min=0).sum(0)
         self.shares.copy_(counts / counts.sum().clamp(min=1) * (self._count / TEN))
+        return {}

@@ -17,11 +17,14 @@ from torch import Tensor, nn
 
 from orchestra_flwr.clustering import (
     FeatureMemory,
+    assignment_measures,
     clustering_settings,
+    consistency,
     global_clustering,
     gradient_clustering,
     local_clustering,
     private_clustering,
+    unit_rows,
 )
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe, first_copies
@@ -169,6 +172,9 @@ class Orchestra(Method):
         return Step(
             {"cluster": cluster, **rotation},
             {"backbone": (feature,), "projector": (projection,)},
+            in_float32(assignment_measures)(
+                target, online, self.global_centroids, self.settings.temperature
+            ),
         )
 
     def observe(self, batch: Batch) -> None:
@@ -203,14 +209,18 @@ class Orchestra(Method):
 
     def update_server_state(
         self, contributions: Mapping[str, Tensor], generator: torch.Generator
-    ) -> None:
+    ) -> Mapping[str, float]:
         """Global clustering of all local centroids (Algorithm 2, lines 7 and 8)."""
         points = contributions["local_centroids"]
         if self.clustering.solver == "gradient":
             found = gradient_clustering(points, self.global_centroids, generator)
         else:
             found = global_clustering(points, self.clustering.global_clusters, generator)
+        before = self.global_centroids.clone()
         self.global_centroids.copy_(found)
+        return (
+            {"consistency": consistency(unit_rows(points), before, found)} if before.any() else {}
+        )
 
     def _private_centroids(self, images: Tensor, seed: ClientSeed) -> Contribution:
         """Differentially private centroids of one feature for each image.

@@ -107,10 +107,13 @@ class Learner(nn.Module):
         return self.measured_loss(batch)[0]
 
     def measured_loss(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """As :meth:`loss`, and named scalars that are only recorded (:meth:`Term.measures`)."""
+        """As :meth:`loss`, and named scalars that are only recorded.
+
+        Those of the method (:class:`Step`) and of its terms (:meth:`Term.measures`).
+        """
         step = self.method.loss(batch)
         losses = dict(step.losses)
-        measures: dict[str, Tensor] = {}
+        measures = dict(step.measures)
         for name, term in self.terms.items():
             assert isinstance(term, Term)
             if name in losses:

@@ -26,7 +26,7 @@ class LocalResult:
         steps: optimizer steps.
         contribution: what the method sends to the server beside its state.
         optimizer_state: what the optimizer remembers of the steps, where clients keep it.
-        measures: the terms' measures in the first step, before anything is trained.
+        measures: what is only recorded, of the first step, before anything is trained.
     """
 
     losses: dict[str, float]

@@ -117,7 +117,7 @@ class LocalStep:
             self._measures = {name: value.detach().clone() for name, value in measures.items()}
 
     def measures(self) -> dict[str, float]:
-        """The terms' measures in the first step: with the weights that training started from."""
+        """What is only recorded, of the first step: with the weights that training started from."""
         return {name: float(value) for name, value in self._measures.items()}
 
     def losses(self, steps: int) -> dict[str, float]:

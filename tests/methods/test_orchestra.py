@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from orchestra_flwr.clustering import gradient_clustering
+from orchestra_flwr.clustering import consistency, gradient_clustering
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import MethodConfig
 from orchestra_flwr.methods import Batch, Received, Role, build_method
@@ -251,6 +251,21 @@ def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):
     assert (points @ centroids.T).max(1).values.mean() > (points @ unit(16, 4, seed=5)).max(
         1
     ).values.mean()
+
+
+def test_what_is_measured_of_the_clusters(tiny, generator):
+    """The first centroids have none before them; the same points in the next round stay as put."""
+    method = build_method(tiny("clustering.solver=gradient"), 1)
+    points = {"local_centroids": unit(40, 16, seed=4)}
+    assert method.update_server_state(points, generator) == {}
+    before = method.global_centroids.clone()
+    measured = method.update_server_state({"local_centroids": unit(40, 16, seed=5)}, generator)
+    after = method.global_centroids
+    assert measured == {"consistency": consistency(unit(40, 16, seed=5), before, after)}
+    step = method.train().loss(batch(tiny()))
+    assert step.measures.keys() == {"agreement", "assignment_entropy"}
+    assert step.measures["agreement"] * 6 % 1 == 0
+    assert 0 < step.measures["assignment_entropy"] <= math.log(4)
 
 
 def test_the_gradient_solver_goes_on_from_the_last_rounds_centroids(tiny, generator):

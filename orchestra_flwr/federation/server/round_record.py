@@ -38,7 +38,7 @@ def round_record(
         "bytes_down": report.bytes_down,
         "server_seconds": report.server_seconds,
     }
-    if measures := with_prefix(report.metrics, "measure/"):
+    if measures := with_prefix(report.metrics, "measure/") | report.server_measures:
         record["measures"] = measures
     if merged := with_prefix(report.metrics, "merge/"):
         record["merge"] = merged

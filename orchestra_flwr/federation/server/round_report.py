@@ -40,6 +40,7 @@ class RoundReport:
         trained: clients whose trained state was used.
         contributors: clients whose rows were used.
         contributed: whether any client contributed something to the server's state.
+        server_measures: what is recorded of the server's state, of the first model.
         server_state_kept: no client contributed anything, so the server's state is the old one.
         similarities: means of the clients' alignment and uniformity on the average, weighted by
             images; None where they were not asked or none answered.
@@ -62,6 +63,7 @@ class RoundReport:
     trained: set[str] = field(default_factory=set)
     contributors: set[str] = field(default_factory=set)
     contributed: bool = False
+    server_measures: dict[str, float] = field(default_factory=dict)
     server_state_kept: bool = False
     similarities: Similarities | None = None
     own_classes: list[dict[str, float]] = field(default_factory=list)

@@ -210,4 +210,7 @@ class StageUpdate:
             path = [*path, self._number, model]
         generator = torch_generator(self._config.seed, "server", *path)
         with torch_threads(self._config.training.threads):
-            self._models.load(model).method.update_server_state(stacked, generator)
+            method = self._models.load(model).method
+            measures = method.update_server_state(stacked, generator)
+        if model == self._models.first:
+            self._report.server_measures = dict(measures)

@@ -29,6 +29,14 @@ def config(tiny, tmp_path):
     return lambda *o: tiny(f"run_dir={tmp_path / 'run'}", "federation.rounds=1", *o)
 
 
+def test_how_far_clusters_are_learned_from_and_kept(config, federate):
+    """From the second clustering on there is one before it."""
+    first, last = federate(config()).records
+    assert first.get("measures", {}) == {}
+    assert last["measures"].keys() == {"agreement", "assignment_entropy", "consistency"}
+    assert all(0 <= last["measures"][name] <= 1 for name in ("agreement", "consistency"))
+
+
 def test_the_classifier_itself_is_judged(config, federate):
     """Dec-SL and Dec-SLRep are one run with two measures."""
     run = federate(config("method=supervised", "training.lr=0.03", "training.local_epochs=6"))

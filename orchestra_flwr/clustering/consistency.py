@@ -1,0 +1,50 @@
+"""How well assignments to clusters agree: of two encoders, and of two rounds."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@torch.no_grad()
+def assignment_measures(
+    target: Tensor, online: Tensor, centroids: Tensor, temperature: float
+) -> dict[str, Tensor]:
+    """What tells whether clusters are learned from (of one batch).
+
+    Args:
+        target: (B, D) target features, unit vectors.
+        online: (B, D) online features of other augmentations of the same images, unit vectors.
+        centroids: (G, D) global centroids, unit vectors.
+        temperature: of the softmax that assigns.
+
+    Returns:
+        `agreement`: share of the images that are nearest to the same centroid in both; 1 / G by
+        chance. `assignment_entropy`: mean over the images of the entropy of the target's
+        assignment, in nats; log G where it says nothing.
+    """
+    cosines = target @ centroids.T
+    same = cosines.argmax(dim=1) == (online @ centroids.T).argmax(dim=1)
+    log_assignment = F.log_softmax(cosines / temperature, dim=1)
+    entropy = -(log_assignment.exp() * log_assignment).sum(dim=1)
+    return {"agreement": same.float().mean(), "assignment_entropy": entropy.mean()}
+
+
+def consistency(points: Tensor, before: Tensor, after: Tensor) -> float:
+    """How far two rounds' centroids group the same points alike, whatever they are called.
+
+    Args:
+        points: (N, D) unit vectors.
+        before: (G, D) centroids of the round before, unit vectors.
+        after: (G, D) this round's.
+
+    Returns:
+        Of the pairs of points that share their nearest centroid before or after, the fraction that
+        do both times (Jaccard, 1912); 1 where there are no such pairs.
+    """
+    old, new = ((points @ each.T).argmax(dim=1) for each in (before, after))
+    together_before = (old[:, None] == old).triu(1)
+    together_after = (new[:, None] == new).triu(1)
+    either = (together_before | together_after).sum()
+    return float((together_before & together_after).sum() / either) if either else 1.0
