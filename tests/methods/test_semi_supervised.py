@@ -184,7 +184,7 @@ def test_with_all_labels_hidden_training_is_that_without_labels(tiny, name, weig
 
 @pytest.mark.parametrize("name", METHODS)
 def test_some_labels_teach_the_encoder(tiny, name):
-    config = tiny(f"method={name}", "labels.fraction=0.25", "training.lr=0.01")
+    config = tiny(f"method={name}", "labels.fraction=0.25", "training.lr=0.001")
     ours, result = trained(config, SHOWN)
     (first, *others) = result.losses
     assert others == [f"{first}_class", "classification"]
@@ -193,7 +193,7 @@ def test_some_labels_teach_the_encoder(tiny, name):
     state = ours.trained()
     weight = next(key for key in state if key.startswith("backbone."))
     assert not torch.equal(state[weight], other.trained()[weight])
-    longer = tiny(f"method={name}", "labels.fraction=0.25", "training.lr=0.01",
+    longer = tiny(f"method={name}", "labels.fraction=0.25", "training.lr=0.001",
                   "training.local_epochs=15")  # fmt: skip
     _, again = trained(longer, SHOWN)
     assert again.losses["classification"] < result.losses["classification"]
