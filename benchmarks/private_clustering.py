@@ -53,7 +53,7 @@ class Clients:
     def information(self, centroids: Tensor) -> float:
         """How much the assignments to global clusters of these centroids tell, 0 to 1."""
         chosen = torch.randint(CENTRES, (1000,), generator=self.generator)
-        found = global_clustering(centroids, 2 * CENTRES, self.generator)
+        found = global_clustering(centroids, torch.zeros(2 * CENTRES, FEATURES), self.generator)
         assigned = (self.around(chosen) @ found.T).argmax(1)
         return float(normalized_mutual_info_score(chosen, assigned))
 

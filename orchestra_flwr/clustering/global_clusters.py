@@ -7,33 +7,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from orchestra_flwr.clustering.assignment import cheapest_assignment
 from orchestra_flwr.clustering.spherical import equal_mass_clustering, spread_out, unit_rows
 
 
-def global_clustering(local_centroids: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """Clusters N local centroids into G global ones of equal mass.
+def global_clustering(
+    local_centroids: Tensor, previous: Tensor, generator: torch.Generator, *, damping: float = 0.5
+) -> Tensor:
+    """Moves G global centroids towards clusters of equal mass of N local centroids.
 
     Line 8 of the paper's Algorithm 2, by alternating Sinkhorn plans with closed-form centroids
-    in place of the published 500 gradient steps. The result does not depend on the order of the
-    rows. With N < G the last G - N centroids are random directions: almost no feature is near
-    them until a later round has more to say.
+    in place of the published 500 gradient steps; like these it goes on from the last round's
+    centroids, and does not go all the way, so that clients meet clusters which they know. The
+    result does not depend on the order of the rows.
+
+    With N < G each local centroid moves a global one of its own, the others stay.
 
     Args:
         local_centroids: (N, d) from all clients of the cohort, N >= 1.
-        clusters: the paper's G.
-        generator: CPU generator that seeds the clusters.
+        previous: (G, d) the last round's centroids, unit vectors; zeros in the first round, which
+            takes what it finds. With N < G it adds random directions: almost no feature is near
+            them until a later round has more to say.
+        generator: CPU generator that seeds the clusters of the first round.
+        damping: weight of the last round's centroid beside the one that was found, below 1.
 
     Returns:
-        (clusters, d) unit vectors.
+        (G, d) unit vectors.
 
     Raises:
         ValueError: no centroids, or centroids that are not finite.
     """
     points = in_canonical_order(unit_rows(local_centroids))
-    k = min(clusters, len(points))
-    centroids = equal_mass_clustering(points, spread_out(points, k, generator))
-    spare = torch.randn(clusters - k, points.shape[1], generator=generator).to(points)
-    return torch.cat([centroids, F.normalize(spare, dim=1)])
+    if not previous.any():
+        return _first(points, len(previous), generator)
+    previous = previous.to(points)
+    found = _moved(points, previous)
+    # What is opposite to the one before would leave no direction between them.
+    turned = (found * previous).sum(dim=1, keepdim=True) > -1 + 1e-3
+    return torch.where(
+        turned, F.normalize(damping * previous + (1 - damping) * found, dim=1), found
+    )
 
 
 def in_canonical_order(points: Tensor) -> Tensor:
@@ -41,3 +54,21 @@ def in_canonical_order(points: Tensor) -> Tensor:
     rows = np.ascontiguousarray(points.cpu().numpy())
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
     return points[torch.from_numpy(keys.argsort()).to(points.device)]
+
+
+def _first(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+    k = min(clusters, len(points))
+    centroids = equal_mass_clustering(points, spread_out(points, k, generator))
+    spare = torch.randn(clusters - k, points.shape[1], generator=generator).to(points)
+    return torch.cat([centroids, F.normalize(spare, dim=1)])
+
+
+def _moved(points: Tensor, previous: Tensor) -> Tensor:
+    """(G, d) where the centroids would go if nothing held them back."""
+    if len(points) >= len(previous):
+        return equal_mass_clustering(points, previous)
+    distances = (1 - points @ previous.T).double().cpu().numpy()
+    places = np.ones(len(previous), dtype=np.int64)
+    found = previous.clone()
+    found[torch.from_numpy(cheapest_assignment(distances, places)).to(points.device)] = points
+    return found

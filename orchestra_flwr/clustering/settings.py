@@ -19,6 +19,7 @@ class ClusteringSettings(Section):
     local_clusters: int = Field(8, ge=2, le=MOST_POINTS)
     memory: int = Field(128, ge=2, le=MOST_POINTS)
     solver: Literal["alternating", "gradient"] = "alternating"
+    damping: float = Field(0.5, ge=0, lt=1)  # of the alternating solver
 
 
 def clustering_settings(config: Config) -> ClusteringSettings:

@@ -120,6 +120,8 @@ class Orchestra(Method):
     def unread(cls, config: Config) -> dict[str, str]:
         """As :meth:`Plugin.unread`."""
         found = super().unread(config)
+        if clustering_settings(config).solver == "gradient":
+            found["clustering.damping"] = "with clustering.solver=gradient"
         if clustering_settings(config).name == "features":
             found["clustering.local_clusters"] = "with clustering=features"
         return found
@@ -212,11 +214,12 @@ class Orchestra(Method):
     ) -> Mapping[str, float]:
         """Global clustering of all local centroids (Algorithm 2, lines 7 and 8)."""
         points = contributions["local_centroids"]
-        if self.clustering.solver == "gradient":
-            found = gradient_clustering(points, self.global_centroids, generator)
-        else:
-            found = global_clustering(points, self.clustering.global_clusters, generator)
         before = self.global_centroids.clone()
+        if self.clustering.solver == "gradient":
+            found = gradient_clustering(points, before, generator)
+        else:
+            damping = self.clustering.damping
+            found = global_clustering(points, before, generator, damping=damping)
         self.global_centroids.copy_(found)
         return (
             {"consistency": consistency(unit_rows(points), before, found)} if before.any() else {}

@@ -67,7 +67,7 @@ def test_zeros_begin_at_random():
 
 def test_our_solver_moves_more_similarity_than_the_published_one():
     data = points(120)
-    ours = global_clustering(data, 8, generator())
+    ours = global_clustering(data, torch.zeros(8, 16), generator())
     published = gradient_clustering(data, torch.zeros(8, 16), generator())
 
     def transported(centroids: torch.Tensor) -> float:
