@@ -42,7 +42,7 @@ Measure = Literal[
     "classes_1",
     "emd",
 ]
-SCALES = ("paper", "small")
+SCALES = ("paper", "medium", "small")
 S = TypeVar("S", bound=Section)
 
 
@@ -142,6 +142,7 @@ class Experiment(Section):
         measures: what is reported.
         show: how the report shows it.
         paper, small: what differs at a scale.
+        medium: the same; None: what differs at `small`.
     """
 
     title: str
@@ -156,10 +157,12 @@ class Experiment(Section):
     show: Presentation
     paper: AtScale = AtScale()
     small: AtScale = AtScale()
+    medium: AtScale | None = None
 
     def at(self, scale: str) -> AtScale:
-        """What differs at `paper` or `small`."""
-        return {"paper": self.paper, "small": self.small}[scale]
+        """What differs at one of `SCALES`."""
+        here = {"paper": self.paper, "medium": self.medium, "small": self.small}[scale]
+        return self.small if here is None else here
 
 
 def experiment_names() -> list[str]:
@@ -217,13 +220,14 @@ def _read(section: type[S], file: Path) -> S:
 def _check_axes(name: str, experiment: Experiment) -> None:
     show = experiment.show
     shown = [*show.row_axes, show.series, show.x]
-    cells = [*experiment.leave_out, *(experiment.small.leave_out or ())]
+    given = [name for name in SCALES if getattr(experiment, name) is not None]
+    scales = {name: experiment.at(name) for name in given}
+    cells = [*experiment.leave_out, *(c for here in scales.values() for c in here.leave_out or ())]
     named = {
         "show": [axis for axis in shown if axis],
         "scaling": [experiment.scaling.axis] if experiment.scaling else [],
         "leave_out": [axis for entry in cells for axis in entry],
-        "paper.axes": list(experiment.paper.axes),
-        "small.axes": list(experiment.small.axes),
+        **{f"{name}.axes": list(here.axes) for name, here in scales.items()},
     }
     for key, axes in named.items():
         for axis in axes:

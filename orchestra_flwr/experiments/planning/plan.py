@@ -115,7 +115,7 @@ def make_plan(
 
     Args:
         name: of the experiment.
-        scale: paper or small.
+        scale: paper, medium or small.
         seeds: None: those of the experiment.
         only: values of axes: rows with another value on these axes are left out.
         extra: further Hydra overrides, of every run.

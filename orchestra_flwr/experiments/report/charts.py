@@ -92,8 +92,8 @@ def draw_progress(series: Mapping[str, Sequence[Run]]) -> Figure:
     return figure
 
 
-def draw_scatter(panels: Mapping[str, Mapping[str, Pairs]]) -> Figure:
-    """The score without labels against kNN accuracy: a dot for every run."""
+def draw_scatter(panels: Mapping[str, Mapping[str, Pairs]], y_title: str) -> Figure:
+    """The score without labels against what needs labels: a dot for every run."""
     figure = new_figure(max(6.0, 5.2 * len(panels)), 4.4)
     for panel, (title, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
         for number, (name, pairs) in enumerate(series.items()):
@@ -102,7 +102,7 @@ def draw_scatter(panels: Mapping[str, Mapping[str, Pairs]]) -> Figure:
             panel.scatter(
                 x, y, label=name, color=look["color"], marker=str(look["marker"]), s=36, alpha=0.85
             )
-        _finish(panel, title, "alignment + 0.2 uniformity, without labels", "kNN accuracy, %")
+        _finish(panel, title, "alignment + 0.2 uniformity, without labels", y_title)
     _legend(figure)
     return figure
 

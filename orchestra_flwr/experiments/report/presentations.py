@@ -30,7 +30,7 @@ from orchestra_flwr.experiments.results.embedding import embed
 from orchestra_flwr.experiments.results.paper import paper_value
 from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.experiments.results.statistics import Sample, correlation
-from orchestra_flwr.experiments.results.tuning import select
+from orchestra_flwr.experiments.results.tuning import WITH_LABELS, select
 from orchestra_flwr.reporting.text import lookup
 
 Presenter = Callable[[Results, Path], Iterator[Block]]
@@ -123,32 +123,37 @@ def show_embedding(results: Results, file: Path) -> Iterator[Block]:
 
 
 def show_tuning(results: Results, file: Path) -> Iterator[Block]:
-    """What the score without labels selects, and how it correlates with kNN accuracy."""
+    """What the score without labels selects, and how it correlates with probe and kNN accuracy."""
     show = results.plan.experiment.show
     assert show.series
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    panels: dict[str, dict[str, dict[str, list[tuple[float, float]]]]] = {}
     reasons, correlations = [], []
     for title, rows in results.sections(show.row_axes).items():
         by_series: dict[str, list[Result]] = {}
         for row in rows:
             by_series.setdefault(row.values[show.series], []).append(row)
         for name, members in by_series.items():
-            pairs = _pairs(members)
-            if not pairs:
+            pairs = {measure: _pairs(members, measure) for measure in WITH_LABELS}
+            if not any(pairs.values()):
                 continue
-            panels.setdefault(title, {})[name] = pairs
+            for measure, found in pairs.items():
+                if found:
+                    panels.setdefault(measure, {}).setdefault(title, {})[name] = found
             beside = f"{title}, " if title else ""
-            selection, r = select(members), correlation(pairs)
-            if selection:
+            if selection := select(members):
                 reasons.append(f"{beside}{selection.why(show.row_axes)}.")
-            correlations.append((f"{beside}{name}", r))
+            found_r = {measure: correlation(found) for measure, found in pairs.items()}
+            correlations.append((f"{beside}{name}", found_r))
     if not panels:
         yield Paragraph("No run has a score without labels yet.", "warning")
         return
     yield Heading(3, "Selected without labels")
     yield Items(tuple(reasons))
-    save(draw_scatter(panels), file)
-    yield Picture(file, f"{_title(results)}: the score and kNN accuracy of every run.")
+    for measure, drawn in panels.items():
+        target = file if measure == "knn" else file.with_name(f"{file.name}-{measure}")
+        what = f"{WITH_LABELS[measure]} accuracy"
+        save(draw_scatter(drawn, f"{what}, %"), target)
+        yield Picture(target, f"{_title(results)}: the score and {what} of every run.")
     yield _correlations(correlations)
 
 
@@ -200,21 +205,28 @@ def _mean_knn(runs: Sequence[Run]) -> dict[int, float]:
     return {n: sum(v) / len(v) for n, v in sorted(by_round.items()) if len(v) == len(runs)}
 
 
-def _pairs(rows: Sequence[Result]) -> list[tuple[float, float]]:
-    """Score and kNN accuracy in percent of every run that has both."""
+def _pairs(rows: Sequence[Result], measure: str) -> list[tuple[float, float]]:
+    """Score and an accuracy in percent of every run that has both."""
     found = []
     for row in rows:
         for run in row.runs:
-            score, knn = run.measure("unsupervised"), run.measure("knn")
-            if score is not None and knn is not None:
-                found.append((score, 100 * knn))
+            score, accuracy = run.measure("unsupervised"), run.measure(measure)
+            if score is not None and accuracy is not None:
+                found.append((score, 100 * accuracy))
     return found
 
 
-def _correlations(found: Sequence[tuple[str, float | None]]) -> Table:
-    values = [r for _, r in found if r is not None]
+def _correlations(found: Sequence[tuple[str, Mapping[str, float | None]]]) -> Table:
+    """Of the score with each measure that needs labels; the paper prints that with kNN."""
+    rows = [
+        (name, *(NOTHING if by[m] is None else f"{by[m]:z.2f}" for m in WITH_LABELS), NOTHING)
+        for name, by in found
+    ]
+    means = []
+    for measure in WITH_LABELS:
+        values = [r for _, by in found if (r := by[measure]) is not None]
+        means.append(f"{sum(values) / len(values):z.2f}" if values else NOTHING)
     printed = paper_value("tuning", {}, "correlation")
-    rows = [(name, NOTHING if r is None else f"{r:.2f}", NOTHING) for name, r in found]
-    mean = f"{sum(values) / len(values):z.2f}" if values else NOTHING
-    rows.append(("mean", mean, NOTHING if printed is None else f"{printed.mean:.2f}"))
-    return Table(("correlation of score and kNN", "ours", "paper"), tuple(rows))
+    rows.append(("mean", *means, NOTHING if printed is None else f"{printed.mean:.2f}"))
+    columns = (*WITH_LABELS.values(), "kNN in the paper")
+    return Table(("correlation of the score with", *columns), tuple(rows))

@@ -1,7 +1,13 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError, parse
-from orchestra_flwr.experiments import Experiment, experiment_names, load_experiment, load_scale
+from orchestra_flwr.experiments import (
+    SCALES,
+    Experiment,
+    experiment_names,
+    load_experiment,
+    load_scale,
+)
 from orchestra_flwr.experiments.planning.description import _check_axes, covers
 
 VALID = {
@@ -38,17 +44,25 @@ def test_every_experiment_is_valid(name):
 
 
 def test_scales_name_the_same_axes():
-    paper, small = load_scale("paper"), load_scale("small")
-    assert paper.axes.keys() == small.axes.keys()
-    for name in ("settings", "self_supervised", "unsupervised", "methods"):
-        assert paper.axes[name].keys() == small.axes[name].keys()
-    assert paper.comparable and not small.comparable
+    paper, *others = (load_scale(name) for name in SCALES)
+    assert paper.comparable
+    for other in others:
+        assert paper.axes.keys() == other.axes.keys()
+        for name in ("settings", "self_supervised", "unsupervised", "methods"):
+            assert paper.axes[name].keys() == other.axes[name].keys()
+        assert not other.comparable
+
+
+def test_medium_scale_is_small_scale_where_nothing_else_is_said():
+    experiment = load_experiment("figure8")
+    assert experiment.at("medium") == experiment.small != experiment.paper
+    assert load_experiment("table6").at("medium").overrides == ("method.ema=0.99",)
 
 
 def test_unknown_names_are_refused_with_a_list_of_all():
     with pytest.raises(ConfigError, match=r"experiment=table3: must be one of table1, table2,"):
         load_experiment("table3")
-    with pytest.raises(ConfigError, match=r"scale=huge: must be one of paper, small"):
+    with pytest.raises(ConfigError, match=r"scale=huge: must be one of paper, medium, small"):
         load_scale("huge")
 
 

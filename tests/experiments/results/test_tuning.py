@@ -3,8 +3,8 @@ from orchestra_flwr.experiments.results.statistics import Sample
 from orchestra_flwr.experiments.results.tuning import select
 
 
-def row(lr, score=None, knn=None):
-    measures = {"unsupervised": score, "knn": knn}
+def row(lr, score=None, knn=None, linear=None):
+    measures = {"unsupervised": score, "knn": knn, "linear": linear}
     ours = {name: Sample(value, None, 1) for name, value in measures.items() if value is not None}
     return Result({"lr": lr}, (), ours, {})
 
@@ -12,7 +12,11 @@ def row(lr, score=None, knn=None):
 def test_the_highest_score_is_chosen_whatever_the_labels_say():
     rows = [row("0.1", 0.2, 60.0), row("0.01", 0.5, 55.0), row("0.001", 0.4, 50.0)]
     choice = select(rows)
-    assert choice.best is rows[1] and choice.runner_up is rows[2] and choice.knn_best is rows[0]
+    assert (
+        choice.best is rows[1]
+        and choice.runner_up is rows[2]
+        and choice.with_labels == {"knn": rows[0]}
+    )
     why = choice.why(("lr",))
     assert why.startswith("0.01: its score, 0.500, is the highest of 3 (next: 0.001, 0.400)")
     assert why.endswith("kNN 55.00 %, where labels would have chosen 0.1 with 60.00 %")
@@ -21,6 +25,14 @@ def test_the_highest_score_is_chosen_whatever_the_labels_say():
 def test_a_choice_that_labels_agree_with():
     why = select([row("0.1", 0.2, 60.0), row("0.01", 0.1, 60.0)]).why(("lr",))
     assert why.endswith("kNN, 60.00 %, is the highest too")
+
+
+def test_probe_and_knn_may_disagree():
+    why = select([row("0.1", 0.2, 60.0, 70.0), row("0.01", 0.1, 65.0, 68.0)]).why(("lr",))
+    assert why.endswith(
+        "; linear probe, 70.00 %, is the highest too; "
+        "kNN 60.00 %, where labels would have chosen 0.01 with 65.00 %"
+    )
 
 
 def test_rows_without_a_score_are_no_candidates():
