@@ -137,7 +137,9 @@ class Orchestra(Method):
             label="features" if features else "centroids",
             least_images=privacy.k_min,
             may_be_empty=True,
-            before_training=True,
+            # To an untrained encoder all images are alike: private centroids of its features cost
+            # epsilon and say nothing. Until there are some, only rotations are learned from.
+            before_training=clustering.name != "private",
             epsilon=privacy.epsilon,
             delta=privacy.delta if privacy.epsilon is not None else None,
             exposes="the features of single images (clustering=features)" if features else "",

@@ -39,6 +39,7 @@ from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import with_prefix
 from orchestra_flwr.federation.server.round_report import Dropped, FederationError, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
+from orchestra_flwr.methods import Release
 
 
 class OrchestraStrategy(Strategy):
@@ -243,20 +244,23 @@ def check_round(federation: Federation, round_: Round, report: RoundReport) -> N
             f"federation.min_success={federation.config.federation.min_success:g} asks for "
             f"{needed}; client {first.client}: {first.reason}"
         )
-    report.server_state_kept = federation.release is not None and not report.contributed
-    if report.server_state_kept and not round_.trains:
-        raise FederationError(_why_nothing_came(federation))
+    release = federation.release
+    report.server_state_kept = release is not None and not report.contributed
+    if report.server_state_kept and release:
+        # Noise that leaves no row of a whole cohort does not leave any later either.
+        noisy = release.epsilon is not None and round_.number == 1
+        if noisy or not round_.trains:
+            raise FederationError(_why_nothing_came(federation, release, round_.number))
 
 
-def _why_nothing_came(federation: Federation) -> str:
-    """Round 0 without a single row: there is no server state to go on with."""
-    release, privacy = federation.release, federation.config.privacy
-    assert release is not None
+def _why_nothing_came(federation: Federation, release: Release, number: int) -> str:
+    """The first release without a single row: there is no server state to go on with."""
+    privacy = federation.config.privacy
     why = f"all have fewer than privacy.k_min={privacy.k_min} images: lower it"
     if release.epsilon is not None:
         why = f"the noise of privacy.epsilon={release.epsilon:g} left none: raise it"
     return (
-        f"round 0: no client sent {release.label}, {why}, or have clients with more "
+        f"round {number}: no client sent {release.label}, {why}, or have clients with more "
         f"(federation.min_images={federation.config.federation.min_images})"
     )
 
