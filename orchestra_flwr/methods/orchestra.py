@@ -168,7 +168,7 @@ class Orchestra(Method):
         feature = self.backbone(for_online)
         projection = self.projector(feature)
         online = normalize(projection, dim=1)
-        rotation = self._rotation_loss(batch)
+        rotation = self.rotation_loss(batch, projection) if self.settings.rotation else {}
         self._update_target()
         target = self._target_features(for_target)
         self.memory.push(batch.images, target)
@@ -180,6 +180,18 @@ class Orchestra(Method):
                 target, online, self.global_centroids, self.settings.temperature
             ),
         )
+
+    def rotation_loss(self, batch: Batch, projection: Tensor) -> dict[str, Tensor]:
+        """Equation 3, as a cross-entropy, of the third view.
+
+        Args:
+            batch: of the step.
+            projection: (B, D) of the view that predicts assignments.
+        """
+        turns = self.rotation_head(self.projector(self.backbone(batch.views[2])))
+        rotation = batch.rotations[2]
+        assert rotation is not None
+        return {"rotation": cross_entropy(turns, rotation)}
 
     def observe(self, batch: Batch) -> None:
         """Fills the memory from the untrained target; its BatchNorm statistics stay untouched."""
@@ -265,15 +277,6 @@ class Orchestra(Method):
 
     def _normalised(self, images: Tensor) -> Tensor:
         return normalise(images / 255, self._normalisation)
-
-    def _rotation_loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Equation 3, as a cross-entropy; nothing without rotation."""
-        if not self.settings.rotation:
-            return {}
-        turns = self.rotation_head(self.projector(self.backbone(batch.views[2])))
-        rotation = batch.rotations[2]
-        assert rotation is not None
-        return {"rotation": cross_entropy(turns, rotation)}
 
     def _target(self) -> nn.Module:
         """What assigns: images to (B, D) features, not normalised."""

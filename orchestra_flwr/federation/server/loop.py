@@ -47,13 +47,7 @@ from orchestra_flwr.federation.server.strategy import OrchestraStrategy, check_r
 from orchestra_flwr.federation.several_models import evaluate_models, save_encoders
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import Release, kept_first
-from orchestra_flwr.reporting import (
-    Progress,
-    RunFolder,
-    TrackedRun,
-    Trackers,
-    environment,
-)
+from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.training import starting_learner
 

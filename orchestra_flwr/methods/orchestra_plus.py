@@ -1,0 +1,32 @@
+"""Orchestra with two passes of the online encoder made one; not in the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods.base import Batch
+from orchestra_flwr.methods.orchestra import RECIPES, Orchestra, cross_entropy
+
+TURNED = (Recipe(), Recipe(rotate=True))
+
+
+class OrchestraPlus(Orchestra):
+    """The view that was rotated predicts the target's assignment as well.
+
+    Orchestra's third view, with a forward and a backward pass of its own, is left out: a third of a
+    local step. An image's cluster does not depend on how the image is turned, and the target never
+    sees it turned, so predicting it from a turned view asks for no less.
+    """
+
+    def recipes(self) -> Sequence[Recipe]:
+        """Views for target and online encoder."""
+        return TURNED if self.settings.rotation else RECIPES[:2]
+
+    def rotation_loss(self, batch: Batch, projection: Tensor) -> dict[str, Tensor]:
+        """As :meth:`Orchestra.rotation_loss`, of the view that predicts assignments."""
+        rotation = batch.rotations[1]
+        assert rotation is not None
+        return {"rotation": cross_entropy(self.rotation_head(projection), rotation)}
