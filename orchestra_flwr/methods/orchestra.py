@@ -34,7 +34,7 @@ from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone, build_head, ema_update, normalise
 from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.privacy import calibrate
-from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.seeding import ClientSeed, torch_generator
 
 cross_entropy = in_float32(F.cross_entropy)
 normalize = in_float32(F.normalize)
@@ -114,7 +114,11 @@ class Orchestra(Method):
             self.target_projector = head(statistics=read).requires_grad_(False)
             ema_update(self.target_projector, self.projector, decay=0)  # makes them equal
         self.memory = FeatureMemory(self.clustering.memory, dim)
-        self.register_buffer("global_centroids", torch.zeros(self.clustering.global_clusters, dim))
+        first = torch.zeros(self.clustering.global_clusters, dim)
+        if self.clustering.name == "private":
+            generator = torch_generator(config.seed, "first centroids")
+            first = F.normalize(torch.randn(first.shape, generator=generator), dim=1)
+        self.register_buffer("global_centroids", first)
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
@@ -138,7 +142,7 @@ class Orchestra(Method):
             least_images=privacy.k_min,
             may_be_empty=True,
             # To an untrained encoder all images are alike: private centroids of its features cost
-            # epsilon and say nothing. Until there are some, only rotations are learned from.
+            # epsilon and say nothing. Random directions serve as well.
             before_training=clustering.name != "private",
             epsilon=privacy.epsilon,
             delta=privacy.delta if privacy.epsilon is not None else None,
