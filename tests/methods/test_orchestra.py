@@ -253,6 +253,20 @@ def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):
     ).values.mean()
 
 
+def test_private_clusters_begin_as_random_directions(tiny):
+    """The same for all who know the seed; nobody releases anything for them."""
+    overrides = ("clustering=private", "privacy.epsilon=8")
+    method, again, other = (
+        build_method(tiny(*overrides, f"seed={seed}"), 1).global_centroids for seed in (1, 1, 2)
+    )
+    torch.testing.assert_close(method.norm(dim=1), torch.ones(4))
+    assert torch.equal(method, again) and not torch.equal(method, other)
+    plain = build_method(tiny(), 1)
+    assert not plain.global_centroids.any()
+    assert plain.release(tiny()).before_training
+    assert not plain.release(tiny(*overrides)).before_training
+
+
 def test_what_is_measured_of_the_clusters(tiny, generator):
     """The first centroids have none before them; the same points in the next round stay as put."""
     method = build_method(tiny("clustering.solver=gradient"), 1)
