@@ -74,7 +74,7 @@ def test_nothing_is_done_twice(command, tmp_path, folders, capsys):
     [
         (["scale=small"], "experiment: must be given, one of table1, "),
         (["experiment=table3"], "experiment=table3: must be one of table1, "),
-        (["experiment=table6", "scale=big"], "scale=big: must be one of paper, small"),
+        (["experiment=table6", "scale=big"], "scale=big: must be one of paper, medium, small"),
         (["experiment=table6", "seeds=a"], "seeds=a: must be a whole number"),
         (["experiment=table6", "jobs=0"], "jobs=0: must be a whole number, at least 1"),
         (["experiment=table6", "traning.lr=1"], "traning.lr: unknown key"),
