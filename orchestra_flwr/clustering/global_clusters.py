@@ -43,10 +43,9 @@ def global_clustering(
     previous = previous.to(points)
     found = _moved(points, previous)
     # What is opposite to the one before would leave no direction between them.
-    turned = (found * previous).sum(dim=1, keepdim=True) > -1 + 1e-3
-    return torch.where(
-        turned, F.normalize(damping * previous + (1 - damping) * found, dim=1), found
-    )
+    opposite = (found * previous).sum(dim=1, keepdim=True) < -1 + 1e-3
+    between = F.normalize(damping * previous + (1 - damping) * found, dim=1)
+    return torch.where(opposite, found, between)
 
 
 def in_canonical_order(points: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ the folder `methods/` of a user's package, that defines a subclass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -50,13 +50,13 @@ class Step:
         losses: named scalar parts; their sum is minimised.
         features: what terms may use, by the module that made it ("backbone", "projector",
             "predictor"): for each view that passed through it with gradient, (B, dim).
-        measures: named scalars without gradient that are only recorded, those of a client's first
-            step of a round.
+        measures: makes named scalars without gradient that are only recorded; called in a client's
+            first step of a round alone, for no step should wait for them.
     """
 
     losses: Mapping[str, Tensor]
     features: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
-    measures: Mapping[str, Tensor] = field(default_factory=dict)
+    measures: Callable[[], Mapping[str, Tensor]] = dict
 
 
 @dataclass(frozen=True)

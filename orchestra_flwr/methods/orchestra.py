@@ -180,9 +180,7 @@ class Orchestra(Method):
         return Step(
             {"cluster": cluster, **rotation},
             {"backbone": (feature,), "projector": (projection,)},
-            in_float32(assignment_measures)(
-                target, online, self.global_centroids, self.settings.temperature
-            ),
+            partial(self._measures, target, online),
         )
 
     def rotation_loss(self, batch: Batch, projection: Tensor) -> dict[str, Tensor]:
@@ -196,6 +194,13 @@ class Orchestra(Method):
         rotation = batch.rotations[2]
         assert rotation is not None
         return {"rotation": cross_entropy(turns, rotation)}
+
+    def _measures(self, target: Tensor, online: Tensor) -> dict[str, Tensor]:
+        """Nothing beside privacy: a share of few images without noise must not leave a client."""
+        if self.privacy.epsilon is not None or self.privacy.noise_multiplier > 0:
+            return {}
+        temperature = self.settings.temperature
+        return in_float32(assignment_measures)(target, online, self.global_centroids, temperature)
 
     def observe(self, batch: Batch) -> None:
         """Fills the memory from the untrained target; its BatchNorm statistics stay untouched."""

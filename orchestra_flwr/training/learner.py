@@ -104,23 +104,26 @@ class Learner(nn.Module):
         Raises:
             ValueError: a term is called like a part of the method's loss.
         """
-        return self.measured_loss(batch)[0]
+        return self.measured_loss(batch, measured=False)[0]
 
-    def measured_loss(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """As :meth:`loss`, and named scalars that are only recorded.
+    def measured_loss(
+        self, batch: Batch, *, measured: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """As :meth:`loss`, and named scalars that are only recorded, none unless `measured`.
 
         Those of the method (:class:`Step`) and of its terms (:meth:`Term.measures`).
         """
         step = self.method.loss(batch)
         losses = dict(step.losses)
-        measures = dict(step.measures)
+        measures = dict(step.measures()) if measured else {}
         for name, term in self.terms.items():
             assert isinstance(term, Term)
             if name in losses:
                 raise ValueError(f"terms.{name}: a part of the method's loss has this name")
             loss = term.loss(self.method, batch, step)
             losses[name] = self._weights[name] * loss
-            measures |= term.measures(self.method, step, loss)
+            if measured:
+                measures |= term.measures(self.method, step, loss)
         return losses, measures
 
     def end_round(self) -> None:

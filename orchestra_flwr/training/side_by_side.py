@@ -40,11 +40,13 @@ class Passes:
         learner: whose trained parameters get gradients.
         batch: of the step.
         precision: of the passes.
+        measured: whether what is only recorded is made as well.
     """
 
     learner: Learner
     batch: Batch
     precision: Precision
+    measured: bool
 
     def taken(self) -> Measured:
         """Makes the gradients.
@@ -58,7 +60,7 @@ class Passes:
     def alone(self) -> Measured:
         """The same, without looking for others."""
         with passes_in(self.precision, self.batch.images.device.type):
-            losses, measures = self.learner.measured_loss(self.batch)
+            losses, measures = self.learner.measured_loss(self.batch, measured=self.measured)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         return losses, measures
 
@@ -66,7 +68,8 @@ class Passes:
     def form(self) -> tuple[object, ...]:
         """What is equal where steps can be taken as one."""
         rotations = tuple(r is None for r in self.batch.rotations)
-        return tuple(view.shape for view in self.batch.views), rotations, self.batch.labels is None
+        shapes = tuple(view.shape for view in self.batch.views)
+        return shapes, rotations, self.batch.labels is None, self.measured
 
 
 def side_by_side(works: Sequence[Callable[[], T]]) -> list[T]:
@@ -182,12 +185,13 @@ class _Client(Generic[T]):
 class _Loss(nn.Module):
     """A learner's measured loss, as a module's call, which `functional_call` needs."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: Learner, measured: bool) -> None:
         super().__init__()
         self.learner = learner
+        self.measured = measured
 
     def forward(self, batch: Batch) -> Measured:
-        return self.learner.measured_loss(batch)
+        return self.learner.measured_loss(batch, measured=self.measured)
 
 
 class _Stack:
@@ -206,7 +210,7 @@ class _Stack:
         learners = [each.learner for each in passes]
         if learners != self._learners:  # modules are equal to themselves alone
             self._stack(learners)
-        loss, count = _Loss(learners[0]), len(passes)
+        loss, count = _Loss(learners[0], passes[0].measured), len(passes)
         batches = [each.batch for each in passes]
         with passes_in(passes[0].precision, batches[0].images.device.type), stacked_clients():
             losses, measures = vmap(

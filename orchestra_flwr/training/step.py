@@ -108,7 +108,8 @@ class LocalStep:
         """Trains on the (B,) chosen images."""
         first = not self._losses
         batch = self._batch_of(rows)
-        losses, measures = Passes(self._learner, batch, self._training.precision).taken()
+        passes = Passes(self._learner, batch, self._training.precision, measured=first)
+        losses, measures = passes.taken()
         if self._gradient_norm is not None:
             clip_grad_norm_(self.optimizer.parameters, self._gradient_norm)
         self.optimizer.step()

@@ -277,9 +277,22 @@ def test_what_is_measured_of_the_clusters(tiny, generator):
     after = method.global_centroids
     assert measured == {"consistency": consistency(unit(40, 16, seed=5), before, after)}
     step = method.train().loss(batch(tiny()))
-    assert step.measures.keys() == {"agreement", "assignment_entropy"}
-    assert step.measures["agreement"] * 6 % 1 == 0
-    assert 0 < step.measures["assignment_entropy"] <= math.log(4)
+    measures = step.measures()
+    assert measures.keys() == {"agreement", "assignment_entropy"}
+    assert measures["agreement"] * 6 == pytest.approx(round(float(measures["agreement"] * 6)))
+    assert 0 < measures["assignment_entropy"] <= math.log(4)
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        ("clustering=private", "privacy.epsilon=8"),
+        ("federation.weighting=uniform", "privacy.clip=1", "privacy.noise_multiplier=1"),
+    ],
+)
+def test_nothing_is_measured_of_single_batches_beside_privacy(tiny, privacy):
+    config = tiny(*privacy)
+    assert build_method(config, 1).train().loss(batch(config)).measures() == {}
 
 
 def test_the_gradient_solver_goes_on_from_the_last_rounds_centroids(tiny, generator):

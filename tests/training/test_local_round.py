@@ -45,6 +45,17 @@ def test_steps_losses_and_centroids(tiny):
     assert result.contribution.smallest_group == 16  # of the memory's 32
 
 
+def test_what_is_only_recorded_is_made_in_the_first_step_alone(tiny, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "orchestra_flwr.methods.orchestra.Orchestra._measures",
+        lambda *_: made.append(1) or {"agreement": torch.tensor(0.25)},
+    )
+    _, result = train(tiny("training.local_epochs=3"))
+    assert result.steps > 1 and len(made) == 1
+    assert result.measures == {"agreement": 0.25}
+
+
 def test_a_last_batch_that_is_not_full_can_be_left_out(tiny):
     assert train(tiny("training.drop_last=true"), 40)[1].steps == 2
     assert train(tiny("training.drop_last=true"), 10)[1].steps == 1  # rather than training nothing
