@@ -147,4 +147,8 @@ def _imported(name: str) -> ModuleType:
 
 
 def _has_module(home: ModuleType, name: str) -> bool:
-    return name.isidentifier() and any(i.name == name for i in pkgutil.iter_modules(home.__path__))
+    if not name.isidentifier():
+        return False
+    if f"{home.__name__}.{name}" in sys.modules:  # or each client would list the folder again
+        return True
+    return any(info.name == name for info in pkgutil.iter_modules(home.__path__))

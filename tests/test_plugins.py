@@ -1,5 +1,7 @@
 """How plug-ins are found, with the room of shifts as the example."""
 
+import pkgutil
+
 import pytest
 
 from orchestra_flwr.plugins import PluginError, Room, conf_folders, fingerprint
@@ -59,6 +61,12 @@ def test_what_is_no_name_of_a_file_is_not_found(name):
 def test_a_module_is_imported_only_when_it_is_chosen(user_package):
     user_package({"shifts/mine.py": plugin("Mine"), "shifts/broken.py": "raise RuntimeError"})
     assert SHIFTS.find("mine", ("my_package",)).__name__ == "Mine"
+
+
+def test_a_folder_is_listed_only_until_the_module_is_imported(monkeypatch):
+    first = SHIFTS.find("none")
+    monkeypatch.setattr(pkgutil, "iter_modules", None)
+    assert SHIFTS.find("none") is first
 
 
 def test_helpers_are_no_plugins(user_package):
