@@ -48,7 +48,7 @@ _COMPLETION = """\
 SIM = f"""\
 usage: run_sim.py [key=value ...]      train an encoder in a simulated federation
 
-  run_sim.py                                          digits, 10 clients, about a minute
+  run_sim.py                                          digits, 10 clients, about two minutes
   run_sim.py data=image_folder data.root=photos.zip   your own images
   run_sim.py data=cifar10                             the paper's cross-device run
   run_sim.py resume=outputs/<name>/<date_time>        go on with an interrupted run
@@ -61,7 +61,7 @@ usage: run_sim.py [key=value ...]      train an encoder in a simulated federatio
 
 Values may be groups (data=cifar10 takes conf/data/cifar10.yaml) or single keys (training.lr=0.01).
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
-damaged, and nothing was written.
+damaged, and nothing was written, 130 or 143: stopped by Ctrl-C or SIGTERM, it can be resumed.
 """
 SERVER = f"""\
 usage: run_server.py [key=value ...]      train an encoder with real clients that connect
@@ -75,7 +75,7 @@ Keys: python -m orchestra_flwr.deployment.keys server --host <name or address of
 
 {_COMMON}{_COMPLETION}
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
-damaged, and nothing was written.
+damaged, and nothing was written, 130 or 143: stopped by Ctrl-C or SIGTERM, it can be resumed.
 """
 CLIENT = f"""\
 usage: run_client.py server=HOST:PORT data.root=IMAGES [key=value ...]      take part
@@ -97,7 +97,7 @@ usage: run_experiment.py experiment=NAME [key=value ...]      reproduce a table 
   run_experiment.py experiment=table1 only=Orchestra,cross-device seeds=0
 
   experiment=  {names}
-  scale=       paper or small (small)
+  scale=       small, medium or paper (small)
   seeds=       of which each row is run, such as 0,1,2 (the experiment's own)
   only=        values of rows; rows with others on the same axes are left out
   folder=      where all runs and the report are (outputs/experiments)

@@ -55,7 +55,11 @@ class Described:
 
     def every_key(self) -> str:
         """All keys as YAML, each with its value and, as a comment, its meaning."""
-        return "\n".join(self._lines(self.values, ())) + "\n"
+        lines = list(self._lines(self.values, ()))
+        if presets := self._presets():  # which have no value of their own
+            text = self._of_section(("preset",)).rstrip(".")
+            lines += ["", f"# {text} (preset={', '.join(presets)}): --help preset"]
+        return "\n".join(lines) + "\n"
 
     def group(self, name: str) -> str:
         """What a group's choices are, and its keys with the values that they have.
@@ -66,7 +70,7 @@ class Described:
         choices = self._choices(name)
         if not choices and not isinstance(self.values.get(name), dict):
             known = [key for key, value in self.values.items() if isinstance(value, dict)]
-            known += ["preset"] if issubclass(self.section, Config) else []
+            known += ["preset"] if self._presets() else []
             found = suggestion(name, known).replace(" (see --help)", "")
             raise ConfigError(f"--help {name}: must be one of {', '.join(known)}{found}")
         text = self._of_section((name,))
@@ -81,7 +85,7 @@ class Described:
     def words(self) -> list[str]:
         """All that can begin an argument: "seed=" and, of choices, "method=simclr"."""
         groups = {key for key, value in self.values.items() if isinstance(value, Mapping)}
-        groups |= {"preset"} if issubclass(self.section, Config) else set()
+        groups |= {"preset"} if self._presets() else set()
         chosen = [
             f"{name}={each}" for name in sorted(groups - {"terms"}) for each in self._choices(name)
         ]
@@ -99,6 +103,9 @@ class Described:
             if text := comments.keys.get(key if comments.is_global else below):
                 return text
         return self._of_field(path)
+
+    def _presets(self) -> Mapping[str, str]:
+        return self._choices("preset") if issubclass(self.section, Config) else {}
 
     def _lines(self, values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
         indent, above = "  " * len(path), False

@@ -46,7 +46,11 @@ class AutoEngine(Engine):
         training = f"the clients' training takes about {duration(seconds)} in one process"
         if seconds - seconds / workers > RAY_START:
             return self._ray(), f"engine=ray was chosen: {training}"
-        why = "less than Ray could save" if workers > 1 else "and there is one core"
+        why = (
+            "and Ray would save less than its start takes"
+            if workers > 1
+            else "and there is one core"
+        )
         return self._inline(), f"engine=inline was chosen: {training}, {why}"
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
