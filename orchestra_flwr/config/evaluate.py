@@ -58,6 +58,11 @@ class OfSavedEncoder(Composed):
         path = Path(self.run).expanduser()
         return path if path.suffix == ".safetensors" else path / "encoder.safetensors"
 
+    def beside(self, name: str) -> Path:
+        """A folder beside the encoder; of several encoders in one folder each has its own."""
+        stem = self.encoder.stem
+        return self.encoder.parent / (name if stem == "encoder" else f"{stem}-{name}")
+
 
 class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
     """A saved encoder, and images that its command may need: another data set or the run's own."""

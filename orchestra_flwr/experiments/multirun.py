@@ -37,8 +37,9 @@ def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
         The plan, a row for every combination, and the configuration of each run by its name.
 
     Raises:
-        ConfigError: no key has several values, one combination is not a run, a run does not read
-            a key that has several values, or no run reads a key that has one.
+        ConfigError: no key has several values, one combination is not a run, two of them are the
+            same one, a run does not read a key that has several values, or no run reads a key that
+            has one.
     """
     axes, shared = _axes_and_shared(arguments)
     rows, configs = [], {}
@@ -51,7 +52,13 @@ def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
         unread -= set(read)
         overrides = [*read, *swept]
         config = load_config(overrides, all_read=True)
-        run = run_name(config)
+        run = run_name(config, whole_root=True)
+        if run in configs:
+            raise ConfigError(
+                f"--multirun: {' '.join(swept)} computes what another combination computes; leave "
+                "out keys that only say where a run is computed or what is shown, and values that "
+                "are given twice"
+            )
         configs[run] = config
         named = {key.lstrip("+"): value for key, value in chosen.items()}
         rows.append(Row(values=named, seed=config.seed, overrides=_unseeded(overrides), run=run))

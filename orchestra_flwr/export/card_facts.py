@@ -80,7 +80,10 @@ class CardFacts:
     @property
     def learns_labels(self) -> bool:
         """Whether labels were used for training."""
-        return bool(self.method and self.method.learns_labels)
+        if self.method is None:
+            return False
+        shown = (self.config.get("labels") or {}).get("fraction") is not None
+        return bool(self.method.learns_labels or (self.method.semi_supervised and shown))
 
     @property
     def data(self) -> str:
@@ -96,12 +99,17 @@ class CardFacts:
             return name
 
     @property
+    def deployed(self) -> bool:
+        """Whether real clients trained, which a server's configuration with its `host` tells."""
+        return "host" in self.config
+
+    @property
     def clients(self) -> str:
         """Over how many clients the images were spread, and of what kind these were."""
         count = (self.config.get("federation") or {}).get("clients")
         if not self.config:
             return "clients"
-        if "engine" not in self.config:
+        if self.deployed:
             return "clients on machines of their own"
         return f"{count or 'as many'} simulated clients"
 

@@ -43,11 +43,6 @@ class ExportConfig(SavedEncoderConfig):
             raise ValueError(f"push_to_hub={self.push_to_hub}: must be owner/name")
         return self
 
-    def beside(self, name: str) -> Path:
-        """A folder beside the encoder; of several encoders in one folder each has its own."""
-        stem = self.encoder.stem
-        return self.encoder.parent / (name if stem == "encoder" else f"{stem}-{name}")
-
     @property
     def exported(self) -> Path:
         """Where exported files are written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ from orchestra_flwr.training import torch_threads
 
 CHECKED_BATCHES = (1, 2, 5)
 TIMED_BATCHES = (1, 32)
+DESCRIPTION = "export.json"
 ONNX_LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 
 
@@ -45,8 +47,9 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
     A file is written only after its features were compared with torch's.
 
     Returns:
-        What `export.json` holds: `format`, `any_size`, `image_size`, `channels`, `dim`, `images`
-        (how many of the run's were at hand) and `files`, a list of `file`, `bytes`,
+        What `export.json` holds: `made_from` (the SHA-256 of the encoder that each exported file
+        of the folder was made from), `format`, `any_size`, `image_size`, `channels`, `dim`,
+        `images` (how many of the run's were at hand) and `files`, a list of `file`, `bytes`,
         `difference` (see :func:`largest_difference`), `seconds` by batch size, and, where
         there were labelled images, `knn` and `linear`. The first of them is the encoder itself.
 
@@ -74,6 +77,8 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     results = {
+        "made_from": made_from(config.exported)
+        | {path.name: digest_of(config.encoder) for path, *_ in made},
         "format": config.format,
         "any_size": config.any_size,
         "image_size": encoder.spec.image_size,
@@ -83,8 +88,27 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
         "files": files,
     }
     text = json.dumps(results, indent=2) + "\n"
-    write_atomically(config.exported / "export.json", text.encode())
+    write_atomically(config.exported / DESCRIPTION, text.encode())
     return results
+
+
+def made_from(folder: Path) -> dict[str, str]:
+    """By the names of a folder's exported files the SHA-256 of the encoder that each is of."""
+    try:
+        known = json.loads((folder / DESCRIPTION).read_bytes()).get("made_from") or {}
+    except (OSError, ValueError):
+        return {}
+    return {name: digest for name, digest in known.items() if (folder / name).is_file()}
+
+
+def digest_of(encoder: Path) -> str:
+    """The SHA-256 of an encoder's file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with encoder.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 Made = tuple[Path, bytes, Features, float]  # where to write what, and how far it is from torch
@@ -155,7 +179,8 @@ def _images(config: ExportConfig, encoder: Encoder) -> Dataset:
 
 def _labelled(dataset: Dataset | None) -> tuple[Labelled, Labelled] | None:
     parts: list[ImageSet | None] = [dataset.train, dataset.test] if dataset else []
-    pairs = [(p.images, p.labels) for p in parts if p is not None and p.labels is not None]
+    known = [part.labelled for part in parts if part is not None]
+    pairs = [(part.images, part.labels) for part in known if part.labels is not None]
     return (pairs[0], pairs[1]) if len(pairs) == 2 else None
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.export_config import ExportConfig
+from orchestra_flwr.export.exporter import DESCRIPTION, digest_of, made_from
 from orchestra_flwr.export.model_card import card
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import encoder_of
 
-EXPORTED = ("encoder.onnx", "encoder.int8.onnx", "encoder.pt2", "export.json")
+EXPORTED = ("encoder.onnx", "encoder.int8.onnx", "encoder.pt2")
 
 
 class HubError(RuntimeError):
@@ -54,7 +55,7 @@ def write_hub_folder(
     Args:
         encoder: `encoder.safetensors`, with `encoder.json` beside it; the run's `config.yaml` and
             `summary.json`, where they are there, make the card.
-        exported: a folder with files that were exported before; they go to `onnx/`.
+        exported: a folder with files that were exported of this encoder; they go to `onnx/`.
         folder: is made, and its files are replaced.
         repository: "owner/name" on the hub, for the card; "": not known.
         license: for the card.
@@ -63,9 +64,11 @@ def write_hub_folder(
         The files, the card first.
 
     Raises:
+        ConfigError: a file was exported of another encoder, such as that of fewer rounds.
         OSError: a file cannot be read or written.
         ValueError: a description is damaged.
     """
+    copied = _exported_of(encoder, exported)
     text = card(CardFacts.of(encoder), repository, license)
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "README.md"]
@@ -74,14 +77,28 @@ def write_hub_folder(
         (encoder, folder / "encoder.safetensors"),
         (encoder.with_suffix(".json"), folder / "encoder.json"),
     ]
-    sources += [(exported / name, folder / "onnx" / name) for name in EXPORTED]
+    sources += [(exported / name, folder / "onnx" / name) for name in copied]
     for source, target in sources:
-        if source.is_file():
-            target.parent.mkdir(exist_ok=True)
-            with replacing(target) as temporary:
-                shutil.copyfile(source, temporary)
-            files.append(target)
+        target.parent.mkdir(exist_ok=True)
+        with replacing(target) as temporary:
+            shutil.copyfile(source, temporary)
+        files.append(target)
+    for name in {*EXPORTED, DESCRIPTION} - {*copied}:  # of an earlier upload
+        (folder / "onnx" / name).unlink(missing_ok=True)
     return files
+
+
+def _exported_of(encoder: Path, folder: Path) -> list[str]:
+    """The names of the exported files in a folder, and their description's."""
+    names = [name for name in EXPORTED if (folder / name).is_file()]
+    known, digest = made_from(folder), digest_of(encoder)
+    for name in names:
+        if known.get(name) != digest:
+            raise ConfigError(
+                f"{folder / name} was exported from another encoder than {encoder}: export it "
+                "again, or remove it"
+            )
+    return [*names, DESCRIPTION] if names else []
 
 
 def push(folder: Path, repository: str, *, private: bool) -> str:

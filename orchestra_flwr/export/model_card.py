@@ -105,6 +105,8 @@ def _method(facts: CardFacts) -> str:
     if rounds is not None:
         lines.append(f"- rounds: {rounds}")
     for section in CHOICES:
+        if facts.deployed and section == "partition":  # clients have their own images
+            continue
         values = facts.config.get(section) or {}
         if "name" in values:
             lines.append(f"- {section}: `{values['name']}`")
@@ -125,7 +127,9 @@ def _data(facts: CardFacts) -> str:
         else "No label was used for training; labels, where there are any, only measured it."
     )
     text = f"`{facts.data}`, scaled to {size} x {size} pixels, spread over {facts.clients}. {used}"
-    if "engine" not in facts.config:
+    if not facts.config:
+        return text
+    if facts.deployed:
         return f"{text} What images the clients hold is known to their owners alone."
     return f"{text} The clients were simulated: one machine held all images."
 

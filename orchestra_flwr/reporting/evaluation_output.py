@@ -30,12 +30,12 @@ FEW_LABELS = {
 
 
 def write_evaluation(folder: Path, results: Mapping[str, Any]) -> Path:
-    """Writes or replaces `<folder>/evaluation/<dataset>.json`, with the versions; returns its path.
+    """Writes or replaces `<folder>/<dataset>.json`, with the versions; returns its path.
 
     Raises:
         OSError: names the file, which is unchanged.
     """
-    path = folder / "evaluation" / f"{results['dataset']}.json"
+    path = folder / f"{results['dataset']}.json"
     path.parent.mkdir(exist_ok=True)
     stored = finite({**results, "versions": environment()})
     write_atomically(path, (json.dumps(stored, indent=2, allow_nan=False) + "\n").encode())

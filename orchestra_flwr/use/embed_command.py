@@ -17,6 +17,7 @@ from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embedding_files import (
     Embeddings,
     check_format,
+    embedded_before,
     read_embeddings,
     write_embeddings,
 )
@@ -67,6 +68,23 @@ def embedded_images(config: UseConfig) -> Iterator[EmbeddedImages]:
         yield EmbeddedImages(archive, embeddings, names, folder)
 
 
+def _check_same_images(config: UseConfig) -> None:
+    """Two folders of images may have one name: results of the one do not replace the other's.
+
+    Raises:
+        ConfigError: the results that are there are of other images, which still exist.
+    """
+    before = embedded_before(config.results)
+    if config.folder or before is None or before == printable(config.images):
+        return
+    there, here = (Path(each).expanduser().resolve() for each in (before, config.images))
+    if there.exists() and there != here:
+        raise ConfigError(
+            f"images={config.images}: {config.results} holds the results of {before}; folder= "
+            "names another place"
+        )
+
+
 def load_for_use(config: UseConfig) -> Encoder:
     """The encoder of a configuration, on its device.
 
@@ -84,6 +102,7 @@ def _made_or_read(
     embeddings = read_embeddings(folder, key=key, format=config.format)
     path = folder / f"embeddings.{config.format}"
     if embeddings is None:
+        _check_same_images(config)
         unfinished = folder / "unfinished"
         with embedding_progress(len(files)) as advance:
             embeddings = embed(

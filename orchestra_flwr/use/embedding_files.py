@@ -122,6 +122,14 @@ def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | N
     return Embeddings(tuple(paths), vectors, broken)
 
 
+def embedded_before(folder: Path) -> str | None:
+    """The images whose embeddings a folder holds, as `images=` named them; None without any."""
+    try:
+        return str(json.loads((folder / DESCRIPTION).read_text())["images"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def save_plain(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Tensors and texts as any reader of safetensors finds them.
 

@@ -37,20 +37,25 @@ def read_table(labels: str) -> dict[str, str]:
         raise ConfigError(f"labels={labels}: cannot be read ({reason})") from None
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     reader = csv.DictReader(text.splitlines(), delimiter=delimiter)
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    try:
+        columns = reader.fieldnames or ()
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:  # a quote that is never closed, for example
+        raise ConfigError(f"labels={labels}: cannot be read ({error})") from None
+    missing = [name for name in COLUMNS if name not in columns]
     if missing:
         raise ConfigError(
             f"labels={labels}: has no column {missing[0]}; its first line must name the columns "
             "path and label"
         )
     found: dict[str, str] = {}
-    for row in reader:
+    for line, row in rows:
         name, label = ((row[column] or "").strip() for column in COLUMNS)
         if not name or not label:
-            raise ConfigError(f"labels={labels}: line {reader.line_num} has no path or no label")
+            raise ConfigError(f"labels={labels}: line {line} has no path or no label")
         name = printable(name)
         if found.setdefault(name, printable(label)) != printable(label):
-            raise ConfigError(f"labels={labels}: line {reader.line_num}: {name} has two labels")
+            raise ConfigError(f"labels={labels}: line {line}: {name} has two labels")
     return found
 
 

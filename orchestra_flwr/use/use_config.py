@@ -35,8 +35,8 @@ class UseConfig(OfSavedEncoder):
         """The folder of the results."""
         if self.folder:
             return Path(self.folder).expanduser()
-        name = Path(self.images).expanduser().resolve().stem or "images"
-        return self.encoder.parent / "embeddings" / name
+        images = Path(self.images).expanduser().resolve()
+        return self.beside("embeddings") / (images.name.removesuffix(".zip") or "images")
 
 
 class PageConfig(Section):

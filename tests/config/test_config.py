@@ -216,6 +216,15 @@ def test_resume_may_repeat_a_method_and_its_values(tmp_path):
         load_config([f"resume={tmp_path}", "method=simclr"])
 
 
+def test_resume_may_repeat_images_that_were_moved(tmp_path):
+    given = ["data=image_folder", f"run_dir={tmp_path}"]
+    config = load_config([*given, "data.root=/before"])
+    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
+    for again, root in (([], "/before"), (["data.root=/now"], "/now")):
+        resumed = load_config([f"resume={tmp_path}", "data=image_folder", *again])
+        assert resumed.data.options["root"] == root
+
+
 @pytest.mark.parametrize("change", ["training.lr=0.02", "seed=0", "data=cifar10", "model=resnet18"])
 def test_resume_refuses_another_configuration(run, change):
     with pytest.raises(ConfigError, match="a resumed run keeps its own configuration"):

@@ -18,7 +18,7 @@ def test_every_combination_is_a_run():
     for row in plan.rows:
         config = configs[row.run]
         assert (config.method.name, config.seed) == (row.values["method"], row.seed)
-        assert config.federation.rounds == 3 and row.run == run_name(config)
+        assert config.federation.rounds == 3 and row.run == run_name(config, whole_root=True)
         assert not any(text.startswith("seed=") for text in row.overrides)
     assert len(configs) == 4
 
@@ -26,6 +26,12 @@ def test_every_combination_is_a_run():
 def test_ranges_lists_and_quoted_commas_are_read_as_ever():
     plan, _ = make_sweep(["seed=range(0,3)", "evaluation.every=1,5", "name='a,b'"])
     assert len(plan.rows) == 6 and "name='a,b'" in plan.rows[0].overrides
+
+
+def test_folders_of_one_name_are_two_runs():
+    plan, configs = make_sweep(["data=image_folder", "data.root=a/images,b/images"])
+    roots = [configs[row.run].data.options["root"] for row in plan.rows]
+    assert len({row.run for row in plan.rows}) == 2 and roots == ["a/images", "b/images"]
 
 
 def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
@@ -46,6 +52,11 @@ def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
         (["method=simclr,nope"], "method=nope: must be one of"),
         (["method=byol,simclr", "clustering.memory=9"], "clustering.memory: is not read by method"),
         (["method=orchestra,simclr", "clustering.memory=8,9"], "clustering.memory: is not read by"),
+        (
+            ["engine=inline,ray"],
+            "--multirun: engine=ray computes what another combination computes",
+        ),
+        (["seed=0,0"], "--multirun: seed=0 computes what another combination computes"),
         (["seed=0,1", "rounds=2"], "rounds: unknown key (did you mean federation.rounds?)"),
     ],
 )

@@ -1,5 +1,6 @@
 """`orchestra-export` as a person calls it: files that other runtimes read, checked and measured."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import orchestra_flwr
 from orchestra_flwr import extras, load_encoder
 from orchestra_flwr.cli import export_main
 from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.data import UNLABELLED, Dataset
+from orchestra_flwr.data.images import ImageSet
+from orchestra_flwr.export.exporter import _labelled, made_from
 
 needs_onnx = pytest.mark.skipif(
     any(extras.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
@@ -59,6 +63,21 @@ def test_onnxruntime_alone_gives_the_encoders_features(exported_run, tmp_path):
 
 
 @needs_onnx
+def test_it_is_known_of_which_encoder_each_file_is(make_run, command):
+    run = make_run()
+    for format in ("onnx", "torch_export"):
+        assert command(f"run={run}", f"format={format}", "any_size=false")[0] == 0
+    digest = hashlib.sha256((run / "encoder.safetensors").read_bytes()).hexdigest()
+    assert made_from(run / "export") == {"encoder.onnx": digest, "encoder.pt2": digest}
+
+
+def test_int8_takes_the_labelled_ones_of_images_that_are_labelled_in_part():
+    images, labels = torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([1, UNLABELLED, 0])
+    train = ImageSet(images, labels, ("cat", "dog"))
+    (bank, classes), _ = _labelled(Dataset("photos", train, train))
+    assert classes.tolist() == [1, 0] and len(bank) == 2
+
+
 @pytest.mark.parametrize("name", ["encoder.onnx", "encoder.int8.onnx"])
 def test_no_path_of_this_machine_is_in_the_file(exported_run, name):
     assert PATHS_OF_THIS_MACHINE not in (exported_run / "export" / name).read_bytes()

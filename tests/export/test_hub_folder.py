@@ -10,6 +10,8 @@ import torch
 
 from orchestra_flwr import extras, load_encoder
 from orchestra_flwr.cli import export_main
+from orchestra_flwr.export.exporter import digest_of
+from orchestra_flwr.models import save_encoder
 
 
 @pytest.fixture
@@ -22,18 +24,43 @@ def command(capfd):
     return call
 
 
+def exported_before(run):
+    """As `orchestra-export` leaves it."""
+    (run / "export").mkdir()
+    (run / "export" / "encoder.onnx").write_bytes(b"made before")
+    made_from = {"encoder.onnx": digest_of(run / "encoder.safetensors")}
+    (run / "export" / "export.json").write_text(json.dumps({"made_from": made_from}))
+
+
 def test_the_folder_holds_card_and_encoder_and_nothing_else_of_the_run(make_run, command):
     run = make_run()
     (run / "metrics.jsonl").write_text("{}\n")
-    (run / "export").mkdir()
-    (run / "export" / "encoder.onnx").write_bytes(b"made before")
+    exported_before(run)
     code, out, err = command(f"run={run}", "license=mit")
     assert (code, err, out.strip()) == (0, "", str(run / "hub"))
     files = {str(p.relative_to(run / "hub")) for p in (run / "hub").rglob("*") if p.is_file()}
-    assert files == {"README.md", "encoder.safetensors", "encoder.json", "onnx/encoder.onnx"}
+    assert files == {"README.md", "encoder.safetensors", "encoder.json"} | {
+        "onnx/encoder.onnx",
+        "onnx/export.json",
+    }
     assert "license: mit" in (run / "hub" / "README.md").read_text()
     images = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
     assert torch.equal(load_encoder(run / "hub")(images), load_encoder(run)(images))
+
+
+def test_what_was_exported_of_other_weights_is_not_published(make_run, command):
+    run = make_run()
+    exported_before(run)
+    assert command(f"run={run}")[0] == 0
+    encoder = load_encoder(run)
+    with torch.no_grad():
+        next(encoder.parameters()).add_(1)
+    save_encoder(run / "encoder.safetensors", encoder, method="orchestra")
+    code, _, err = command(f"run={run}")
+    assert code == 2 and "encoder.onnx was exported from another encoder than" in err
+    (run / "export" / "encoder.onnx").unlink()
+    assert command(f"run={run}")[0] == 0
+    assert list((run / "hub" / "onnx").iterdir()) == []
 
 
 class _Hub(BaseHTTPRequestHandler):

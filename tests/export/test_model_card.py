@@ -5,7 +5,8 @@ import json
 import pytest
 import yaml
 
-from orchestra_flwr.config import config_to_yaml
+from orchestra_flwr.config import config_to_yaml, load
+from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.model_card import card
 
@@ -69,6 +70,21 @@ def test_method_data_accuracy_and_privacy_are_said(finished):
     assert "stand for 16 different images or more" in text
     assert "averaged encoders: not covered by differential privacy" in text
     assert "(B, 1, 8, 8)" in text
+
+
+def test_real_clients_are_not_called_simulated(finished):
+    server = config_to_yaml(load(ServerConfig, ["host=0.0.0.0", "method=orchestra"]))
+    (finished / "config.yaml").write_text(server)
+    text = text_of(finished)
+    assert "spread over clients on machines of their own" in text
+    assert "known to their owners alone" in text
+    assert "simulated" not in text and "partition" not in text
+
+
+def test_labels_of_a_part_are_not_denied(finished, tiny):
+    shown = tiny("method=simclr", "labels.fraction=0.1")
+    (finished / "config.yaml").write_text(config_to_yaml(shown))
+    assert "Labels were used for training." in text_of(finished)
 
 
 def test_no_path_of_the_owners_is_in_it(finished, tiny):

@@ -18,11 +18,11 @@ RESULTS = {
 
 
 def test_one_file_for_every_data_set_is_replaced_as_a_whole(tmp_path, monkeypatch):
-    file = write_evaluation(tmp_path, RESULTS)
+    file = write_evaluation(tmp_path / "evaluation", RESULTS)
     assert file == tmp_path / "evaluation" / "cifar10.json"
     stored = json.loads(file.read_text())
     assert stored["knn"] == 0.5 and stored["feature_std"] is None and stored["versions"]["torch"]
-    write_evaluation(tmp_path, {**RESULTS, "dataset": "digits"})
+    write_evaluation(file.parent, {**RESULTS, "dataset": "digits"})
     before = file.read_bytes()
 
     def disk_is_full(_):
@@ -30,7 +30,7 @@ def test_one_file_for_every_data_set_is_replaced_as_a_whole(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "fsync", disk_is_full)
     with pytest.raises(OSError, match="No space left"):
-        write_evaluation(tmp_path, {**RESULTS, "knn": 0.9})
+        write_evaluation(file.parent, {**RESULTS, "knn": 0.9})
     assert file.read_bytes() == before
     assert {path.name for path in file.parent.iterdir()} == {"cifar10.json", "digits.json"}
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,30 @@ def test_what_is_there_is_not_made_again(run, photos, command, monkeypatch):
     (photos / "red" / "00.png").unlink()  # other images: made again
     code, out, _ = command(*arguments)
     assert code == 0 and "35 images" in out
+
+
+def test_two_folders_of_one_name_do_not_replace_each_other(run, photos, command, tmp_path):
+    arguments = (f"run={run}", "page.write=false")
+    assert command(*arguments, f"images={photos}")[0] == 0
+    other = tmp_path / "other" / "photos"
+    other.parent.mkdir()
+    photos.rename(other)
+    (other / "red" / "00.png").unlink()
+    assert command(*arguments, f"images={other}")[0] == 0  # they were moved
+    shutil.copytree(other, photos)
+    (photos / "red" / "01.png").unlink()
+    code, _, err = command(*arguments, f"images={photos}")
+    assert code == 2 and f"holds the results of {other}; folder= names another place" in err
+    assert command(*arguments, f"images={photos}", f"folder={tmp_path / 'here'}")[0] == 0
+
+
+def test_years_and_encoders_have_results_of_their_own(run, photos, command):
+    year = photos.rename(photos.with_name("photos.2023"))
+    encoder = run / "model_1.safetensors"
+    for suffix in (".safetensors", ".json"):
+        (run / f"encoder{suffix}").rename(encoder.with_suffix(suffix))
+    assert command(f"run={encoder}", f"images={year}", "page.write=false")[0] == 0
+    assert (run / "model_1-embeddings" / "photos.2023" / "embeddings.json").is_file()
 
 
 @pytest.mark.parametrize(

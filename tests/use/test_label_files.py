@@ -26,6 +26,7 @@ def test_a_table_with_other_columns_quotes_and_a_mark_of_spreadsheets(tmp_path):
         ("path,label\na.jpg,\n", "line 2 has no path or no label"),
         ("path,label\na.jpg\n", "line 2 has no path or no label"),
         ("path,label\na.jpg,cat\na.jpg,dog\n", "line 3: a.jpg has two labels"),
+        ('path,label\n"' + 200_000 * "x", "cannot be read .field larger than field limit"),
     ],
 )
 def test_a_wrong_table(tmp_path, text, reason):

@@ -17,6 +17,7 @@ from orchestra_flwr.square_image import MAX_BYTES, check_size
 logger = logging.getLogger("orchestra_flwr.data")
 
 PHOTOS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+WINDOWS = 0  # the system by which a zip says that it was made
 SUFFIXES = frozenset((*PHOTOS, ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2"))
 
 
@@ -48,6 +49,7 @@ class Archive(AbstractContextManager["Archive"]):
     def __init__(self, root: Path) -> None:
         self._root = root
         self._zip: zipfile.ZipFile | None = None
+        self._members: dict[str, zipfile.ZipInfo] = {}
         try:
             mode = root.stat().st_mode
         except FileNotFoundError:
@@ -62,6 +64,7 @@ class Archive(AbstractContextManager["Archive"]):
             self._zip = zipfile.ZipFile(root)
         except (zipfile.BadZipFile, OSError) as error:
             raise wrong_root(root, f"must be a folder or a zip file ({_cause(error)})") from None
+        self._members = {_slashed(member): member for member in self._zip.infolist()}
 
     def __exit__(self, *error: object) -> None:
         if self._zip is not None:
@@ -69,7 +72,7 @@ class Archive(AbstractContextManager["Archive"]):
 
     def files(self) -> list[ImageFile]:
         """All image files, each once, sorted by path; hidden ones and other files are left out."""
-        found = self._in_folder() if self._zip is None else self._in_zip(self._zip)
+        found = self._in_folder() if self._zip is None else self._in_zip()
         return sorted(found, key=lambda file: file.name)
 
     def read(self, name: str) -> bytes:
@@ -81,7 +84,7 @@ class Archive(AbstractContextManager["Archive"]):
         """
         if self._zip is None:
             return _read_regular(self._root / name)
-        member = self._zip.getinfo(name)
+        member = self._members[name]
         check_size(member.file_size)
         return self._zip.read(member)
 
@@ -96,15 +99,15 @@ class Archive(AbstractContextManager["Archive"]):
             ImageFile(name, (status.st_size, status.st_mtime_ns)) for name, status in found.items()
         ]
 
-    def _in_zip(self, archive: zipfile.ZipFile) -> list[ImageFile]:
+    def _in_zip(self) -> list[ImageFile]:
         """Regular members; of several with one name the last, of several in one place the first."""
-        last = {member.filename: member for member in archive.infolist()}
-        placed: dict[int, zipfile.ZipInfo] = {}
-        for name, member in sorted(last.items()):
+        placed: dict[int, ImageFile] = {}
+        for name, member in sorted(self._members.items()):
             kind = stat.S_IFMT(member.external_attr >> 16)
-            if kind in (0, stat.S_IFREG) and not member.is_dir() and is_image(name):
-                placed.setdefault(member.header_offset, member)
-        return [ImageFile(m.filename, (m.file_size, m.CRC)) for m in placed.values()]
+            if kind in (0, stat.S_IFREG) and not name.endswith("/") and is_image(name):
+                file = ImageFile(name, (member.file_size, member.CRC))
+                placed.setdefault(member.header_offset, file)
+        return list(placed.values())
 
 
 def wrong_root(root: Path, what: str) -> ConfigError:
@@ -116,6 +119,12 @@ def is_image(name: str) -> bool:
     """Whether a path below the root is that of an image; those that begin with a dot are hidden."""
     path = PurePosixPath(name)
     return not any(map(is_hidden, path.parts)) and path.suffix.lower() in SUFFIXES
+
+
+def _slashed(member: zipfile.ZipInfo) -> str:
+    """A member's path; PowerShell's Compress-Archive wrote those of Windows with backslashes."""
+    name = member.filename
+    return name.replace("\\", "/") if member.create_system == WINDOWS else name
 
 
 def _read_regular(path: Path) -> bytes:

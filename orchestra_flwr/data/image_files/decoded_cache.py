@@ -104,10 +104,8 @@ def read_dataset(file: Path) -> Dataset:
 
 
 def _load(file: Path) -> Dataset | None:
-    if not file.is_file():
-        return None
     try:
-        return read_dataset(file)
+        return read_dataset(file) if file.is_file() else None
     except DamagedFileError as error:
         logger.warning("%s; made anew", error)
     except (OSError, ValueError) as error:

@@ -123,7 +123,7 @@ class _Columns:
         if isinstance(named, ClassLabel):
             self.classes = tuple(printable(name) for name in named.names)
         elif self.label:
-            self.classes = tuple(sorted({str(value) for value in split[self.label]}))
+            self.classes = tuple(sorted({str(v) for v in split[self.label] if v is not None}))
         else:
             self.classes = ()
         self._is_numbered = isinstance(named, ClassLabel)
@@ -136,6 +136,8 @@ class _Columns:
         if self._is_numbered:
             labels = np.array([-1 if value is None else value for value in values], dtype=np.int64)
             return None if (labels < 0).any() else labels
+        if None in values:
+            return None
         number = {name: position for position, name in enumerate(self.classes)}
         unknown = {str(value) for value in values} - number.keys()
         if unknown:

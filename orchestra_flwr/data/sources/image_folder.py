@@ -21,8 +21,8 @@ class ImageFolder(Source):
     @classmethod
     def label(cls, settings: FileOptions) -> str:
         """Two folders have two names."""
-        stem = Path(settings.root or "").stem
-        return f"image_folder-{stem}" if stem else ""
+        name = Path(settings.root or "").name.removesuffix(".zip")
+        return f"image_folder-{name}" if name else ""
 
     def load(self) -> Dataset:
         """Decodes the images, or reads them from the cache.

@@ -172,12 +172,17 @@ def _label(transfer: Overrides) -> str | None:
     return load(EvaluateConfig, ["run=any", *transfer]).images().label if transfer else None
 
 
-def run_name(config: Config, work: str = "train") -> str:
+def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -> str:
     """A run's folder: readable, and equal for two runs only if they compute the same.
 
     Experiments share runs by it. Where a run is computed and what is shown meanwhile makes no
-    difference (`RESUME_MAY_CHANGE`), nor does a term of weight 0; of `data.root` only the last part
-    of the path does.
+    difference (`RESUME_MAY_CHANGE`), nor does a term of weight 0.
+
+    Args:
+        config: of the run.
+        work: what is done, the first part of the name where it is no training.
+        whole_root: whether the whole path of `data.root` makes a difference, and not only its last
+            part, by which images that were moved are still the same.
     """
     values = config.model_dump()
     values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
@@ -188,7 +193,10 @@ def run_name(config: Config, work: str = "train") -> str:
         for part in path:
             section = section[part]
         section.pop(last, None)
-    values["root"] = Path(root).name if root else None
+    if root and whole_root:
+        values["root"] = str(Path(root).expanduser().resolve())
+    else:
+        values["root"] = Path(root).name if root else None
     digest = fingerprint_of(json.dumps(values, sort_keys=True), digits=10)
     dirichlet = config.partition.name == "dirichlet"
     split = f"-a{config.partition.settings.alpha:g}" if dirichlet else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import Config, ConfigError, migrated, parse, read_config_file
+from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
 
@@ -68,7 +69,8 @@ class Run:
             ConfigError: it is damaged, names a plug-in that is not there, or an option that is not
                 known.
         """
-        return parse(Config, migrated(read_config_file(self.folder / "config.yaml")))
+        values = migrated(read_config_file(self.folder / "config.yaml"))
+        return parse(ServerConfig if "host" in values else Config, values)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

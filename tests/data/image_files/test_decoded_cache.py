@@ -123,6 +123,18 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(
     assert "data.cache=" in caplog.text
 
 
+def test_a_cache_that_may_not_be_entered_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", forbidden)  # root may enter any folder
+    with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
+        assert _same(cached(tmp_path, "plain", "key", _dataset), _dataset())
+    assert "cannot be used" in caplog.text
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_costs_a_warning_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -118,6 +118,16 @@ def test_hidden_labels_are_none(config, saved):
     assert dataset.train.labels is not None and dataset.test is None
 
 
+def test_a_missing_word_is_no_class(config, saved):
+    breed = ["x", None, "y", "x"]
+    folder = saved(train=split(4, breed=breed), test=split(2, breed=["y", "x"]))
+    dataset = load_dataset(config(folder, label="breed"))
+    assert dataset.train.labels is None and dataset.test is None
+    folder = saved(train=split(4, breed=["x", "z", "y", "x"]), test=split(2, breed=[None, "x"]))
+    dataset = load_dataset(config(folder, label="breed"))
+    assert dataset.train.classes == ("x", "y", "z") and dataset.test is None
+
+
 def test_broken_images_are_skipped_by_name(config, tmp_path, caplog):
     buffer = io.BytesIO()
     picture(7).save(buffer, "png")

@@ -219,6 +219,25 @@ def test_a_file_that_became_a_pipe_is_skipped(tmp_path: Path):
             archive.read("a/1.png")
 
 
+def test_a_zip_that_windows_made_has_its_folders(tmp_path: Path):
+    """PowerShell 5.1 writes backslashes; from elsewhere they belong to a name."""
+    source = _write(tmp_path / "source", CLASS_FOLDERS)
+    for system, labelled in ((0, True), (3, False)):
+        archive = tmp_path / f"made_by_{system}.zip"
+        with zipfile.ZipFile(archive, "w") as opened:
+            for name in CLASS_FOLDERS:
+                member = zipfile.ZipInfo(name.replace("/", "\\"))
+                member.create_system = system
+                opened.writestr(member, (source / name).read_bytes())
+            folder = zipfile.ZipInfo("train\\cat.png\\")
+            folder.create_system = system
+            opened.writestr(folder, b"")
+        dataset = _load(archive)
+        assert (dataset.test is not None) == labelled
+        assert (dataset.train.classes == ("cat", "dog")) == labelled
+        assert len(dataset.train) == (8 if labelled else 12)
+
+
 def test_members_of_a_zip_count_once_and_only_files(tmp_path: Path):
     source = _write(tmp_path / "source", ["a/1.png", "b/1.png"])
     archive = tmp_path / "images.zip"

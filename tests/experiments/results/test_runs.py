@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestra_flwr.config import config_to_yaml, load
+from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.experiments.report.tables import provenance
 from orchestra_flwr.experiments.results.runs import (
     find_runs,
@@ -49,6 +51,14 @@ def test_runs_are_found_in_both_layouts(make_run, tmp_path):
     assert [run.name for run in find_runs(tmp_path)] == ["flat", "2026-01-01"]
     assert [run.name for run in find_runs(tmp_path / "flat")] == ["flat"]
     assert read_run(tmp_path / "logs") is None
+
+
+def test_a_run_with_real_clients_is_read(make_run):
+    path = make_run("r", {"knn": 0.5})
+    served = load(ServerConfig, ["host=0.0.0.0", "federation.rounds=7"])
+    (path / "config.yaml").write_text(config_to_yaml(served))
+    run = read_run(path)
+    assert unreadable([run]) == {} and run.config.federation.rounds == 7
 
 
 def test_a_run_of_version_0_1_is_read(make_run):
