@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 
-def epoch_batches(
-    count: int, batch_size: int, generator: torch.Generator, *, drop_last: bool = False
-) -> list[Tensor]:
-    """One shuffled pass over `count` images.
+def batch_sizes(count: int, batch_size: int, *, drop_last: bool = False) -> list[int]:
+    """How many images each batch of an epoch holds, in order.
 
-    The batches are of nearly equal size: round(count / batch_size) of them, which differ by one
-    image at most. A last batch of what is left over would train BatchNorm on a handful of images,
-    which costs an encoder up to ten points of its accuracy (`docs/training.md`).
+    round(count / batch_size) batches of nearly equal size, which differ by one image at most. A
+    last batch of what is left over would train BatchNorm on a handful of images, which costs an
+    encoder up to ten points of its accuracy (`docs/training.md`).
 
     Batch normalisation needs two images: a client's only image is seen twice in its one batch.
 
@@ -21,12 +19,8 @@ def epoch_batches(
         count: number of images, at least 1.
         batch_size: images a batch, at least 2; batches have between 2/3 and 3/2 of it, or all
             images where there are fewer.
-        generator: draws the order; the batches lie on its device.
         drop_last: whether all batches are of `batch_size` and images that do not fill one are left
             out, as published. The only batch stays: a client with fewer images trains on those.
-
-    Returns:
-        Index tensors, int64, which hold every index below `count` once, or fewer with `drop_last`.
 
     Raises:
         ValueError: no images, or a batch size below 2.
@@ -34,10 +28,32 @@ def epoch_batches(
     if count < 1 or batch_size < 2:
         raise ValueError(f"count={count}, batch_size={batch_size}: at least 1 and 2 are needed")
     if count == 1:
+        return [2]
+    if drop_last:
+        return [batch_size] * (count // batch_size) or [count]
+    batches = max(1, min((2 * count + batch_size) // (2 * batch_size), count // 2))
+    size, more = divmod(count, batches)
+    return [size + 1] * more + [size] * (batches - more)
+
+
+def epoch_batches(
+    count: int, batch_size: int, generator: torch.Generator, *, drop_last: bool = False
+) -> list[Tensor]:
+    """One shuffled pass over `count` images, in batches of :func:`batch_sizes`.
+
+    Args:
+        count: number of images, at least 1.
+        batch_size: as in :func:`batch_sizes`; so is `drop_last`.
+        generator: draws the order; the batches lie on its device.
+
+    Returns:
+        Index tensors, int64, which hold every index below `count` once, or fewer with `drop_last`.
+
+    Raises:
+        ValueError: no images, or a batch size below 2.
+    """
+    sizes = batch_sizes(count, batch_size, drop_last=drop_last)
+    if count == 1:
         return [torch.zeros(2, dtype=torch.int64, device=generator.device)]
     order = torch.randperm(count, generator=generator, device=generator.device)
-    if drop_last:
-        full = order[: count - count % batch_size] if count > batch_size else order
-        return list(torch.split(full, batch_size))
-    batches = max(1, min((2 * count + batch_size) // (2 * batch_size), count // 2))
-    return list(torch.tensor_split(order, batches))
+    return list(torch.split(order[: sum(sizes)], sizes))

@@ -20,9 +20,10 @@ def recalibrated(
 ) -> Backbone:
     """A copy of a backbone with BatchNorm statistics of these images.
 
-    One pass over the images as they are, in their order. Each norm takes the mean over the batches
-    of what it sees there, while the norms before it normalise by the batch. Weights and biases of
-    the norms stay as they are.
+    One pass over the images as they are, in an order that is always the same and mixes classes.
+    These often come one after the other, and within one there is less variance. Each norm takes
+    the mean over the batches of what it sees there, while the norms before it normalise by the
+    batch. Weights and biases of the norms stay as they are.
 
     Args:
         backbone: maps normalised images (B, C, H, W) to features; not changed.
@@ -50,8 +51,9 @@ def recalibrated(
         norm.momentum = None  # a mean over all batches, each of the same weight
         norm.train()
     batches = max(1, min(math.ceil(len(images) / batch_size), len(images) // 2))
-    for batch in torch.tensor_split(images, batches):
-        result(normalise(batch.to(device).float() / 255, by))
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    for chosen in torch.tensor_split(order.to(images.device), batches):
+        result(normalise(images[chosen].to(device).float() / 255, by))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     for module, training in modes:

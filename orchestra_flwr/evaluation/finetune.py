@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from orchestra_flwr.config import AugmentationConfig
+from orchestra_flwr.data.batches import batch_sizes
 from orchestra_flwr.evaluation.classifier import Classifier, Schedule, train_supervised
 from orchestra_flwr.evaluation.features import device_of, extract_features
 from orchestra_flwr.evaluation.few_labels import Accuracies, labelled_subset
@@ -89,5 +90,5 @@ def _finetuned(
 
 
 def _schedule(fraction: float, count: int) -> Schedule:
-    steps = math.ceil(count / BATCH_SIZE)
+    steps = len(batch_sizes(count, BATCH_SIZE))
     return Schedule(max(EPOCHS[fraction], math.ceil(LEAST_STEPS / steps)), BATCH_SIZE, LR)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import Field
+from torch import Tensor
 
 from orchestra_flwr.config import Section
 from orchestra_flwr.merging.base import ClientState, Merging, compared_weights, divergence
 from orchestra_flwr.training import Learner
+from orchestra_flwr.training.learner import TERMS
 
 
 class FedEMASettings(Section):
@@ -55,14 +57,19 @@ class FedEMA(Merging):
         if self._scale is None and apart > 0:
             self._scale = self.settings.first_mu / apart
         self._mu = min(1.0, (self._scale or 0.0) * apart)
-        for name, tensor in learner.trained().items():
+        for name, tensor in _mixed(learner).items():
             tensor.lerp_(state.tensors[name].to(tensor.device), self._mu)
 
     def keep(self, learner: Learner) -> ClientState:
-        """All that was trained, and lambda once it is known."""
+        """All that is mixed, as it was trained, and lambda once it is known."""
         values = {} if self._scale is None else {"lambda": self._scale}
-        return ClientState(learner.trained(), values)
+        return ClientState(_mixed(learner), values)
 
     def metrics(self) -> dict[str, float]:
         """The share of the client's own weights."""
         return {"mu": self._mu}
+
+
+def _mixed(learner: Learner) -> dict[str, Tensor]:
+    """The method's networks. Terms are as received: in a term's matrix others have rows as well."""
+    return {n: tensor for n, tensor in learner.trained().items() if not n.startswith(TERMS)}

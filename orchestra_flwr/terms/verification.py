@@ -169,14 +169,15 @@ class Verification(Term):
     def measures(self, method: Method, step: Step, loss: Tensor) -> Mapping[str, Tensor]:
         """How far clients can be told apart, and a bound of the information, in nats.
 
-        "verification": this term. "information", where the method knows that of its contrastive
-        loss within the client: the latter minus this term plus log S, the entropy of S clients that
-        take part equally often; a lower bound of what two views share over all clients. The bound
-        needs one r(s | z) for all clients, which is what they receive: after a few steps a client's
-        own head names that client whatever it sees.
+        "verification": this term. "information", where the term is of all images and the method
+        knows that of its contrastive loss within the client: the latter minus this term plus log S,
+        the entropy of S clients that take part equally often; a lower bound of what two views share
+        over all clients. The bound needs one r(s | z) for all clients, which is what they receive:
+        after a few steps a client's own head names that client whatever it sees.
         """
         found = {"verification": loss.detach()}
-        within = method.information(step)
+        # Where the term leaves images out, the two losses are not of the same ones.
+        within = None if self._unlabelled_only else method.information(step)
         if within is not None:
             found["information"] = within - loss.detach() + self.population.log().squeeze()
         return found

@@ -34,7 +34,8 @@ def test_statistics_are_the_means_over_batches_by_hand():
     nn.init.constant_(backbone.norm.running_mean, 100)
     result = recalibrated(backbone, images(10, size=2), 4, "half")
     assert result.batches == [4, 3, 3] and backbone.batches == []
-    pixels = (images(10, size=2).flatten(1).double() / 255 * 2 - 1).tensor_split(3)
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
+    pixels = (images(10, size=2).flatten(1).double() / 255 * 2 - 1)[order].tensor_split(3)
     mean = torch.stack([batch.mean(0) for batch in pixels]).mean(0)
     variance = torch.stack([batch.var(0) for batch in pixels]).mean(0)
     torch.testing.assert_close(result.norm.running_mean.double(), mean, atol=1e-6, rtol=0)
@@ -42,6 +43,15 @@ def test_statistics_are_the_means_over_batches_by_hand():
     assert set(result.norm.weight.tolist()) == {3.0}  # weights stay
     assert result.norm.momentum == 0.25 and not result.training
     assert set(backbone.norm.running_mean.tolist()) == {100.0}  # it is a copy
+
+
+def test_classes_that_come_one_after_the_other_do_not_narrow_the_variance():
+    """Ten kinds of images, each of one gray: within a batch of one kind there would be none."""
+    grays = torch.arange(0, 250, 25, dtype=torch.uint8).repeat_interleave(50)
+    pictures = grays[:, None, None, None].expand(500, 1, 2, 2)
+    norm = recalibrated(Pixels(), pictures, 50, "half").norm
+    whole = float((grays.double() / 255 * 2 - 1).var())
+    assert norm.running_var.tolist() == pytest.approx([whole] * 4, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["convnet", "resnet18"])

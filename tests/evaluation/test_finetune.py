@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import AugmentationConfig, ModelConfig
+from orchestra_flwr.data import epoch_batches
 from orchestra_flwr.evaluation import finetune, labelled_subset
 from orchestra_flwr.evaluation.classifier import Schedule
 from orchestra_flwr.evaluation.few_labels import Accuracies
@@ -60,6 +61,10 @@ def test_all_labels():
 def test_schedules_are_fixed_by_the_number_of_labels():
     assert (_schedule(0.01, 500).epochs, _schedule(0.1, 5000).epochs) == (60, 30)
     assert _schedule(0.01, 20).epochs == LEAST_STEPS
+    for count in (150, 300, 447, 640):
+        schedule = _schedule(0.1, count)
+        batches = epoch_batches(count, schedule.batch_size, torch.Generator())
+        assert LEAST_STEPS <= schedule.epochs * len(batches) < LEAST_STEPS + len(batches)
     assert _schedule(0.1, 5000).batch_size == BATCH_SIZE
     assert _schedule(0.1, 5000).lr == pytest.approx(0.025)
 

@@ -53,6 +53,17 @@ def test_targets_norms_stay_and_targets_travel(tiny):
     assert any(name.startswith("target_backbone.") for name in shared)
 
 
+@pytest.mark.parametrize("method", ["byol", "mocov2", "dino"])
+def test_a_target_that_travels_stays_as_received_at_a_clients_first_training(tiny, method):
+    learner = build_learner(tiny("merging=fedbn", f"method={method}"), 1)
+    targets = {n: t for n, t in learner.state(Role.SHARED).items() if n.startswith("target_")}
+    for tensor in targets.values():
+        tensor.add_(1)
+    before = {name: tensor.clone() for name, tensor in targets.items()}
+    learner.method.start_local_state()
+    assert targets and all(torch.equal(t, before[n]) for n, t in targets.items())
+
+
 def test_by_type_and_not_by_name(tiny):
     """A layer that is called like a norm is shared; a norm that is called otherwise is local."""
     config = tiny("method=rotpred")

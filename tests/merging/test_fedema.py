@@ -1,7 +1,9 @@
 import pytest
+import torch
 
 from orchestra_flwr.merging import ClientState
 from orchestra_flwr.merging.fedema import FedEMA, FedEMASettings
+from orchestra_flwr.training import build_learner
 
 
 def fedema(scale=None, first_mu=0.7):
@@ -42,6 +44,22 @@ def test_leaves_buffers_and_what_is_not_trained_as_received(toy, kept):
         assert values["weight"] == 4
     assert received.values("target_backbone")["weight"] == 2
     assert not any("running" in n or "tracked" in n or "target" in n for n in state.tensors)
+
+
+def test_the_rows_of_other_clients_are_not_taken_back(tiny):
+    """What a client kept of others' rows is old; its answer would undo what they have learned."""
+    config = tiny("method=byol", "merging=fedema", "terms.verification.weight=1")
+    learner, merging = build_learner(config, 1), fedema(first_mu=0.7)
+    state = merging.keep(learner)
+    kept = ClientState({n: t.clone() for n, t in state.tensors.items()}, {})
+    with torch.no_grad():
+        for tensor in learner.trained().values():
+            tensor.add_(1)
+    were = {n: t.clone() for n, t in learner.trained().items()}
+    merging.merge(learner, kept)
+    moved = {n for n, t in learner.trained().items() if not torch.equal(t, were[n])}
+    assert merging.metrics() == {"mu": pytest.approx(0.7)}
+    assert moved == {n for n in were if not n.startswith("terms.")} == set(kept.tensors)
 
 
 def test_takes_no_more_than_all_of_its_own(toy, kept):

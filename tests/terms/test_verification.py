@@ -430,6 +430,12 @@ def test_no_bound_is_measured_beside_other_losses(tiny, method):
     assert "verification" in measures and "information" not in measures
 
 
+def test_no_bound_is_measured_where_the_two_losses_are_of_other_images(tiny):
+    some = ("method=simclr", "labels.fraction=0.5", *ON)
+    assert "information" not in train(tiny(*some))[2].measures
+    assert "information" in train(tiny(*some, "terms.verification.images=all"))[2].measures
+
+
 @pytest.mark.parametrize("merging", MERGING)
 def test_composes_with_every_merging_policy(tiny, merging):
     config = tiny("method=byol", f"merging={merging}", *ON)

@@ -239,18 +239,18 @@ class OrchestraClient(NumPyClient):
 
     def _choose(self, work: _Work, kept: ClientState | None) -> None:
         """Lets the exchange choose a model, which is in the learner afterwards."""
+        local = {name: t.clone() for name, t in self.learner.state(Role.LOCAL).items()}
 
         def load(model: str) -> Received:
             unpack_state(work.arrays[model], self.learner, self.schemas)
+            for name, tensor in self.learner.state(Role.LOCAL).items():
+                tensor.copy_(local[name])  # a loss may have moved the client's own target
             return self._received(work, self.learner.needs_received, model)
 
         own = _with_prefix(kept.tensors, EXCHANGE) if kept else {}
         names, seed = list(work.arrays), work.seed
         offer = Offer(names, load, self.learner, self.images, self.labels, own, self.config, seed)
-        local = {name: t.clone() for name, t in self.learner.state(Role.LOCAL).items()}
         work.model = self.exchange.choose(offer)
-        for name, tensor in self.learner.state(Role.LOCAL).items():
-            tensor.copy_(local[name])
         load(work.model)
         work.arrays = {work.model: work.arrays[work.model]}  # the others go
 

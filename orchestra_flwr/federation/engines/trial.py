@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.data.batches import batch_sizes
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.methods import Received, Role, labels_for
 from orchestra_flwr.seeding import ClientSeed
@@ -16,13 +16,13 @@ TIMED_STEPS = 3
 
 
 def trial_round(config: Config, population: Population) -> Callable[[int], None]:
-    """A client that trains so many steps, all on the images of one batch, and forgets them.
+    """A client that trains so many steps, all on as many images as the run's largest batch holds.
 
     On the run's device, where all images are as well, as in every worker.
     """
     device = resolve_device(config.device)
     everything = population.dataset.train.images.to(device)
-    images = everything[: config.training.batch_size]
+    images = everything[: max(map(max, _epochs(config, population)))]
     labels = labels_for(config, population.dataset.train)
     if labels is not None:
         labels = labels[: len(images)].to(device)
@@ -61,7 +61,12 @@ def seconds_of_training(config: Config, population: Population) -> float:
 
 def local_steps(config: Config, population: Population) -> float:
     """Optimizer steps of all clients in all rounds, if every cohort is an average one."""
-    size, federation = config.training.batch_size, config.federation
-    batches = sum(math.ceil(len(part) / size) for part in population.parts.values())
-    epochs = config.training.local_epochs * federation.rounds
-    return batches * epochs * federation.participation
+    batches = sum(map(len, _epochs(config, population)))
+    epochs = config.training.local_epochs * config.federation.rounds
+    return batches * epochs * config.federation.participation
+
+
+def _epochs(config: Config, population: Population) -> list[list[int]]:
+    """The sizes of the batches of an epoch, of each client."""
+    size, drop_last = config.training.batch_size, config.training.drop_last
+    return [batch_sizes(len(p), size, drop_last=drop_last) for p in population.parts.values()]

@@ -64,7 +64,12 @@ class MovingTarget(Projecting):
         self._remembers = True
 
     def start_local_state(self) -> None:
-        """A client's target starts as the online networks that it received; it follows at once."""
+        """A client's own target starts as the online networks that it received; it follows at once.
+
+        A target that travels stays as it was received, also where other state is the client's own.
+        """
+        if not self._remembers:
+            return
         for name in self.followed:
             self.target(name).load_state_dict(self.get_submodule(name).state_dict())
 

@@ -4,6 +4,8 @@ import torch
 
 from orchestra_flwr.evaluation import similarities
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.client.state_folder import ClientStateFolder
+from orchestra_flwr.federation.exchanges import clusters
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.methods import Role
 from orchestra_flwr.methods.orchestra import Orchestra
@@ -61,6 +63,31 @@ def test_a_client_remembers_nothing_between_rounds(tiny):
     )
     for a, b in zip(again, fresh, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_each_model_is_judged_with_the_same_target_of_the_clients_own(tiny, tmp_path, monkeypatch):
+    """A loss moves the target, which stays with the client; the next model begins anew."""
+    config = tiny("method=byol", "merging=fedu", "exchange=clusters", "exchange.assign=loss")
+    learner = build_learner(config, 1)
+    parameters = list(pack_state(learner, Schemas.of(learner, config)).values())
+    found = []
+
+    def judged(offer, name):
+        offer.load(name)
+        target = offer.learner.state(Role.LOCAL)["target_backbone.layers.0.weight"]
+        found.append(target.clone())
+        target.add_(1)
+        return 0.0
+
+    monkeypatch.setattr(clusters, "_mean_loss", judged)
+    folder = ClientStateFolder(tmp_path / "client", "run")
+    client = OrchestraClient(config, "0", images(), state_folder=folder)
+    names = ["cluster-0", "cluster-1"]
+    _, _, metrics = client.fit(
+        [*parameters, *parameters], {"round": 2, "train": True, "models": names}
+    )
+    assert metrics["model"] == "cluster-0" and len(found) == 2
+    assert torch.equal(found[0], found[1])
 
 
 def test_what_is_sent_is_float32_in_either_precision(tiny):

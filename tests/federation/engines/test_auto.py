@@ -2,15 +2,23 @@
 
 import importlib.util
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data import epoch_batches
 from orchestra_flwr.federation.engines import auto, trial
 from orchestra_flwr.federation.engines.inline import InlineEngine
 from orchestra_flwr.federation.engines.ray import RayEngine
 from orchestra_flwr.federation.population import load_population
+
+
+def epoch(part, **options):
+    return epoch_batches(len(part), 16, torch.Generator(), **options)
 
 
 def chosen(config):
@@ -74,8 +82,21 @@ def test_without_ray_clients_run_inline_unless_it_was_asked_for(tiny, monkeypatc
 def test_steps_are_those_of_all_clients_and_rounds(tiny):
     config = tiny("federation.participation=0.5", "training.local_epochs=3", "federation.rounds=7")
     population = load_population(config)
-    sizes = [len(part) for part in population.parts.values()]
-    assert trial.local_steps(config, population) == sum(-(-n // 16) for n in sizes) * 3 * 7 * 0.5
+    batches = sum(len(epoch(part)) for part in population.parts.values())
+    assert trial.local_steps(config, population) == batches * 3 * 7 * 0.5
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_as_many_images_are_tried_as_the_largest_batch_has(tiny, monkeypatch, drop_last):
+    """Batches of nearly equal size may be larger than training.batch_size: 23 images are one."""
+    config = tiny(f"training.drop_last={str(drop_last).lower()}")
+    population = load_population(config)
+    parts = {"0": np.arange(23), "1": np.arange(23, 54)}
+    seen = []
+    monkeypatch.setattr(trial, "train_round", lambda learner, images, *_, **__: seen.append(images))
+    trial.trial_round(config, replace(population, parts=parts))(1)
+    largest = max(len(b) for part in parts.values() for b in epoch(part, drop_last=drop_last))
+    assert len(seen[0]) == largest == (16 if drop_last else 23)
 
 
 def test_the_estimate_is_near_the_time_that_training_takes(tiny, monkeypatch):

@@ -67,6 +67,7 @@ def test_what_has_batch_norm_says_so(timm):
         (("model.timm=mobilnetv3_small_050",), r"no model of this name: did you mean mobilenetv3"),
         (("model.timm=mobilenetv3_small_050.x",), r"has no such tag, but mobilenetv3_small_050\.l"),
         (("model.image_size=9",), r"^model\.image_size=9: must be data\.image_size=8$"),
+        (("model.weights=pretrained", "merging=fedbn"), r"must not be given with merging=fedbn"),
         (("model.weights=x.pth",), r"must be null, pretrained or a file \*\.safetensors$"),
     ],
 )
