@@ -60,6 +60,8 @@ def resumed(
             OmegaConf.update(saved, key, new)
         elif key not in ("resume", "run_dir"):
             _refuse_difference(key, new, old)
+    if "host" in saved:  # of a real server, which counts as many clients as it waits for
+        OmegaConf.update(saved, "federation.clients", saved.federation.min_clients)
     values = OmegaConf.to_container(saved)
     assert isinstance(values, dict)
     return {**values, "resume": str(folder), "run_dir": str(folder)}

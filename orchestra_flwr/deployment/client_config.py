@@ -92,6 +92,8 @@ class ClientConfig(WithPlugins, Composed):
         host, _, port = (self.server or "").rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"server={self.server}: must be HOST:PORT, the server's address")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ValueError(f"server={self.server}: must be [{host}]:{port}, an IPv6 address")
         if not self.data.root:
             raise ValueError("data.root must name a folder or a zip of this client's images")
         return self

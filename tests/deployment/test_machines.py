@@ -1,9 +1,14 @@
+import json
+
 import pytest
+import torch
 
 from orchestra_flwr.config import ConfigError, config_to_yaml, every_key, load, load_config
 from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.reporting.folder_record import CHECKPOINT, VALUE, check_folder
+from orchestra_flwr.tensor_files import save_tensors
 
 SOURCE = """
     from orchestra_flwr.config import Section
@@ -120,6 +125,7 @@ def test_wrong_servers_are_told_in_one_line(override, says):
         ([], "server=None: must be HOST:PORT"),
         (["server=example.org"], "server=example.org: must be HOST:PORT"),
         (["server=example.org:0"], "server=example.org:0: must be HOST:PORT"),
+        (["server=::1:8443"], "server=::1:8443: must be [::1]:8443, an IPv6 address"),
         (["server=example.org:1"], "data.root must name a folder or a zip"),
         (["server=a:1", "data.root=x", "name=../up"], "name=../up: string should match"),
         (["server=a:1", "data.root=x", "device=tpu"], "device=tpu: must be auto, cpu"),
@@ -188,6 +194,22 @@ def test_a_resumed_server_may_listen_elsewhere_but_compute_nothing_else(tmp_path
     assert (again.port, again.seed) == (5678, 4)
     with pytest.raises(ConfigError, match="keeps its own configuration"):
         load(ServerConfig, [f"resume={tmp_path}", "seed=5"])
+
+
+def test_a_resumed_server_may_wait_for_fewer_clients(tmp_path):
+    before = load(ServerConfig, ["federation.min_clients=5", f"run_dir={tmp_path}"])
+    (tmp_path / "config.yaml").write_text(config_to_yaml(before))
+    again = load(ServerConfig, [f"resume={tmp_path}", "federation.min_clients=4"])
+    assert (again.federation.min_clients, again.federation.clients) == (4, 4)
+    record = {"config": before.model_dump(mode="json"), "files": {}}
+    (tmp_path / CHECKPOINT).parent.mkdir()
+    save_tensors(tmp_path / CHECKPOINT, {"x": torch.zeros(1)}, {VALUE: json.dumps(record)})
+    (tmp_path / "config.yaml").write_text(config_to_yaml(again))
+    check_folder(tmp_path)
+    other = again.model_copy(update={"seed": 9})
+    (tmp_path / "config.yaml").write_text(config_to_yaml(other))
+    with pytest.raises(ConfigError, match="seed 0 -> 9"):
+        check_folder(tmp_path)
 
 
 @pytest.mark.parametrize("exchange", ["cycle", "tree", "random"])

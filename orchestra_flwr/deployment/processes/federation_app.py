@@ -59,6 +59,7 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     from orchestra_flwr.deployment.channel.progress_events import RelayedProgress
     from orchestra_flwr.deployment.server_config import ServerConfig
     from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
+    from orchestra_flwr.federation.messages.replies import reply_limit
     from orchestra_flwr.federation.messages.schema import Schemas
     from orchestra_flwr.federation.server.loop import run_federation
     from orchestra_flwr.federation.server.members import ConnectedMembers
@@ -77,7 +78,7 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
         }
     )
     progress = RelayedProgress(channel, config.federation.rounds)
-    streaming = StreamingGrid(grid)
+    streaming = StreamingGrid(grid, reply_limit=reply_limit(config, schemas))
     assert config.federation.min_clients is not None
     members = ConnectedMembers(streaming, greeting, config.federation.min_clients, progress.message)
     folder = RunFolder.resume(path)

@@ -20,7 +20,7 @@ END = "\x00"  # between the outputs of two commands
 _BATCH = """
 import json, sys
 from flwr.cli.app import app
-for command in json.loads(sys.argv[1]):
+for command in json.load(sys.stdin):
     try:
         app([*command, "--format", "json"], standalone_mode=False)
     except (Exception, SystemExit) as error:
@@ -109,14 +109,17 @@ class Flower:
         }
 
     def _call(self, commands: list[list[str]]) -> list[dict[str, Any]]:
-        done = subprocess.run(
-            [sys.executable, "-c", _BATCH, json.dumps(commands)],
-            env=child_environment(self._folders),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", _BATCH],
+                env=child_environment(self._folders),
+                input=json.dumps(commands),  # an argument may have 128 KiB, a thousand clients
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except OSError as error:
+            raise FlowerError(f"flwr cannot be run: {error}") from error
         outputs = done.stdout.split(END)[: len(commands)]
         if len(outputs) < len(commands):
             raise FlowerError(done.stderr.strip() or "flwr ended early")

@@ -31,6 +31,8 @@ def check_server(server: str, ca: Path | None) -> None:
         answer = _get(server, ca)
     except httpx.HTTPError as error:
         raise UnreachableError(_explain(error, server, ca)) from None
+    except httpx.InvalidURL as error:
+        raise UnreachableError(f"{server} is no address: {error}") from None
     if answer.status_code >= 500:
         raise UnreachableError(f"{server} is starting or stopping")
     try:

@@ -28,6 +28,7 @@ from orchestra_flwr.deployment.processes.superlink import (
     wait_until_up,
 )
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.federation.messages.replies import reply_limit
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
@@ -36,7 +37,6 @@ from orchestra_flwr.training import build_learner, starting_learner
 START_SECONDS = 60.0  # for the server's app to report
 ATTEMPTS = 3
 POLL_SECONDS = 1.0
-REPLY_SLACK = 1 << 20  # bytes of a reply beside its arrays
 
 
 def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -55,6 +55,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
         FederationError: the run could not be completed.
     """
     keys = server_files(Path(config.security)) if config.tls else None
+    schemas = Schemas.of(build_learner(config, config.data.channels), config)
     clients = Path(config.security) if keys else None
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())
@@ -72,7 +73,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
             config.port,
             address,
             tls=GateTls(keys.certificate, keys.key, keys.ca) if keys else None,
-            reply_limit=reply_limit(config),
+            reply_limit=reply_limit(config, schemas),
             names=roster.names,
             refused=lambda line: progress.message(f"refused: {line}"),
         )
@@ -109,23 +110,16 @@ def check(config: ServerConfig) -> None:
         load_dataset(config.data)
 
 
-def reply_limit(config: ServerConfig) -> int:
-    """Bytes that an honest reply cannot exceed: all arrays in float32, and what surrounds them."""
-    learner = build_learner(config, config.data.channels)
-    release = config.method.plugin.release(config)
-    rows = sum(most * width for most, width in release.rows.values()) if release else 0
-    return 4 * (Schemas.of(learner, config).shared.size + rows) * 2 + REPLY_SLACK
-
-
 def _invitation(config: ServerConfig, port: int) -> str:
     """How clients connect."""
     everywhere = config.host in {"0.0.0.0", "::"}  # noqa: S104 (compared, not listened on)
-    shown = "<this machine's address>" if everywhere else config.host
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    shown = "<this machine's address>" if everywhere else host
     command = f"run_client.py server={shown}:{port} data.root=<images>"
     if not config.tls and not is_loopback(config.host):
         command += " insecure=true"
     how = "TLS" if config.tls else "plain text"
-    return f"listening on {config.host}:{port} ({how}); clients: {command}"
+    return f"listening on {host}:{port} ({how}); clients: {command}"
 
 
 def _start(flower: Flower, listener: ChannelListener, link: Child, progress: Progress) -> Channel:

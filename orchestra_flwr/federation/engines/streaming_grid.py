@@ -15,6 +15,11 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from orchestra_flwr.federation.messages.received_arrays import (
+    UnreadableReplyError,
+    bounded_arrays,
+)
+
 TIMEOUT_CODE = 100
 POLL_SECONDS = 0.05
 
@@ -34,6 +39,7 @@ class StreamingGrid(Grid):
         prepare: may change each message before it is sent.
         alone: whether a reply's client shall be asked once more, with no other one at work.
         poll: seconds between two looks for a reply.
+        reply_limit: bytes that the arrays of one reply may come to; None: any number.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class StreamingGrid(Grid):
         prepare: Callable[[Message], None] = lambda message: None,
         alone: Callable[[Message], bool] = lambda reply: False,
         poll: float = POLL_SECONDS,
+        reply_limit: int | None = None,
     ) -> None:
         self._grid = grid
         self._window = window
@@ -52,6 +59,7 @@ class StreamingGrid(Grid):
         self._prepare = prepare
         self._alone = alone
         self._poll = poll
+        self._reply_limit = reply_limit
 
     def set_run(self, run: Run) -> None:
         """As the wrapped grid."""
@@ -79,8 +87,14 @@ class StreamingGrid(Grid):
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """As the wrapped grid."""
-        return self._grid.pull_messages(message_ids)
+        """As the wrapped grid.
+
+        Raises:
+            UnreadableReplyError: a client sent what is no message; what the others sent may be
+                lost with it, so real clients' replies are pulled one by one.
+        """
+        with bounded_arrays(self._reply_limit):
+            return list(self._grid.pull_messages(message_ids))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -136,7 +150,11 @@ class StreamingGrid(Grid):
         if message_id is None:
             return _failure("the message could not be sent: the node is gone", message)
         while True:
-            for reply in self._grid.pull_messages([message_id]):
+            try:
+                replies = self.pull_messages([message_id])
+            except UnreadableReplyError as error:
+                return _failure(str(error), message)
+            for reply in replies:
                 if reply.has_error():  # of the engine rather than of the client?
                     self._check_engine()
                 return reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -26,7 +27,9 @@ from orchestra_flwr.federation.messages.failures import describe_error
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.methods import Method, Release, classification_head_of, kept_first
 
+SLACK = 1 << 20  # bytes of a reply beside its arrays
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
+MOST_IMAGES = 2**40  # of a client: as a weight more of them would make sums infinite
 ROUNDING = 1e-4  # by which float32 may exceed a limit
 
 
@@ -96,6 +99,18 @@ def check_reply(
     if least is not None and smallest is not None and smallest < least and sent:
         raise BadReplyError(f"rows of {smallest:g} images, privacy.k_min={least}")
     return Reply(state, contributions, int(metrics["examples"]), metrics, model)
+
+
+def reply_limit(config: Config, schemas: Schemas) -> int:
+    """Bytes that an honest reply cannot exceed: all arrays in float32, and what surrounds them.
+
+    Args:
+        config: of the run.
+        schemas: its.
+    """
+    release: Release | None = config.method.plugin.release(config)
+    rows = sum(most * width for most, width in release.rows.values()) if release else 0
+    return 4 * (schemas.shared.size + rows) * 2 + SLACK
 
 
 def _model(content: RecordDict, models: Sequence[str]) -> str:
@@ -186,7 +201,7 @@ def _content(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, 
         )
     metrics = _metrics(record)
     examples = metrics.get("examples", 0)
-    if examples < 1 or examples != int(examples):
+    if not 1 <= examples <= MOST_IMAGES or examples != int(examples):
         raise BadReplyError(f"it reports {examples:g} images")
     return content, metrics
 
@@ -194,9 +209,12 @@ def _content(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, 
 def _metrics(record: Mapping[str, object]) -> dict[str, float]:
     metrics = {}
     for name, value in record.items():
-        if not isinstance(value, int | float) or not np.isfinite(value):
-            raise BadReplyError(f"metric {name} is {value}")
-        metrics[name] = float(value)
+        try:
+            metrics[name] = float(value) if isinstance(value, int | float) else math.nan
+        except OverflowError:
+            metrics[name] = math.inf
+        if not math.isfinite(metrics[name]):
+            raise BadReplyError(f"metric {name} is {str(value)[:100]}")
     return metrics
 
 
@@ -222,8 +240,11 @@ def _array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.nda
         raise BadReplyError(f"{name} of {size_in_bytes(array)} bytes, at most {most} expected")
     try:
         values = array.numpy()
-    except (ValueError, TypeError, EOFError, OSError) as error:
-        raise BadReplyError(f"{name} cannot be decoded: {error}") from None
+    except Exception as error:  # whatever numpy raises at a stranger's bytes
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise BadReplyError(f"{name} cannot be decoded: {why}") from None
+    if not isinstance(values, np.ndarray):  # of a zip numpy makes something else
+        raise BadReplyError(f"{name} cannot be decoded: it is no array")
     if values.dtype != dtype:
         raise BadReplyError(f"{name} is {values.dtype} instead of {dtype}")
     _demand_finite(name, values)

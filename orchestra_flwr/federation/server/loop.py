@@ -306,7 +306,9 @@ class _Run:
     def _ask_for_scores(self, round_: Round, report: RoundReport) -> None:
         """Alignment and uniformity of the round's average, on the clients' own images."""
         model_of, first = self.federation.exchange.model_of, self.models.first
-        stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in round_.cohort))
+        silent = {each.client for each in report.dropped if each.silent}  # not waited for twice
+        asked = [client for client in round_.cohort if client not in silent]
+        stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
         strategy = OrchestraStrategy(self.federation, round_, stage, report)
         messages = list(
             strategy.configure_evaluate(round_.number, ArrayRecord(), ConfigRecord(), self.grid)

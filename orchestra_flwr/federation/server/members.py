@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
+from orchestra_flwr.federation.messages.received_arrays import UnreadableReplyError
 from orchestra_flwr.federation.server.round_report import FederationError
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
@@ -174,18 +175,25 @@ class ConnectedMembers:
                 self._greeted[node] = (message_id, time.monotonic())
 
     def _take_answers(self, registered: Mapping[int, str]) -> None:
-        asked = {message_id: node for node, (message_id, _) in self._greeted.items()}
-        if not asked:
-            return
-        for reply in self._grid.pull_messages(list(asked)):
-            node = asked[reply.metadata.reply_to_message_id]
-            del self._greeted[node]
-            self._settled.add(node)
-            self._lost.discard(node)
-            self._admit(node, registered[node], reply)
+        for node, (message_id, _) in list(self._greeted.items()):
+            name = registered[node]
+            try:  # one by one: what one client sent hinders no other
+                replies = list(self._grid.pull_messages([message_id]))
+            except UnreadableReplyError as error:
+                self._answered(node)
+                self._rest(node, f"client {_called(name, node)} cannot take part: {error}")
+                continue
+            for reply in replies:
+                self._answered(node)
+                self._admit(node, name, reply)
+
+    def _answered(self, node: int) -> None:
+        del self._greeted[node]
+        self._settled.add(node)
+        self._lost.discard(node)
 
     def _admit(self, node: int, registered_name: str, reply: Message) -> None:
-        who = registered_name or f"at node {node}"
+        who = _called(registered_name, node)
         if reply.has_error():
             self._rest(node, f"client {who} cannot take part: {describe_error(reply.error)}")
             return
@@ -238,3 +246,7 @@ def _ask(grid: Grid, node: int) -> None:
     for reply in grid.send_and_receive([question], timeout=NODE_WAIT_SECONDS):
         if reply.has_error():
             raise FederationError(f"no client can be asked: {reply.error.reason}")
+
+
+def _called(registered_name: str, node: int) -> str:
+    return registered_name or f"at node {node}"

@@ -7,12 +7,21 @@ import threading
 import pytest
 
 from orchestra_flwr.deployment.keys import public_key_bytes, server_files
+from orchestra_flwr.deployment.processes import flower_command
 from orchestra_flwr.deployment.processes import roster as roster_module
 from orchestra_flwr.deployment.processes.child import Child, free_port
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
+
+ECHO = """
+import json, sys
+commands = json.load(sys.stdin)
+for command in commands:
+    print(json.dumps({"success": False, "error-message": f"{len(commands)} commands"}))
+    print("\\x00", end="")
+"""
 
 
 class Commands:
@@ -191,3 +200,21 @@ def test_a_superlink_takes_a_key_once_and_for_all(security, said, key, tmp_path)
     dead.update()
     assert dead.names() == {key: None}
     assert said[-1].startswith("client site-1 cannot be registered: ")
+
+
+def test_thousands_of_clients_are_registered_by_one_command(tmp_path, monkeypatch):
+    """What an argument of a process cannot hold: 128 KiB."""
+    monkeypatch.setattr(flower_command, "_BATCH", ECHO)
+    clients = [(f"client-{n}", tmp_path / "a folder of keys" / f"{n}.pub") for n in range(3000)]
+    assert Flower(tmp_path, "127.0.0.1:1", None).register(clients) == {
+        name: f"{len(clients)} commands" for name, _ in clients
+    }
+
+
+def test_a_command_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
+    def no_memory(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(flower_command.subprocess, "run", no_memory)
+    with pytest.raises(FlowerError, match="flwr cannot be run: .*Cannot allocate memory"):
+        Flower(tmp_path, "127.0.0.1:1", None).register([("a", tmp_path / "a.pub")])

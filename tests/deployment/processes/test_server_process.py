@@ -71,3 +71,12 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
     (state, [(name, _)]), known, stranger = seen
     assert (state, name, known, stranger) == ("closed", "site-1", NOT_READY, UNKNOWN)
     assert not is_listening(f"127.0.0.1:{config.port}")  # and it is closed again
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("::1", "server=[::1]:8443"), ("127.0.0.1", "server=127.0.0.1:8443"), ("::", "server=<this")],
+)
+def test_what_clients_are_told_is_what_they_can_be_given(host, shown):
+    invitation = server_process._invitation(load(ServerConfig, [f"host='{host}'"]), 8443)
+    assert shown in invitation and ("listening on [" in invitation) == (":" in host)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from orchestra_flwr.deployment.processes import supernode
+from orchestra_flwr.deployment.processes.reachability import UnreachableError, check_server
 from orchestra_flwr.deployment.processes.supernode import Health, Supernode
 
 # What Flower 1.41 writes, in a program that stays as its own does.
@@ -67,3 +68,8 @@ def test_one_that_stays_but_does_nothing_is_started_again(said, program):
         DESERTED: "a process of Flower's SuperNode was killed",
     }
     assert said[:3] == [connected, f"{why[program]}; trying again", connected]
+
+
+def test_what_is_no_address_is_said_and_does_not_end_the_client():
+    with pytest.raises(UnreachableError, match="::1:8443 is no address"):
+        check_server("::1:8443", None)

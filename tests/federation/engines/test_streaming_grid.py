@@ -56,6 +56,19 @@ def nodes_of(replies):
     return [reply.metadata.src_node_id for reply in replies]
 
 
+def test_what_cannot_be_read_is_that_clients_failure():
+    class Grid(ScriptedGrid):
+        def pull_messages(self, message_ids):
+            for key in message_ids:
+                if self.sent[key].metadata.dst_node_id == 2:
+                    raise IndexError("list index out of range")
+            return super().pull_messages(message_ids)
+
+    first, second, third = StreamingGrid(Grid(), None).send_and_receive(messages(1, 2, 3))
+    assert not first.has_error() and not third.has_error()
+    assert second.error.reason == "it cannot be read (IndexError: list index out of range)"
+
+
 @pytest.mark.parametrize("window", [1, 3, None])
 def test_replies_come_in_the_order_of_the_messages(window):
     grid = StreamingGrid(ScriptedGrid(), window)

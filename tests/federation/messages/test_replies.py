@@ -1,3 +1,4 @@
+import io
 import weakref
 from dataclasses import replace
 
@@ -100,6 +101,9 @@ def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
         (reply(metrics={"examples": 0}), "it reports 0 images"),
         (reply(metrics={"examples": -3}), "it reports -3 images"),
         (reply(metrics={"examples": 2.5}), "it reports 2.5 images"),
+        (reply(metrics={"examples": 1e308}), "it reports 1e[+]308 images"),
+        (reply(metrics={"examples": 2**41}), "images"),
+        (reply(metrics={"loss/x": 10**400}), "metric loss/x is 1000"),
         (reply(metrics={"loss/x": float("nan")}), "metric loss/x is nan"),
         (reply(metrics={"loss/x": [1.0]}), "metric loss/x is"),
     ],
@@ -179,13 +183,38 @@ def test_rows_that_the_client_itself_calls_too_small_are_not_taken(told, taken):
         check_reply(message, SCHEMAS, release, models=["model"], trained=True)
 
 
-def test_garbage_bytes_are_a_bad_reply():
+def zipped():
+    file = io.BytesIO()
+    np.savez(file, np.zeros(1, np.float32))
+    return file.getvalue()
+
+
+def numpy_file(header):
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x80\x04garbage",
+        b"PK\x03\x04" + bytes(50),
+        zipped(),
+        numpy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (1152921504606846976,), }"),
+        numpy_file("{'descr': ("),
+        numpy_file("-" * 3000 + "1"),
+        numpy_file("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"),
+    ],
+    ids=["nothing", "pickle", "zip", "npz", "huge", "bracket", "nested", "objects"],
+)
+def test_garbage_bytes_are_a_bad_reply(data):
     message = reply()
     record = message.content[ARRAYS]
     assert isinstance(record, ArrayRecord)
-    record["shared"] = Array("float32", (3,), "numpy.ndarray", b"\x80\x04garbage")
-    with pytest.raises(BadReplyError, match="shared cannot be decoded"):
+    record["shared"] = Array("float32", (3,), "numpy.ndarray", data)
+    with pytest.raises(BadReplyError, match="shared cannot be decoded") as error:
         check(message)
+    assert "\n" not in str(error.value)
 
 
 LIMITS = {"alignment": 1.0, "uniformity": 5.0}

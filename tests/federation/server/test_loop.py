@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
 from orchestra_flwr import load_encoder
@@ -13,6 +13,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.engines.streaming_grid import TIMEOUT_CODE
 from orchestra_flwr.federation.messages.arrays import (
     ARRAYS,
     CONFIG,
@@ -669,6 +670,30 @@ def test_clients_score_the_averages_and_only_figures_leave(config):
     assert summary["unsupervised"] == records[2]["unsupervised"]
     assert summary["unsupervised"]["alignment"] == pytest.approx(mean)
     assert records[2]["bytes_down"] > 1.9 * records[1]["bytes_down"]
+
+
+def test_a_client_that_did_not_answer_is_not_waited_for_again_in_the_round(config):
+    scored, app = [], ClientApp()
+
+    @app.train()
+    def train(message, context):
+        task = message.content[CONFIG]
+        if (task["client"], task["round"]) == ("1", 2):
+            return Message(Error(TIMEOUT_CODE, "no reply"), reply_to=message)
+        return client_app(message, context)
+
+    @app.query()
+    def query(message, context):
+        return client_app(message, context)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        scored.append((message.content[CONFIG]["round"], message.content[CONFIG]["client"]))
+        return client_app(message, context)
+
+    run(config("evaluation.unsupervised=true"), app=app)
+    assert {name for number, name in scored if number == 2} == {"0", "2", "3"}
+    assert {name for number, name in scored if number == 0} == {"0", "1", "2", "3"}
 
 
 def test_the_backbone_to_keep_can_be_chosen(config):

@@ -7,6 +7,7 @@ from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.inline import InlineGrid, identify_process
 from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.messages.failures import Failure, to_error
+from orchestra_flwr.federation.messages.received_arrays import UnreadableReplyError
 from orchestra_flwr.federation.server.members import ConnectedMembers, SimulatedMembers
 from orchestra_flwr.federation.server.round_report import FederationError
 
@@ -81,6 +82,24 @@ def test_clients_are_greeted_once_and_known_by_their_own_names(network, said, me
     assert [m.metadata.dst_node_id for m in network.sent] == [70, 71]
     assert network.sent[0].content[CONFIG] == GREETING
     assert said == ["client b joined with 20 images", "client a joined with 20 images"]
+
+
+def test_an_answer_that_cannot_be_read_hinders_nobody_else(network, said, members):
+    network.join(1, "", registered="mallory")
+    network.join(2, "b")
+    pull = network.pull_messages
+
+    def pulled(ids):
+        for number in ids:
+            if network.sent[int(number)].metadata.dst_node_id == 1:
+                raise UnreadableReplyError("it cannot be read (IndexError)")
+        return pull(ids)
+
+    network.pull_messages = pulled
+    assert members().connected() == {"b": 2}
+    assert said[0] == (
+        "client mallory cannot take part: it cannot be read (IndexError); it is asked again"
+    )
 
 
 def test_waits_until_enough_are_there_and_says_so_once(network, said, members):
