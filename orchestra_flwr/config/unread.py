@@ -19,7 +19,7 @@ def refuse_unread(config: Composed, overrides: Iterable[Override]) -> None:
     unread = config.unread()
     for override in overrides:
         key = override.key_or_group
-        why = None if override.is_delete() else _why_unread(key, unread)
+        why = None if override.is_delete() else why_unread(key, unread)
         if why:
             raise ConfigError(f"{key}: is not read {why}; leave it out")
 
@@ -31,10 +31,10 @@ def without_unread(config: Composed, overrides: Sequence[str]) -> list[str]:
     """
     unread = config.unread()
     keys = [override.key_or_group for override in read_overrides(overrides)]
-    return [text for text, key in zip(overrides, keys, strict=True) if not _why_unread(key, unread)]
+    return [text for text, key in zip(overrides, keys, strict=True) if not why_unread(key, unread)]
 
 
-def _why_unread(key: str, unread: Mapping[str, str]) -> str | None:
+def why_unread(key: str, unread: Mapping[str, str]) -> str | None:
     """Why nothing reads a key: it stands in `unread` itself, or a section that holds it does."""
     for name, why in unread.items():
         if key == name or key.startswith(f"{name}."):

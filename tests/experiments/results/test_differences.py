@@ -40,6 +40,15 @@ def test_a_choice_that_differs_stands_for_its_options(runs):
     assert not any("method." in name for name in found)
 
 
+def test_what_a_run_does_not_read_is_not_in_its_name(runs):
+    found = by_difference(runs(["clustering.local_clusters=16"], ["method=simclr"], []))
+    assert list(found) == [
+        "method=orchestra, clustering.local_clusters=16",
+        "method=simclr",
+        "method=orchestra, clustering.local_clusters=8",
+    ]
+
+
 def test_a_value_that_some_lack_is_null(runs):
     found = by_difference(runs(["data.train_limit=50"], []))
     assert list(found) == ["data.train_limit=50", "data.train_limit=null"]
