@@ -33,6 +33,8 @@ class Rogue(trainer.Trainer):
             arrays["shared"] = Array(np.full_like(shared, np.nan))
         if what == "huge":
             arrays["shared"] = Array(np.tile(shared, 100))
+        if what == "garbage":
+            arrays["shared"] = Array("float32", shared.shape, "numpy.ndarray", b"PK" + bytes(60))
         if what == "schema":
             reply.config_records[CONFIG] = ConfigRecord({"schema": "another"})
         return reply

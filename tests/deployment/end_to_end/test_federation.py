@@ -190,15 +190,16 @@ def test_clusters_of_real_clients_have_the_bits_of_their_simulation(machines):
 @pytest.mark.slow
 def test_bad_replies_are_dropped_by_name_and_the_run_goes_on(machines):
     machines.make_photos(good=32, rogue=32)
-    server = machines.server("federation.min_clients=2", "federation.rounds=4")
+    server = machines.server("federation.min_clients=2", "federation.rounds=5")
     server.wait_for("listening on")
     machines.client("good")
-    machines.rogue("rogue", {"1": "nan", "2": "schema", "3": "huge"})
+    machines.rogue("rogue", {"1": "nan", "2": "schema", "3": "huge", "4": "garbage"})
     assert server.wait() == 0, server.text
-    (nan, schema, huge) = machines.dropped()
+    (nan, schema, huge, garbage) = machines.dropped()
     assert nan == (1, "rogue", "shared holds values that are not finite")
     assert schema[:2] == (2, "rogue") and "schema another" in schema[2]
     assert huge[:2] == (3, "rogue")
+    assert garbage[:2] == (4, "rogue") and "shared cannot be decoded" in garbage[2]
     assert machines.metrics()[-1]["clients"]["ok"] == 2  # and it is welcome again
 
 
