@@ -34,7 +34,9 @@ class Rogue(trainer.Trainer):
         if what == "huge":
             arrays["shared"] = Array(np.tile(shared, 100))
         if what == "garbage":
-            arrays["shared"] = Array("float32", shared.shape, "numpy.ndarray", b"PK\x03\x04" + bytes(60))
+            arrays["shared"] = Array(
+                "float32", shared.shape, "numpy.ndarray", b"PK\x03\x04" + bytes(60)
+            )
         if what == "schema":
             reply.config_records[CONFIG] = ConfigRecord({"schema": "another"})
         return reply
