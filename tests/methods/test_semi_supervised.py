@@ -229,6 +229,9 @@ def test_classes_must_be_known(tiny):
 
 
 def test_the_information_of_a_semi_supervised_step_is_bounded(tiny):
-    config = tiny("method=simclr", "labels.fraction=0.25", "terms.verification.weight=1")
+    config = tiny(
+        "method=simclr", "labels.fraction=0.25", "terms.verification.weight=1",
+        "terms.verification.images=all",
+    )  # fmt: skip
     _, result = trained(config, SHOWN)
     assert result.measures["information"] <= math.log(16) + math.log(4)
