@@ -53,22 +53,29 @@ def federate(config, folder, progress, app=client_app, workers=None):
     )  # fmt: skip
 
 
+def as_ever(message, context):
+    return client_app(message, context)
+
+
+def app_of(train=as_ever, evaluate=as_ever):
+    """The real ClientApp, with something in place of a handler."""
+    app = ClientApp()
+    app.query()(as_ever)
+    app.train()(train)
+    app.evaluate()(evaluate)
+    return app
+
+
 def meddling(change):
     """The real ClientApp, with `change(client, round, reply)` in the network."""
-    app = ClientApp()
 
-    @app.train()
     def train(message, context):
         task = message.content[CONFIG]
         client, round_ = task["client"], task["round"]
         reply = client_app(message, context)
         return change(client, round_, reply) or reply
 
-    @app.query()
-    def query(message, context):
-        return client_app(message, context)
-
-    return app
+    return app_of(train)
 
 
 def restored(config, folder):
@@ -640,23 +647,14 @@ def test_a_delta_that_protects_nobody_is_refused(config):
 def test_clients_score_the_averages_and_only_figures_leave(config):
     """Real messages of the evaluate phase, and where their figures end."""
     seen = []
-    app = ClientApp()
 
-    @app.train()
-    def train(message, context):
-        return client_app(message, context)
-
-    @app.query()
-    def query(message, context):
-        return client_app(message, context)
-
-    @app.evaluate()
     def evaluate(message, context):
         reply = client_app(message, context)
         seen.append(reply.content)
         return reply
 
-    summary, folder = run(config("evaluation.unsupervised=true", "evaluation.every=2"), app=app)
+    scored = config("evaluation.unsupervised=true", "evaluation.every=2")
+    summary, folder = run(scored, app=app_of(evaluate=evaluate))
     assert len(seen) == 2 * 4  # after rounds 0 and 2
     for content in seen:
         assert not content.array_records
@@ -673,25 +671,19 @@ def test_clients_score_the_averages_and_only_figures_leave(config):
 
 
 def test_a_client_that_did_not_answer_is_not_waited_for_again_in_the_round(config):
-    scored, app = [], ClientApp()
+    scored = []
 
-    @app.train()
     def train(message, context):
         task = message.content[CONFIG]
         if (task["client"], task["round"]) == ("1", 2):
             return Message(Error(TIMEOUT_CODE, "no reply"), reply_to=message)
         return client_app(message, context)
 
-    @app.query()
-    def query(message, context):
-        return client_app(message, context)
-
-    @app.evaluate()
     def evaluate(message, context):
         scored.append((message.content[CONFIG]["round"], message.content[CONFIG]["client"]))
         return client_app(message, context)
 
-    run(config("evaluation.unsupervised=true"), app=app)
+    run(config("evaluation.unsupervised=true"), app=app_of(train, evaluate))
     assert {name for number, name in scored if number == 2} == {"0", "2", "3"}
     assert {name for number, name in scored if number == 0} == {"0", "1", "2", "3"}
 
