@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 
 def fingerprint_of(content: str | bytes, digits: int = 16) -> str:
@@ -14,3 +15,13 @@ def fingerprint_of(content: str | bytes, digits: int = 16) -> str:
     """
     data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()[:digits]
+
+
+def file_sha256(file: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal; it is read piece by piece.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from orchestra_flwr.export.programs import (
 )
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import write_atomically
+from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.training import torch_threads
 
@@ -78,7 +78,7 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
         write_atomically(path, content)
     results = {
         "made_from": made_from(config.exported)
-        | {path.name: digest_of(config.encoder) for path, *_ in made},
+        | {path.name: file_sha256(config.encoder) for path, *_ in made},
         "format": config.format,
         "any_size": config.any_size,
         "image_size": encoder.spec.image_size,
@@ -99,16 +99,6 @@ def made_from(folder: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {name: digest for name, digest in known.items() if (folder / name).is_file()}
-
-
-def digest_of(encoder: Path) -> str:
-    """The SHA-256 of an encoder's file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with encoder.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 Made = tuple[Path, bytes, Features, float]  # where to write what, and how far it is from torch

@@ -8,10 +8,11 @@ from pathlib import Path
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.export_config import ExportConfig
-from orchestra_flwr.export.exporter import DESCRIPTION, digest_of, made_from
+from orchestra_flwr.export.exporter import DESCRIPTION, made_from
 from orchestra_flwr.export.model_card import card
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import encoder_of
 
 EXPORTED = ("encoder.onnx", "encoder.int8.onnx", "encoder.pt2")
@@ -91,7 +92,7 @@ def write_hub_folder(
 def _exported_of(encoder: Path, folder: Path) -> list[str]:
     """The names of the exported files in a folder, and their description's."""
     names = [name for name in EXPORTED if (folder / name).is_file()]
-    known, digest = made_from(folder), digest_of(encoder)
+    known, digest = made_from(folder), file_sha256(encoder)
     for name in names:
         if known.get(name) != digest:
             raise ConfigError(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
 from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.encoder_input import batches, checked_batch
 from orchestra_flwr.models.normalisation import normalise
@@ -184,7 +185,7 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     spec = encoder.spec.model_copy(update={"plugins": _users_package(encoder.spec.model)})
     with replacing(path) as temporary:
         save_file(weights, temporary)
-        digest = _digest(temporary)
+        digest = file_sha256(temporary)
     description = {"spec": spec.model_dump(mode="json"), "about": about, "weights_sha256": digest}
     checked = {**description, "sha256": _digest_of(description)}
     write_atomically(path.with_suffix(".json"), (json.dumps(checked, indent=2) + "\n").encode())
@@ -216,7 +217,7 @@ def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encode
             )
     described = read_description(description)
     digest = described.get("weights_sha256")
-    if digest is not None and digest != _digest(path):
+    if digest is not None and digest != file_sha256(path):
         raise ValueError(f"{path} is damaged: its checksum is not that in {description}; {REMEDY}")
     try:
         encoder = Encoder(parse(EncoderSpec, described["spec"]))
@@ -257,11 +258,6 @@ def read_description(file: Path) -> dict[str, Any]:
     if not isinstance(spec, dict) or (checked and digest != _digest_of(described)):
         raise ValueError(f"{file} is damaged: its checksum is wrong; {REMEDY}")
     return dict(described)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _digest_of(description: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.use.use_config import Format
 
 DESCRIPTION = "embeddings.json"
@@ -90,7 +90,7 @@ def write_embeddings(
     path = folder / f"embeddings.{format}"
     with replacing(path) as temporary:
         WRITERS[format](temporary, embeddings)
-        digest = _digest(temporary)
+        digest = file_sha256(temporary)
     described = Description(
         file=path.name,
         images=images,
@@ -113,7 +113,7 @@ def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | N
         path = folder / f"embeddings.{format}"
         if described.key != key or described.file != path.name:
             return None
-        if _digest(path) != described.sha256:
+        if file_sha256(path) != described.sha256:
             return None
     except (OSError, ValueError, TypeError):
         return None
@@ -140,11 +140,6 @@ def save_plain(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
         save_file(dict(tensors), path, metadata=dict(metadata))
     except SafetensorError as error:  # a full disk, for example
         raise OSError(f"{path} cannot be written ({error})") from error
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _write_safetensors(path: Path, embeddings: Embeddings) -> None:

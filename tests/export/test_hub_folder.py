@@ -10,7 +10,7 @@ import torch
 
 from orchestra_flwr import extras, load_encoder
 from orchestra_flwr.cli import export_main
-from orchestra_flwr.export.exporter import digest_of
+from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import save_encoder
 
 
@@ -28,7 +28,7 @@ def exported_before(run):
     """As `orchestra-export` leaves it."""
     (run / "export").mkdir()
     (run / "export" / "encoder.onnx").write_bytes(b"made before")
-    made_from = {"encoder.onnx": digest_of(run / "encoder.safetensors")}
+    made_from = {"encoder.onnx": file_sha256(run / "encoder.safetensors")}
     (run / "export" / "export.json").write_text(json.dumps({"made_from": made_from}))
 
 
