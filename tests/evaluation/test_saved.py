@@ -1,6 +1,7 @@
 """A saved encoder judged as a person does it: the command, its file, and one line for bad input."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -67,6 +68,15 @@ def test_an_encoder_alone_by_other_images(run, command):
     )
     told = json.loads((run / "evaluation" / "digits.json").read_text())
     assert code == 0 and told["images"] == {"train": 1438, "test": 30}
+
+
+def test_each_of_several_encoders_has_a_file_of_its_own(run, command):
+    for name in ("model_0", "model_1"):
+        for suffix in (".safetensors", ".json"):
+            shutil.copy(run / f"encoder{suffix}", run / f"{name}{suffix}")
+        assert command(f"run={run / name}.safetensors", "protocols=[knn]", "data=digits")[0] == 0
+    files = {str(path.relative_to(run)) for path in run.glob("*evaluation/*")}
+    assert files == {"model_0-evaluation/digits.json", "model_1-evaluation/digits.json"}
 
 
 def test_transfer_to_folders_of_other_classes_and_sizes(tmp_path, command):
