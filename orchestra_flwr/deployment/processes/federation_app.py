@@ -53,12 +53,13 @@ def _end_with(channel: Channel, finished: threading.Event) -> None:
 def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     # Imported with the channel open, so that a failure is reported.
     from flwr.app import ConfigRecord
+    from flwr.superlink.grid.http_grid import HttpGrid
 
     from orchestra_flwr import __version__
     from orchestra_flwr.data import load_dataset
     from orchestra_flwr.deployment.channel.progress_events import RelayedProgress
+    from orchestra_flwr.deployment.processes.superlink_grid import SuperLinkGrid
     from orchestra_flwr.deployment.server_config import ServerConfig
-    from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
     from orchestra_flwr.federation.messages.replies import reply_limit
     from orchestra_flwr.federation.messages.schema import Schemas
     from orchestra_flwr.federation.server.loop import run_federation
@@ -78,7 +79,8 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
         }
     )
     progress = RelayedProgress(channel, config.federation.rounds)
-    streaming = StreamingGrid(grid, reply_limit=reply_limit(config, schemas))
+    assert isinstance(grid, HttpGrid)  # of a simulation it would be another
+    streaming = SuperLinkGrid(grid, reply_limit=reply_limit(config, schemas))
     assert config.federation.min_clients is not None
     members = ConnectedMembers(streaming, greeting, config.federation.min_clients, progress.message)
     folder = RunFolder.resume(path)

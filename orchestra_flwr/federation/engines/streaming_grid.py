@@ -157,11 +157,16 @@ class StreamingGrid(Grid):
             for reply in replies:
                 if reply.has_error():  # of the engine rather than of the client?
                     self._check_engine()
+                    self.give_up(message_id)
                 return reply
             self._check_engine()
             if deadline is not None and time.monotonic() > deadline:
+                self.give_up(message_id)
                 return _failure("no reply within federation.round_timeout", message)
             time.sleep(self._poll)
+
+    def give_up(self, message_id: str) -> None:
+        """Called for a message whose client has not answered it, or only with an error."""
 
     def _check_engine(self) -> None:
         if (why := self._stopped()) is not None:

@@ -202,7 +202,8 @@ class OrchestraStrategy(Strategy):
             dst_node_id=self.round.nodes[client],
             message_type=kind,
             group_id=str(self.round.number),
-            ttl=self._config.federation.round_timeout + 60,
+            # A reply in time may wait as long again while those before it are fetched.
+            ttl=2 * self._config.federation.round_timeout + 60,
         )
 
     def _count_up(self, message: Message) -> None:

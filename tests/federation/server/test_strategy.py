@@ -176,6 +176,12 @@ def test_a_client_may_take_its_message_apart(server):
     assert second.content[ARRAYS] is arrays
 
 
+def test_a_reply_at_the_last_second_may_still_wait_while_others_are_fetched(server):
+    server = server()
+    question = server.ask()[0]
+    assert question.metadata.ttl > 2 * server.config.federation.round_timeout
+
+
 def test_bytes_are_those_of_the_real_messages(server):
     server = server()
     questions = server.ask()

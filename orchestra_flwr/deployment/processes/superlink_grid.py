@@ -1,0 +1,61 @@
+"""The server's connection to its SuperLink, which keeps nothing of clients that did not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from flwr.app import Message
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
+
+
+class SuperLinkGrid(StreamingGrid):
+    """Deletes messages that no client will fetch, and replies that came too late.
+
+    A SuperLink deletes the arrays of a message when its receiver says that it has them. Those for a
+    client that was lost before, and those of a reply that the server no longer waited for, it would
+    keep in memory until the run ends: a model in each such round. A client that comes back for a
+    message without arrays gets none, and waits for the next round.
+
+    Args:
+        grid: Flower's own connection.
+        reply_limit: as for :class:`StreamingGrid`.
+    """
+
+    def __init__(self, grid: HttpGrid, *, reply_limit: int | None = None) -> None:
+        super().__init__(grid, reply_limit=reply_limit)
+        self._superlink = grid
+        self._unanswered: set[str] = set()
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """As :meth:`StreamingGrid.send_and_receive`."""
+        self._delete_late_replies()
+        yield from super().send_and_receive(messages, timeout=timeout)
+
+    def give_up(self, message_id: str) -> None:
+        """As :meth:`StreamingGrid.give_up`."""
+        self._delete(message_id)
+        self._unanswered.add(message_id)
+
+    def _delete_late_replies(self) -> None:
+        """Asks for the replies, but not for their arrays."""
+        if not self._unanswered:
+            return
+        request = PullAppMessagesRequest(message_ids=self._unanswered)
+        for reply in self._superlink._runtime_client.PullMessages(request).messages_list:
+            self._delete(reply.metadata.message_id)
+            # An error of the SuperLink itself is a reply, too: that none can arrive any more.
+            self._unanswered.discard(reply.metadata.reply_to_message_id)
+
+    def _delete(self, message_id: str) -> None:
+        """The SuperLink deletes the arrays of what the server says to have received."""
+        self._superlink._runtime_client.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(
+                node=self._superlink.node, run_id=self.run.run_id, message_object_id=message_id
+            )
+        )

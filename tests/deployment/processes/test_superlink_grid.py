@@ -1,0 +1,215 @@
+"""What a SuperLink keeps of clients that do not answer: on Flower's own state and handlers."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PushObjectRequest,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import iterate_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
+
+from orchestra_flwr.deployment.processes.superlink_grid import SuperLinkGrid
+
+FLOATS = 10_000
+HANDLERS = {
+    "PushMessages": runtime_handlers.push_messages,
+    "PullMessages": runtime_handlers.pull_messages,
+    "PushObject": runtime_handlers.push_object,
+    "PullObject": runtime_handlers.pull_object,
+    "ConfirmMessageReceived": runtime_handlers.confirm_message_received,
+}
+
+
+class SuperLink:
+    """Flower's state in memory, with its handlers, and no network between it and the others."""
+
+    def __init__(self):
+        self.store = InMemoryObjectStore()
+        self.state = InMemoryLinkState(NoOpFederationManager(), self.store)
+        run_id = self.state.create_run(
+            None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP
+        )
+        (self.run,) = self.state.get_run_info(run_ids=[run_id])
+        (task,) = self.state.get_tasks()
+        self.state.claim_task(task.task_id)
+        assert self.state.activate_task(task.task_id)
+        self.grid = HttpGrid(token="not asked for")  # noqa: S106
+        self.grid.set_run(self.run)
+        self.grid._client = SimpleNamespace(
+            **{name: partial(each, state=self.state, task=task) for name, each in HANDLERS.items()}
+        )
+
+    def connected(self, name):
+        """A client's number, with a heartbeat that lasts a minute."""
+        node = self.state.create_node(NOOP_FEDERATION_ID, name, name.encode(), 60)
+        assert self.state.activate_node(node, 60)
+        return node
+
+    def kept(self):
+        """How many models lie in the store, in their bytes."""
+        return sum(len(each.content) for each in self.store.store.values()) // (4 * FLOATS)
+
+
+class Client:
+    def __init__(self, superlink, name):
+        self.superlink, self.node_id = superlink, superlink.connected(name)
+        self.node = Node(node_id=self.node_id)
+
+    def fetch(self):
+        """The message that waits, None without one."""
+        state, store = self.superlink.state, self.superlink.store
+        request = PullMessagesRequest(node=self.node)
+        answer = fleet_handlers.pull_messages(request, state, store)
+        if not answer.messages_list:
+            return None
+        for each in iterate_object_tree(answer.message_object_trees[0]):
+            pull = PullObjectRequest(
+                node=self.node, run_id=self.superlink.run.run_id, object_id=each.object_id
+            )
+            assert fleet_handlers.pull_object(pull, state).object_available
+        message = message_from_proto(answer.messages_list[0])
+        confirmed = ConfirmMessageReceivedRequest(
+            node=self.node,
+            run_id=self.superlink.run.run_id,
+            message_object_id=message.metadata.message_id,
+        )
+        fleet_handlers.confirm_message_received(confirmed, state, store)
+        return message
+
+    def answer(self, message, value):
+        """Pushes a model as the reply."""
+        reply = Message(model(value), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        request = PushMessagesRequest(
+            node=self.node,
+            messages_list=[message_to_proto(remove_content_from_message(reply))],
+            message_object_trees=[get_object_tree(reply)],
+        )
+        answer = fleet_handlers.push_messages(request, self.superlink.state)
+        objects = get_all_nested_objects(reply)
+        for object_id in answer.objects_to_push:
+            push = PushObjectRequest(
+                node=self.node,
+                run_id=self.superlink.run.run_id,
+                session_id=answer.session_id,
+                object_id=object_id,
+                object_content=objects[object_id].deflate(),
+            )
+            assert fleet_handlers.push_object(push, self.superlink.state).stored
+
+
+def model(value):
+    return RecordDict({"arrays": ArrayRecord({"w": Array(np.full(FLOATS, value, np.float32))})})
+
+
+def messages(*clients, value=0.0):
+    content = model(value)
+    return [Message(content, each.node_id, "train", ttl=1000) for each in clients]
+
+
+@pytest.fixture
+def superlink(monkeypatch):
+    superlink = SuperLink()
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_run_id", superlink.run.run_id)
+    monkeypatch.setattr(TaskIdentity, "_node_id", SUPERLINK_NODE_ID)
+    return superlink
+
+
+@pytest.fixture
+def grid(superlink):
+    return SuperLinkGrid(superlink.grid)
+
+
+def a_round(grid, clients, at_work, value):
+    """One round of the grid: what each client does when the messages are there, and the replies."""
+    replies = grid.send_and_receive(messages(*clients, value=value), timeout=0.2)
+    push = grid._grid.push_messages
+
+    def pushed(sent):
+        ids = push(sent)
+        at_work()
+        return ids
+
+    grid._grid.push_messages = pushed
+    try:
+        return list(replies)
+    finally:
+        grid._grid.push_messages = push
+
+
+def test_a_round_that_is_answered_leaves_nothing(superlink, grid):
+    client = Client(superlink, "a")
+    (reply,) = a_round(grid, [client], lambda: client.answer(client.fetch(), 2.0), 1.0)
+    assert reply.content["arrays"]["w"].numpy()[0] == 2
+    assert superlink.kept() == 0
+
+
+def test_a_message_that_nobody_fetched_in_time_is_deleted(superlink, grid):
+    silent = Client(superlink, "silent")
+    for number in range(3):
+        (reply,) = a_round(grid, [silent], lambda: None, float(number))
+        assert "round_timeout" in reply.error.reason
+        assert superlink.kept() == 0
+    assert silent.fetch() is None  # what it would train on is out of date
+
+
+def test_a_message_to_a_client_that_is_lost_is_deleted(superlink, grid):
+    client = Client(superlink, "lost")
+
+    def lose():
+        superlink.state.nodes[client.node_id].online_until = 0
+
+    (reply,) = a_round(grid, [client], lose, 1.0)
+    assert reply.has_error() and "round_timeout" not in reply.error.reason
+    assert superlink.kept() == 0
+
+
+def test_others_still_get_the_model_of_a_message_that_is_given_up(superlink, grid):
+    slow, lost = Client(superlink, "slow"), Client(superlink, "lost")
+    superlink.grid.push_messages(messages(slow, value=1.0))
+    grid.give_up(superlink.grid.push_messages(messages(lost, value=1.0))[0])
+    assert superlink.kept() == 1
+    assert slow.fetch() is not None
+    assert superlink.kept() == 0
+
+
+def test_a_reply_that_came_too_late_is_deleted_in_the_next_round(superlink, grid):
+    slow, quick = Client(superlink, "slow"), Client(superlink, "quick")
+    fetched = []
+    (reply,) = a_round(grid, [slow], lambda: fetched.append(slow.fetch()), 1.0)
+    assert reply.has_error()
+    slow.answer(fetched[0], 5.0)
+    assert superlink.kept() == 1
+    (reply,) = a_round(grid, [quick], lambda: quick.answer(quick.fetch(), 3.0), 2.0)
+    assert reply.content["arrays"]["w"].numpy()[0] == 3
+    assert superlink.kept() == 0
+    assert not grid._unanswered
+
+
+def test_a_reply_that_never_comes_is_not_asked_for_forever(superlink, grid):
+    lost = Client(superlink, "lost")
+    a_round(grid, [lost], lambda: None, 1.0)
+    assert len(grid._unanswered) == 1
+    superlink.state.nodes[lost.node_id].online_until = 0
+    a_round(grid, [], lambda: None, 1.0)
+    assert not grid._unanswered
