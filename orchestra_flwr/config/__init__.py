@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from orchestra_flwr.config.config_file import read_config_file
     from orchestra_flwr.config.evaluate import EvaluateConfig, OfSavedEncoder, SavedEncoderConfig
     from orchestra_flwr.config.overrides import swept_values
-    from orchestra_flwr.config.resume import MAY_GROW, RESUME_MAY_CHANGE
+    from orchestra_flwr.config.resume import MAY_GROW, RESUME_MAY_CHANGE, is_free
     from orchestra_flwr.config.translate import conf_dir
     from orchestra_flwr.config.unread import without_unread
 else:
@@ -65,6 +65,7 @@ else:
         "swept_values": "overrides",
         "MAY_GROW": "resume",
         "RESUME_MAY_CHANGE": "resume",
+        "is_free": "resume",
         "conf_dir": "translate",
         "without_unread": "unread",
     }
@@ -108,6 +109,7 @@ __all__ = [
     "config_to_yaml",
     "described",
     "every_key",
+    "is_free",
     "known_device",
     "load",
     "load_config",

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.overrides import values_of
-from orchestra_flwr.config.renamed import migrated
+from orchestra_flwr.config.renamed import migrated, renamed
 from orchestra_flwr.config.section import Composed, ConfigError, parse
 from orchestra_flwr.config.translate import conf_folders_of
 
@@ -30,6 +30,13 @@ RESUME_MAY_CHANGE = (
     "federation.round_timeout",
 )
 MAY_GROW = "federation.rounds"
+
+
+def is_free(override: str) -> bool:
+    """Whether an override only says where a run is computed or what is shown meanwhile."""
+    (today,) = renamed([override])
+    key = today.partition("=")[0].lstrip("+")
+    return any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE)
 
 
 def resumed(

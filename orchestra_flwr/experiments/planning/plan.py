@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestra_flwr.config import (
@@ -14,8 +15,10 @@ from orchestra_flwr.config import (
     ConfigError,
     EvaluateConfig,
     Section,
+    is_free,
     load,
     load_config,
+    parse,
     without_unread,
 )
 from orchestra_flwr.experiments.planning.description import (
@@ -57,19 +60,22 @@ class Row(Section):
         seed: of the run.
         overrides: arguments of `orchestra-sim`, without the seed.
         run: the name of its folder.
+        rounds: that the run has when it is complete; None in plans of before.
     """
 
     values: dict[str, str]
     seed: int
     overrides: Overrides
     run: str
+    rounds: int | None = None
 
 
 class Plan(Section):
     """All runs of an experiment at a scale; stored beside them, for the report.
 
     Attributes:
-        command: that runs it.
+        command: that runs it; a line for each, where several commands asked for some of the runs.
+        extra: overrides that the command added to those of the experiment; None in plans of before.
         experiment, settings: what is run, and its scale.
         transfer: what the other images are called that encoders are judged by; None without any.
     """
@@ -77,26 +83,55 @@ class Plan(Section):
     name: str
     scale: str
     command: str
+    extra: Overrides | None = None
     experiment: Experiment
     settings: Scale
     rows: tuple[Row, ...]
     transfer: str | None = None
 
     def write(self, folder: Path) -> None:
-        """Writes `<folder>/plans/<name>-<scale>.json`, replacing an older one."""
+        """Writes `<folder>/plans/<name>-<scale>.json`.
+
+        Rows that an earlier command asked for, with other seeds or other values of `only`, stay in
+        the report; those of a command with other overrides are replaced.
+        """
         file = folder / PLANS / f"{self.name}-{self.scale}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, (self.model_dump_json(indent=1) + "\n").encode())
+        plan = self
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            plan = self._with_rows_of(_read_plan(file))
+        write_atomically(file, (plan.model_dump_json(indent=1) + "\n").encode())
+
+    def _with_rows_of(self, earlier: Plan) -> Plan:
+        same = ("extra", "experiment", "settings", "transfer")
+        if any(getattr(self, key) != getattr(earlier, key) for key in same):
+            return self
+        asked = [(row.values, row.seed) for row in self.rows]
+        rows = [*self.rows, *(r for r in earlier.rows if (r.values, r.seed) not in asked)]
+        axes = _axes(self.name, self.experiment, self.settings, self.scale)
+        order = {axis: list(values) for axis, values in axes.items()}
+        rows.sort(key=lambda r: ([order[axis].index(v) for axis, v in r.values.items()], r.seed))
+        commands = dict.fromkeys([*earlier.command.splitlines(), self.command])
+        return self.model_copy(update={"rows": tuple(rows), "command": "\n".join(commands)})
 
 
-def read_plans(folder: Path) -> list[Plan]:
+def read_plans(folder: Path) -> tuple[list[Plan], dict[str, str]]:
     """The plans in a folder of runs, in reading order; none where there are no experiments.
 
-    Raises:
-        ValueError: a file is not a plan.
+    Returns:
+        The plans, and the files that this version cannot read, each with the reason in a line.
     """
-    plans = [Plan.model_validate_json(f.read_text()) for f in (folder / PLANS).glob("*.json")]
-    return sorted(plans, key=lambda plan: (reading_order(plan.name), plan.scale))
+    plans, wrong = [], {}
+    for file in sorted((folder / PLANS).glob("*.json")):
+        try:
+            plans.append(_read_plan(file))
+        except ValueError as error:
+            wrong[f"{PLANS}/{file.name}"] = str(error)
+    return sorted(plans, key=lambda plan: (reading_order(plan.name), plan.scale)), wrong
+
+
+def _read_plan(file: Path) -> Plan:
+    return parse(Plan, json.loads(file.read_text()))
 
 
 def make_plan(
@@ -111,22 +146,26 @@ def make_plan(
 
     Overrides of a row, later ones winning: the scale's, or a preset in their place; the
     experiment's at the scale, those of axes that the scale names, the scale's adjustments, those
-    of axes that the experiment defines, the scaling rule, and `extra`.
+    of axes that the experiment defines, `extra`, and the scaling rule.
 
     Args:
         name: of the experiment.
         scale: paper, medium or small.
         seeds: None: those of the experiment.
         only: values of axes: rows with another value on these axes are left out.
-        extra: further Hydra overrides, of every run.
+        extra: further Hydra overrides, of every run; none that an axis or a rule would lose by.
 
     Returns:
         The plan, and the configuration of each run by the run's name.
 
     Raises:
-        ConfigError: an unknown name, a value that no axis has, or overrides that do not compose.
+        ConfigError: an unknown name, a value that no axis has, or overrides that do not compose or
+            make two rows the same run.
     """
     experiment, settings = load_experiment(name), load_scale(scale)
+    _check_extra(extra)
+    if any(not is_free(override) for override in extra):
+        settings = settings.model_copy(update={"comparable": False})
     axes = _axes(name, experiment, settings, scale)
     composer = _Composer(experiment, settings, scale, axes, extra)
     selected = _selected(axes, only)
@@ -137,13 +176,15 @@ def make_plan(
         if not covers(selected, values) or any(covers(entry, values) for entry in left_out):
             continue
         overrides, config = composer.compose(values)
-        for seed in experiment.seeds if seeds is None else seeds:
+        for seed in dict.fromkeys(experiment.seeds if seeds is None else seeds):
             seeded = config.model_copy(update={"seed": seed})
             run = run_name(seeded, experiment.work)
             configs[run] = seeded
-            rows.append(Row(values=values, seed=seed, overrides=overrides, run=run))
+            rounds = config.federation.rounds
+            rows.append(Row(values=values, seed=seed, overrides=overrides, run=run, rounds=rounds))
     if not rows:
         raise ConfigError(f"only={','.join(only)}: no row has all of these values")
+    _check_rows_differ(rows, replace(composer, extra=()), extra)
     for override in extra:
         if all(override not in row.overrides for row in rows):
             load_config([*rows[0].overrides, override], all_read=True)  # says why nothing reads it
@@ -151,12 +192,41 @@ def make_plan(
         name=name,
         scale=scale,
         command=_command(name, scale, seeds, only, extra),
+        extra=tuple(extra),
         experiment=experiment,
         settings=settings,
         rows=tuple(rows),
         transfer=_label(experiment.at(scale).transfer),
     )
     return plan, configs
+
+
+def _check_extra(extra: Sequence[str]) -> None:
+    for override in extra:
+        key = override.partition("=")[0].lstrip("+")
+        if key in ("seed", "run_dir", "resume"):
+            instead = "seeds=" if key == "seed" else "folder="
+            raise ConfigError(f"{override}: each run of an experiment has its own; use {instead}")
+
+
+def _check_rows_differ(rows: Sequence[Row], without: _Composer, extra: Sequence[str]) -> None:
+    """Refuses overrides in whose place an axis has its values.
+
+    Raises:
+        ConfigError: two rows would be the same run, and are not without the overrides.
+    """
+    first: dict[str, Row] = {}
+    for row in rows if extra else ():
+        other = first.setdefault(row.run, row)
+        if other.values == row.values:
+            continue
+        names = {run_name(without.compose(each.values)[1]) for each in (other, row)}
+        if len(names) > 1:
+            axis = next(a for a in row.values if row.values[a] != other.values[a])
+            raise ConfigError(
+                f"{' '.join(extra)}: makes {axis} {other.values[axis]} and {row.values[axis]} the "
+                "same run; an override cannot set what the experiment varies"
+            )
 
 
 def _command(
@@ -249,16 +319,15 @@ class _Composer:
     extra: Sequence[str]
 
     def compose(self, values: Mapping[str, str]) -> tuple[Overrides, Config]:
-        overrides = self._overrides(values)
+        overrides = [*self._overrides(values), *self.extra]
         scaling = self.experiment.scaling
         if scaling:
             without = {axis: value for axis, value in values.items() if axis != scaling.axis}
             config, reference = (
-                load_config([*chosen, *self.extra])
-                for chosen in (overrides, self._overrides(without))
+                load_config(chosen)
+                for chosen in (overrides, [*self._overrides(without), *self.extra])
             )
             overrides.append(scaled_override(scaling.rule, config, reference))
-        overrides += self.extra
         read = without_unread(load_config(overrides), overrides)
         return tuple(read), load_config(read)
 

@@ -39,11 +39,18 @@ def save(figure: Figure, file: Path) -> None:
         figure.savefig(temporary, format="png")
 
 
-def draw_lines(panels: Mapping[str, Mapping[str, Line]], x_title: str, y_title: str) -> Figure:
-    """A measure along an axis: a panel for every section, a line for every series."""
+def draw_lines(
+    panels: Mapping[str, Mapping[str, Line]], ticks: Sequence[str], x_title: str, y_title: str
+) -> Figure:
+    """A measure along an axis: a panel for every section, a line for every series.
+
+    Args:
+        panels: by section and series, the points, which may be missing for some of the ticks.
+        ticks: the values of the axis, in its order.
+        x_title, y_title: of every panel.
+    """
     figure = new_figure(max(6.0, 5.2 * len(panels)), 4.2)
     for panel, (title, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
-        ticks = list(dict.fromkeys(x for line in series.values() for x, _ in line))
         for number, (name, line) in enumerate(series.items()):
             panel.errorbar(
                 [ticks.index(x) for x, _ in line],

@@ -34,7 +34,8 @@ from orchestra_flwr.experiments.results.tuning import WITH_LABELS, select
 from orchestra_flwr.reporting.text import lookup
 
 Presenter = Callable[[Results, Path], Iterator[Block]]
-STEP = 0.05  # between the accuracies for which rounds are counted
+FIGURES = "figures"  # folder beside the report
+STEPS = 20  # accuracies for which rounds are counted: 5 %, 10 %, ...
 
 
 def show_nothing(results: Results, file: Path) -> Iterator[Block]:
@@ -46,7 +47,8 @@ def show_lines(results: Results, file: Path) -> Iterator[Block]:
     """The measures over an axis, one figure for each."""
     show = results.plan.experiment.show
     assert show.x and show.series
-    for measure in results.plan.experiment.measures:
+    ticks = list(dict.fromkeys(row.values[show.x] for row in results.rows))
+    for number, measure in enumerate(results.plan.experiment.measures):
         panels: dict[str, dict[str, list[tuple[str, Sample]]]] = {}
         for title, rows in results.sections((show.x, show.series)).items():
             for row in rows:
@@ -56,8 +58,11 @@ def show_lines(results: Results, file: Path) -> Iterator[Block]:
                     lines.setdefault(row.values[show.series], []).append(point)
         if panels:
             title = UNITS[measure].title
-            save(draw_lines(panels, show.x_title or show.x, title), file)
-            yield Picture(file, f"{_title(results)}: {title}; bars are deviations over the seeds.")
+            target = file.with_name(f"{file.name}-{measure}") if number else file
+            save(draw_lines(panels, ticks, show.x_title or show.x, title), target)
+            yield Picture(
+                target, f"{_title(results)}: {title}; bars are deviations over the seeds."
+            )
 
 
 def show_rounds(results: Results, file: Path) -> Iterator[Block]:
@@ -89,7 +94,7 @@ def rounds_to_accuracy(lines: Mapping[str, Sequence[Run]]) -> Table:
         return Table(("",), ())
     first = min(min(curve.values()) for curve in curves.values())
     last = max(max(curve.values()) for curve in curves.values())
-    levels = [n * STEP for n in range(1, 20) if first < n * STEP <= last]
+    levels = [n / STEPS for n in range(1, STEPS) if first < n / STEPS <= last]
     rows = []
     for name, curve in curves.items():
         reached = [
@@ -173,12 +178,13 @@ def show_progress(results: Results, file: Path) -> Iterator[Block]:
 
 def show_runs(runs: Sequence[Run], folder: Path) -> Iterator[Block]:
     """The same for runs that belong to no experiment, which are named by what differs."""
-    lines = by_difference([run for run in runs if run.metrics])
+    lines = by_difference([run for run in runs if run.metrics], folder)
+    file = folder / FIGURES / "runs"
     if lines:
-        save(draw_progress(lines), folder / "runs")
+        save(draw_progress(lines), file)
         seeds = max(len(same) for same in lines.values())
         bands = "; bands are deviations over the seeds" if seeds > 1 else ""
-        yield Picture(folder / "runs", f"Loss and accuracy over rounds, traffic and time{bands}.")
+        yield Picture(file, f"Loss and accuracy over rounds, traffic and time{bands}.")
 
 
 PRESENTERS: Mapping[str, Presenter] = {

@@ -64,7 +64,7 @@ def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
         line[tick] = str(row.ours.get(measure, NOTHING))
         beside = [other for other in rows if other.values[show.x] == tick]
         if _is_best(row, beside, measure):
-            strong.add((len(cells) - 1, 1 + ticks.index(tick)))
+            strong.add((list(cells).index(row.values[show.series]), 1 + ticks.index(tick)))
     counts = {len(row.runs) for row in rows}
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     columns = (f"{UNITS[measure].title} by {show.x} ({seeds} seeds)", *ticks)

@@ -17,7 +17,12 @@ from orchestra_flwr.experiments.report.document import (
 )
 from orchestra_flwr.experiments.report.html import to_html
 from orchestra_flwr.experiments.report.markdown import to_markdown
-from orchestra_flwr.experiments.report.presentations import PRESENTERS, show_progress, show_runs
+from orchestra_flwr.experiments.report.presentations import (
+    FIGURES,
+    PRESENTERS,
+    show_progress,
+    show_runs,
+)
 from orchestra_flwr.experiments.report.tables import (
     lines_table,
     provenance,
@@ -29,8 +34,6 @@ from orchestra_flwr.experiments.results.paper import paper_source
 from orchestra_flwr.experiments.results.runs import Run, find_runs, unreadable
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.reporting.text import duration, size
-
-FIGURES = "figures"  # folder beside the report
 
 
 def write_report(folder: str | Path) -> Path:
@@ -51,7 +54,7 @@ def write_report(folder: str | Path) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder")
-    plans, runs = read_plans(folder), find_runs(folder)
+    (plans, damaged), runs = read_plans(folder), find_runs(folder)
     if not plans and not runs:
         raise ConfigError(f"{folder}: holds no runs")
     title = "Experiments" if plans else f"Runs in {folder.resolve().name}"
@@ -60,10 +63,14 @@ def write_report(folder: str | Path) -> Path:
         sources = dict.fromkeys(paper_source(plan.name) for plan in plans)
         blocks += [Paragraph(f"The paper: {source}", "quiet") for source in sources]
         blocks += _scale_warning(plans)
+    blocks += [
+        Paragraph(f"{file} cannot be read, its experiment is left out: {why}", "warning")
+        for file, why in damaged.items()
+    ]
     for plan in plans:
         blocks += _experiment(read_results(plan, folder), folder)
-    planned = {row.run for plan in plans for row in plan.rows}
-    blocks += _other_runs([run for run in runs if run.name not in planned], folder, bool(plans))
+    planned = {folder / row.run for plan in plans for row in plan.rows}
+    blocks += _other_runs([run for run in runs if run.folder not in planned], folder, bool(plans))
     page = folder / "report.html"
     write_atomically(folder / "report.md", to_markdown(blocks, folder).encode())
     write_atomically(page, to_html(title, blocks).encode())
@@ -145,9 +152,10 @@ def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterat
     if beside_plans:
         yield Heading(2, "Other runs")
     errors = unreadable(runs)
-    readable = [run for run in runs if run.name not in errors]
+    readable = [run for run in runs if run.folder not in errors]
     yield runs_table(readable, folder)
-    for name, reason in errors.items():
+    for path, reason in errors.items():
+        name = path.relative_to(folder).as_posix()
         yield Paragraph(
             f"{name} is left out, its configuration was written by another version: {reason}"
         )
@@ -156,5 +164,5 @@ def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterat
         (run.summary.get(f"bytes_{way}") or 0) for run in readable for way in ("up", "down")
     )
     yield Paragraph(f"Together {duration(seconds)} of rounds and {size(traffic)} sent.", "quiet")
-    yield from show_runs(readable, folder / FIGURES)
+    yield from show_runs(readable, folder)
     yield Folded("Where they ran", (Items(tuple(provenance(readable))),))

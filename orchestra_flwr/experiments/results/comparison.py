@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestra_flwr.experiments.planning import Measure, Plan
+from orchestra_flwr.experiments.planning import Measure, Plan, Row
 from orchestra_flwr.experiments.results.paper import paper_value
-from orchestra_flwr.experiments.results.runs import LOGS, Run, last_error, read_run
+from orchestra_flwr.experiments.results.runs import LOGS, Run, last_error, read_run, unreadable
 from orchestra_flwr.experiments.results.statistics import Sample
 
 
@@ -113,6 +113,9 @@ class Results:
 def read_results(plan: Plan, folder: Path) -> Results:
     """Reads the runs of a plan.
 
+    A run counts if it is complete and no longer than the plan has it: one that was resumed with
+    more rounds is left out, and so is one that this version cannot read.
+
     Raises:
         ValueError: a file of a run is damaged.
     """
@@ -121,7 +124,12 @@ def read_results(plan: Plan, folder: Path) -> Results:
     for row in plan.rows:
         runs = by_row.setdefault(tuple(row.values.items()), [])
         run = read_run(folder / row.run)
-        if run is not None and run.summary:
+        if run is not None and (why := unreadable([run])):
+            incomplete[row.run] = Incomplete(row.run, f"cannot be read: {why[run.folder]}")
+        elif run is not None and run.summary and _has_more_rounds(run, row):
+            rounds = run.config.federation.rounds
+            incomplete[row.run] = Incomplete(row.run, f"has {rounds} rounds, not {row.rounds}")
+        elif run is not None and run.summary:
             runs.append(run)
             missing = [m for m in plan.experiment.measures if run.lacks(m, plan.transfer)]
             if missing:
@@ -131,6 +139,10 @@ def read_results(plan: Plan, folder: Path) -> Results:
             incomplete[row.run] = Incomplete(row.run, _why(run, folder / LOGS / f"{row.run}.log"))
     rows = tuple(_result(plan, dict(values), runs) for values, runs in by_row.items())
     return Results(plan, rows, tuple(incomplete.values()))
+
+
+def _has_more_rounds(run: Run, row: Row) -> bool:
+    return row.rounds is not None and run.config.federation.rounds > row.rounds
 
 
 def _result(plan: Plan, values: dict[str, str], runs: list[Run]) -> Result:

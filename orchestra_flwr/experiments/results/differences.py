@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import Config
@@ -16,32 +17,52 @@ NO_VALUE = "null"
 UNREAD = object()
 
 
-def by_difference(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def by_difference(runs: Sequence[Run], folder: Path) -> dict[str, list[Run]]:
     """Runs by names such as "method=simclr, training.lr=0.01"; seeds of one are together.
 
     Of a choice that differs (method, data ...) its options are left out, and so is what a run does
-    not read. Runs that differ in nothing but where they are have their folders' names.
+    not read; only runs that would then have one name are told apart by options as well. Runs that
+    differ in nothing but where they are have their folders' names.
 
     Args:
         runs: with configurations that can be read.
+        folder: that holds all of them.
     """
     values = [_read(run.config) for run in runs]
-    keys = _differing(values)
-    named: dict[str, list[Run]] = {}
-    for run, mine in zip(runs, values, strict=True):
-        shown = [
-            f"{key.removesuffix('.name')}={mine.get(key, NO_VALUE)}"
-            for key in keys
-            if mine.get(key) is not UNREAD
-        ]
-        named.setdefault(", ".join(shown[:MOST_KEYS]), []).append(run)
+    groups: dict[frozenset[tuple[str, Any]], list[int]] = {}
+    for number, mine in enumerate(values):
+        groups.setdefault(frozenset(mine.items()), []).append(number)
+    names = _names([values[members[0]] for members in groups.values()])
     found: dict[str, list[Run]] = {}
-    for name, members in named.items():
-        if name and len({run.config.seed for run in members}) == len(members):
-            found[name] = members
+    for name, members in zip(names, groups.values(), strict=True):
+        same = [runs[number] for number in members]
+        if name and name not in found and len({run.config.seed for run in same}) == len(same):
+            found[name] = same
         else:  # the same run several times, or nothing differs
-            found |= {f"{name}, {run.name}".removeprefix(", "): [run] for run in members}
+            for run in same:
+                place = run.folder.relative_to(folder).as_posix()
+                found[f"{name}, {place}".removeprefix(", ")] = [run]
     return found
+
+
+def _names(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each; those that are equal by the first keys get further ones."""
+    names = [_name(mine, _differing(values)) for mine in values]
+    for name in {each for each in names if names.count(each) > 1}:
+        members = [number for number, each in enumerate(names) if each == name]
+        keys = _differing([values[number] for number in members])
+        for number in members:
+            names[number] = f"{name}, {_name(values[number], keys)}".removeprefix(", ")
+    return names
+
+
+def _name(mine: Mapping[str, Any], keys: Sequence[str]) -> str:
+    shown = [
+        f"{key.removesuffix('.name')}={mine.get(key, NO_VALUE)}"
+        for key in keys
+        if mine.get(key) is not UNREAD
+    ]
+    return ", ".join(shown[:MOST_KEYS])
 
 
 def _differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -49,10 +70,7 @@ def _differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
     keys = dict.fromkeys(key for each in values for key in each)
     missing = object()
     differing = [
-        key
-        for key in keys
-        if key.partition(".")[0] not in PLACES
-        and len({each.get(key, missing) for each in values} - {UNREAD}) > 1
+        key for key in keys if len({each.get(key, missing) for each in values} - {UNREAD}) > 1
     ]
     choices = {key.removesuffix("name") for key in differing if key.endswith(".name")}
     return [
@@ -63,11 +81,12 @@ def _differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _read(config: Config) -> dict[str, Any]:
-    """All values as they are written, by their full names; UNREAD where nothing reads them."""
+    """What the run computes: values by their full names, UNREAD where nothing reads them."""
     unread = config.unread()
     return {
         key: UNREAD if why_unread(key, unread) else value
         for key, value in _flat(config.model_dump(mode="json")).items()
+        if key.partition(".")[0] not in PLACES
     }
 
 

@@ -149,14 +149,14 @@ def last_error(log: Path) -> str | None:
     return next((li.removeprefix("error: ") for li in reversed(lines) if "rror: " in li), None)
 
 
-def unreadable(runs: Sequence[Run]) -> dict[str, str]:
-    """The names of runs whose configuration this version cannot read, with the error."""
+def unreadable(runs: Sequence[Run]) -> dict[Path, str]:
+    """The folders of runs whose configuration this version cannot read, with the error."""
     wrong = {}
     for run in runs:
         try:
             _ = run.config
         except ConfigError as error:
-            wrong[run.name] = str(error)
+            wrong[run.folder] = str(error)
     return wrong
 
 

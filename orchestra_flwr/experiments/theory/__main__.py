@@ -68,6 +68,8 @@ def _parsed(arguments: Sequence[str]) -> tuple[Path, list[tuple[int, int, int]]]
             if not all(part.isdigit() for part in text.split(",")):
                 raise ValueError(f"{each}: must be whole numbers, such as {key}={values[key][0]}")
             values[key] = [int(part) for part in text.split(",")]
+    if len(values["seed"]) > 1:
+        raise ValueError("seed: must be one number")
     if len(folders) != 1:
         raise ValueError("one folder for the results must be given (--help)")
     if min(values["sources"]) < 2:

@@ -229,8 +229,66 @@ def test_plans_are_stored_and_read_back_in_reading_order(tmp_path):
         ("figure10", ()), ("figure9", ["Orchestra"]), ("table6", ()))]  # fmt: skip
     for plan in written:
         plan.write(tmp_path)
-    assert read_plans(tmp_path) == [written[2], written[1], written[0]]
-    assert read_plans(tmp_path / "nowhere") == []
+    assert read_plans(tmp_path) == ([written[2], written[1], written[0]], {})
+    assert read_plans(tmp_path / "nowhere") == ([], {})
+
+
+def test_a_file_that_is_no_plan_is_named_and_the_others_are_read(tmp_path):
+    plan, _ = make_plan("table6", "small")
+    plan.write(tmp_path)
+    (tmp_path / "plans" / "other.json").write_text("{}")
+    (tmp_path / "plans" / "cut.json").write_text('{"name": ')
+    plans, wrong = read_plans(tmp_path)
+    assert plans == [plan]
+    assert wrong["plans/other.json"] == "name: must be given"
+    assert set(wrong) == {"plans/other.json", "plans/cut.json"}
+    assert not any("\n" in why for why in wrong.values())
+
+
+def test_rows_that_an_earlier_command_asked_for_stay(tmp_path):
+    def rows(*seeds, **others):
+        make_plan("table6", "small", seeds=seeds, **others)[0].write(tmp_path)
+        ((plan,), _) = read_plans(tmp_path)
+        return plan, [(row.values["variant"], row.seed) for row in plan.rows]
+
+    plan, _ = rows(0, only=["base"])
+    plan, found = rows(2, 1, 1)
+    assert found == [
+        *[("base", 0), ("base", 1), ("base", 2), ("no rotation", 1), ("no rotation", 2)],
+        *[("no target", 1), ("no target", 2)],
+    ]
+    assert plan.command.splitlines() == [
+        "orchestra-experiment experiment=table6 scale=small seeds=0 only='base'",
+        "orchestra-experiment experiment=table6 scale=small seeds=2,1,1",
+    ]
+    _, found = rows(0, only=["base"], extra=["training.lr=0.5"])  # is another experiment
+    assert found == [("base", 0)]
+
+
+def test_a_rule_follows_its_axis_from_what_an_override_sets():
+    plan, configs = make_plan(
+        "figure7", "paper", only=["CIFAR-10", "Orchestra"], extra=["training.lr=0.1"]
+    )
+    rate = {r: cell(plan, configs, participation=r).training.lr for r in ("0.1", "0.5", "1.0")}
+    assert rate["0.5"] == 0.1
+    assert rate["1.0"] == pytest.approx(0.1 * 2**0.5, rel=1e-5)
+
+
+def test_an_override_cannot_set_what_is_varied():
+    with pytest.raises(
+        ConfigError, match=r"training.local_epochs=3: makes .* 1 and 2 the same run"
+    ):
+        make_plan("figure8", "small", extra=["training.local_epochs=3"])
+    for override in ("seed=7", "run_dir=x", "resume=x"):
+        with pytest.raises(ConfigError, match=f"{override}: each run of an experiment has its own"):
+            make_plan("figure8", "small", extra=[override])
+
+
+def test_what_an_override_changes_is_not_compared_with_the_paper():
+    plan, _ = make_plan("table6", "paper", extra=["data.root=photos", "device=cpu"])
+    assert plan.settings.comparable
+    plan, _ = make_plan("table6", "paper", extra=["federation.rounds=5"])
+    assert not plan.settings.comparable
 
 
 def test_wrong_overrides_are_refused_before_anything_runs():

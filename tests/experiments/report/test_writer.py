@@ -9,8 +9,9 @@ import pytest
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.experiments.__main__ import main
+from orchestra_flwr.experiments.report import presentations
 from orchestra_flwr.experiments.report.presentations import rounds_to_accuracy
-from orchestra_flwr.experiments.report.tables import NOTHING, results_table
+from orchestra_flwr.experiments.report.tables import NOTHING, lines_table, results_table
 from orchestra_flwr.experiments.report.writer import write_report
 from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.paper import paper_value
@@ -61,6 +62,30 @@ def test_what_is_missing_failed_or_unfinished_is_listed_with_its_reason(
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "3 of 6 runs are not complete" in text and "failed: the disk is full" in text
+
+
+def test_a_run_that_went_on_or_cannot_be_read_is_left_out(make_experiment, make_run, tmp_path):
+    plan = make_experiment("table6", "small", ablations)
+    rows = tuple(row.model_copy(update={"rounds": 100}) for row in plan.rows)
+    longer, damaged = (row.run for row in rows if row.values["variant"] == "base")
+    config = tmp_path / longer / "config.yaml"
+    config.write_text(config.read_text().replace("rounds: 100", "rounds: 200"))
+    config = tmp_path / damaged / "config.yaml"
+    config.write_text(config.read_text().replace("name: dirichlet", "name: mine"))
+    results = read_results(plan.model_copy(update={"rows": rows}), tmp_path)
+    reasons = {run.name: run.reason for run in results.incomplete}
+    assert reasons[longer] == "has 200 rounds, not 100"
+    assert reasons[damaged].startswith("cannot be read: partition=mine: must be one of")
+    assert [row.runs for row in results.rows if row.values["variant"] == "base"] == [()]
+    write_report(tmp_path)
+
+
+def test_a_damaged_plan_is_named_in_the_report(make_experiment, tmp_path):
+    make_experiment("table6", "small", ablations)
+    (tmp_path / "plans" / "other.json").write_text("{}")
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "plans/other.json cannot be read" in text and "71.00" in text
 
 
 @pytest.mark.parametrize("number", [3, 4, 5, 6, 7])
@@ -168,6 +193,44 @@ def test_lines_have_figures_and_a_table_by_series_and_axis(make_experiment, tmp_
     assert ["f-BYOL", "40.00", "50.00", "60.00"] in rows
 
 
+def test_the_axis_keeps_its_order_where_a_series_lacks_a_point(
+    make_experiment, tmp_path, monkeypatch
+):
+    def results(values, seed):
+        if (values["method"], values["alpha"]) == ("f-SimCLR", "1e5"):
+            return None
+        return {"summary": {"linear": 0.5}}
+
+    figures = []
+    monkeypatch.setattr(presentations, "save", lambda figure, file: figures.append(figure))
+    plan = make_experiment("figure5", "small", results, seeds=(0,))
+    list(presentations.show_lines(read_results(plan, tmp_path), tmp_path / "f"))
+    (panel, *_) = figures[0].axes
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["1e5", "0.1", "1e-3"]
+    (first, *_) = panel.get_lines()
+    assert list(first.get_xdata()) == [1, 2]
+
+
+def test_each_measure_has_its_figure_and_the_best_of_each_column_is_bold(make_experiment, tmp_path):
+    def results(values, seed):
+        best = {"1e5": "Orchestra", "0.1": "RotPred", "1e-3": "f-BYOL"}[values["alpha"]]
+        return {"summary": {"linear": 0.4 + 0.2 * (values["method"] == best), "knn": 0.3}}
+
+    plan = make_experiment("figure5", "small", results, seeds=(0,))
+    experiment = plan.experiment.model_copy(update={"measures": ("linear", "knn")})
+    # The axis that is drawn along stands before that of the series.
+    alphas = ["1e5", "0.1", "1e-3"]
+    rows = tuple(sorted(plan.rows, key=lambda row: alphas.index(row.values["alpha"])))
+    plan = plan.model_copy(update={"experiment": experiment, "rows": rows})
+    found = read_results(plan, tmp_path)
+    pictures = list(presentations.show_lines(found, tmp_path / "f"))
+    assert len({picture.file.with_suffix(".png").read_bytes() for picture in pictures}) == 2
+    (section,) = found.sections(experiment.show.row_axes).values()
+    table = lines_table(section, plan)
+    bold = {table.rows[row][0]: table.columns[column] for row, column in table.strong}
+    assert bold == {"Orchestra": "1e5", "RotPred": "0.1", "f-BYOL": "1e-3"}
+
+
 def curve(*knn):
     return [{"scores": {"target": {"knn": value}} if value else None} for value in knn]
 
@@ -180,6 +243,12 @@ def test_rounds_to_accuracy_by_hand(make_run):
     table = rounds_to_accuracy({"fast": fast, "slow": slow, "none": []})
     assert table.columns == ("", "25 %", "30 %", "35 %")
     assert table.rows == (("fast", "2", "2", "3"), ("slow", "1", NOTHING, NOTHING))
+
+
+def test_an_accuracy_that_is_met_exactly_counts(make_run):
+    run = read_run(make_run("exact", {}, metrics=curve(0.2, 0.3, 0.35, 0.36)))
+    table = rounds_to_accuracy({"exact": [run]})
+    assert table.columns[2:] == ("30 %", "35 %") and table.rows[0][2:] == ("1", "2")
 
 
 def test_tuning_selects_and_shows_the_correlation(make_experiment, tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from orchestra_flwr.experiments.results.differences import by_difference
+from orchestra_flwr.experiments.results import differences
 from orchestra_flwr.experiments.results.runs import read_run
 
 
@@ -14,6 +14,10 @@ def runs(make_run):
         return [read_run(folder) for folder in folders]
 
     return make
+
+
+def by_difference(runs):
+    return differences.by_difference(runs, runs[0].folder.parent)
 
 
 def names(found):
@@ -74,3 +78,36 @@ def test_at_most_four_keys_are_named(runs):
             "evaluation.every=3"]  # fmt: skip
     found = by_difference(runs(many, []))
     assert [len(name.split(", ")) for name in found] == [4, 4]
+
+
+def test_runs_that_differ_beyond_the_fourth_key_are_not_one(runs):
+    many = ["training.lr=0.2", "federation.rounds=7", "partition.alpha=3", "data.train_limit=50"]
+    found = by_difference(
+        runs([*many, "evaluation.every=3", "seed=0"], [*many, "evaluation.every=5", "seed=1"], [])
+    )
+    assert len(found) == 3
+    assert sorted(name.split(", ")[-1] for name in found if "rounds=7" in name) == [
+        "evaluation.every=3",
+        "evaluation.every=5",
+    ]
+
+
+def test_options_of_a_choice_tell_its_runs_apart_where_nothing_else_does(runs):
+    found = by_difference(
+        runs(
+            ["method=simclr", "method.temperature=0.1", "seed=0"],
+            ["method=simclr", "method.temperature=0.9", "seed=1"],
+            [],
+        )
+    )
+    assert len(found) == 3
+    assert {name for name in found if "simclr" in name} == {
+        "method=simclr, method.temperature=0.1",
+        "method=simclr, method.temperature=0.9",
+    }
+
+
+def test_equal_runs_in_folders_of_one_name_are_both_there(make_run):
+    folders = [make_run(f"{parent}/seed0", {}) for parent in "xy"]
+    found = differences.by_difference(list(map(read_run, folders)), folders[0].parent.parent)
+    assert list(found) == ["x/seed0", "y/seed0"]

@@ -76,7 +76,7 @@ def test_a_run_with_a_plugin_that_is_not_here_is_left_out(make_run):
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(text.replace("name: iid", "name: mine").replace(
         "name: dirichlet", "name: mine"))  # fmt: skip
-    assert "partition=mine: must be one of" in unreadable([read_run(path)])["r"]
+    assert "partition=mine: must be one of" in unreadable([read_run(path)])[path]
 
 
 def test_a_broken_file_is_named(make_run):

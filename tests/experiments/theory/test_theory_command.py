@@ -34,6 +34,7 @@ def test_table_values_and_picture(tmp_path, capsys):
         (["a", "size=3"], "size: unknown key, must be one of dimensions, sources, seed"),
         (["a", "sources=many"], "sources=many: must be whole numbers, such as sources=3"),
         (["a", "sources=1"], "sources=1: must be at least 2"),
+        (["a", "seed=1,2"], "seed: must be one number"),
         (["a", "dimensions=8"], "dimensions=8: must be at least 20"),
     ],
 )
