@@ -64,20 +64,22 @@ def _locked_folder() -> tuple[Path, IO[bytes]]:
 def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another process may remove it, too
-            if _is_abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+            _remove_if_abandoned(folder)
 
 
-def _is_abandoned(folder: Path) -> bool:
-    """Whether a folder is this user's, and no process holds its lock."""
+def _remove_if_abandoned(folder: Path) -> None:
+    """Removes a folder of this user's whose lock no process holds.
+
+    Raises:
+        OSError: its lock is held, or it is gone already.
+    """
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        return False
+        return
     if not (folder / LOCK).exists():
-        return time.time() - status.st_mtime > YOUNG
-    with (folder / LOCK).open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+        if time.time() - status.st_mtime > YOUNG:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    with (folder / LOCK).open("rb") as lock:  # held until the folder is gone
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
