@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -13,6 +12,7 @@ from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.evaluation.knn import fewer_voters
 from orchestra_flwr.evaluation.scores import evaluate_by
 from orchestra_flwr.models import Encoder, EncoderSpec, encoder_of
+from orchestra_flwr.models.encoder import read_description
 from orchestra_flwr.training import resolve_device, torch_threads
 
 logger = logging.getLogger("orchestra_flwr.evaluation")
@@ -26,14 +26,16 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates the encoder that a configuration names.
 
     Returns:
-        `dataset` (what to call it) and `backbone` by name, `data` (the configuration of the
-        images), `images` (how many for training and testing), and what :func:`evaluate_by` returns.
+        `dataset` (what to call it) and `backbone` by name, `weights_sha256` (of the encoder's
+        file, by which other weights in the same place are told apart; None of an encoder of version
+        0.1), `data` (the configuration of the images), `images` (how many for training and
+        testing), and what :func:`evaluate_by` returns.
 
     Raises:
         ConfigError: no encoder, or images that are missing, unlabelled or do not fit it.
         EvaluationError: features that are not finite.
     """
-    encoder, about = _load(config)
+    encoder, description = _load(config)
     data = config.images()
     _check_size(data, encoder.spec)
     dataset = load_dataset(data)
@@ -60,7 +62,8 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
         logger.warning("%s", said)
     return {
         "dataset": data.label,
-        "backbone": about.get("backbone"),
+        "backbone": description.get("about", {}).get("backbone"),
+        "weights_sha256": description.get("weights_sha256"),
         **scores,
         "images": {"train": len(train[1]), "test": len(test[1])},
         "data": {**data.model_dump(), "normalise": encoder.spec.normalise},
@@ -69,7 +72,7 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
 
 def _load(config: EvaluateConfig) -> tuple[Encoder, dict[str, Any]]:
     encoder = encoder_of(config, resolve_device(config.device))
-    return encoder, json.loads(config.encoder.with_suffix(".json").read_text()).get("about", {})
+    return encoder, read_description(config.encoder.with_suffix(".json"))
 
 
 def _check_size(data: DataConfig, spec: EncoderSpec) -> None:

@@ -12,6 +12,7 @@ from orchestra_flwr.config import ConfigError, EvaluateConfig, ModelConfig, conf
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.evaluation import extract_features, knn_accuracy, linear_accuracy
 from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 
 
@@ -43,6 +44,7 @@ def test_the_file_holds_what_the_runs_own_images_give(run, command, tiny):
     assert "| kNN " in out and "fine-tuned with 1 % of the labels" in out and "±" in out
     told = json.loads((run / "evaluation" / "digits.json").read_text())
     assert (told["dataset"], told["backbone"]) == ("digits", "target")
+    assert told["weights_sha256"] == file_sha256(run / "encoder.safetensors")
     assert told["images"] == {"train": 120, "test": 60}
     from orchestra_flwr import load_encoder
 

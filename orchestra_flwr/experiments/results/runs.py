@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
 
 EVALUATIONS = "evaluation"  # folder of a run folder: a file for every data set it was evaluated on
+ENCODER = "encoder.json"  # in a run folder: what the saved encoder is
 LOGS = "logs"  # folder beside the runs of an experiment: what they printed
 
 # Where measures stand in `summary.json`, but for those under their own name.
@@ -49,7 +50,7 @@ class Run:
     Attributes:
         folder: where it is.
         summary: `summary.json`; empty where the run has not ended.
-        evaluations: `evaluation/<data set>.json` by data set.
+        evaluations: `evaluation/<data set>.json` by data set, of the weights that the run saves.
     """
 
     folder: Path
@@ -83,7 +84,7 @@ class Run:
 
         It is read from `encoder.json`; while the run goes on, it is the first in the scores.
         """
-        about = _read_json(self.folder / "encoder.json").get("about") or {}
+        about = _read_json(self.folder / ENCODER).get("about") or {}
         scores: dict[str, Any] = next((r["scores"] for r in self.metrics if r.get("scores")), {})
         return str(about.get("backbone") or next(iter(scores), "target"))
 
@@ -126,12 +127,41 @@ def read_run(folder: Path) -> Run | None:
     """
     if not (folder / "config.yaml").is_file():
         return None
-    files = sorted((folder / EVALUATIONS).glob("*.json"))
+    found = {file: _read_json(file) for file in sorted((folder / EVALUATIONS).glob("*.json"))}
     return Run(
         folder,
         summary=_read_json(folder / "summary.json"),
-        evaluations={file.stem: _read_json(file) for file in files},
+        evaluations={
+            file.stem: stored
+            for file, stored in found.items()
+            if is_of_saved_weights(file, stored, folder)
+        },
     )
+
+
+def saved_weights(folder: Path) -> str | None:
+    """The SHA-256 of the encoder that a run saves; None: there is none, or it is of version 0.1."""
+    digest: str | None = _read_json(folder / ENCODER).get("weights_sha256")
+    return digest
+
+
+def is_of_saved_weights(file: Path, stored: Mapping[str, Any], folder: Path) -> bool:
+    """Whether something was computed with the weights that a run saves now.
+
+    A run that is resumed with more rounds saves other ones. Files of earlier versions do not say
+    which weights they are of: they count unless they are older than the encoder. So does every file
+    where there is no encoder any more.
+
+    Args:
+        file: where it is stored.
+        stored: what it holds; `weights_sha256` is the SHA-256 of the encoder that it is of.
+        folder: the run's.
+    """
+    now, then = saved_weights(folder), stored.get("weights_sha256")
+    if now is not None and then is not None:
+        return bool(now == then)
+    encoder = folder / ENCODER
+    return not encoder.is_file() or file.stat().st_mtime >= encoder.stat().st_mtime
 
 
 def find_runs(folder: Path) -> list[Run]:

@@ -1,3 +1,5 @@
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,33 @@ def test_runs_are_found_in_both_layouts(make_run, tmp_path):
     assert [run.name for run in find_runs(tmp_path)] == ["flat", "2026-01-01"]
     assert [run.name for run in find_runs(tmp_path / "flat")] == ["flat"]
     assert read_run(tmp_path / "logs") is None
+
+
+def test_evaluations_of_other_weights_do_not_count(make_run):
+    """A run that was resumed with more rounds has another encoder than the one evaluated before."""
+    path = make_run("r", {"linear": 0.5}, finetune={"0.01": 0.3})
+    (file,) = (path / "evaluation").iterdir()
+    evaluation = json.loads(file.read_text())
+
+    def counts(evaluated, saved):
+        file.write_text(json.dumps({**evaluation, **evaluated}))
+        (path / "encoder.json").write_text(json.dumps(saved))
+        return read_run(path).measure("finetune_1") == 0.3
+
+    assert counts({"weights_sha256": "a"}, {"weights_sha256": "a"})
+    assert not counts({"weights_sha256": "a"}, {"weights_sha256": "b"})
+    (path / "encoder.json").unlink()  # records alone were kept
+    assert read_run(path).measure("finetune_1") == 0.3
+
+
+def test_evaluations_of_earlier_versions_count_unless_they_are_older_than_the_encoder(make_run):
+    path = make_run("r", {"linear": 0.5}, finetune={"0.01": 0.3})
+    (path / "encoder.json").write_text('{"weights_sha256": "a"}')
+    (file,) = (path / "evaluation").iterdir()
+    os.utime(path / "encoder.json", (1000, 1000))
+    assert read_run(path).measure("finetune_1") == 0.3
+    os.utime(file, (999, 999))
+    assert read_run(path).measure("finetune_1") is None
 
 
 def test_a_run_with_real_clients_is_read(make_run):
