@@ -300,7 +300,7 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
 
     try:
         told = {**evaluate_saved(config), "command": command}
-        file = write_evaluation(config.beside("evaluation"), told)
+        file = write_evaluation(config.beside("evaluation"), told, config.name)
     except (OSError, EvaluationError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1

@@ -13,7 +13,16 @@ from typing import Literal, TextIO
 
 from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError, renamed
 from orchestra_flwr.experiments.planning import Plan, classes_held_by_clients
-from orchestra_flwr.experiments.results.runs import LOGS, last_error, read_run
+from orchestra_flwr.experiments.planning.transfer import PROTOCOLS
+from orchestra_flwr.experiments.results.runs import (
+    FINETUNED,
+    FINETUNING,
+    LOGS,
+    TRANSFER,
+    Run,
+    last_error,
+    read_run,
+)
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.reporting import RunFolder, environment
 from orchestra_flwr.reporting.text import duration
@@ -21,7 +30,6 @@ from orchestra_flwr.reporting.text import duration
 Announce = Callable[[str], None]
 POLL = 0.1  # seconds between looks at the processes
 GRACE = 20  # seconds that an interrupted run has to end; its checkpoint is safe in any case
-FINETUNED = {"finetune_1", "finetune_10"}
 
 
 @dataclass
@@ -86,7 +94,6 @@ def run_jobs(todo: list[Job], folder: Path, jobs: int, announce: Announce) -> li
 
 def jobs_of(plan: Plan, folder: Path) -> list[Job]:
     """The jobs that are still to be done, in the order of the plan; none for complete runs."""
-    finetunes = bool(FINETUNED & set(plan.experiment.measures))
     found: dict[str, Job] = {}
     for row in plan.rows:
         path = folder / row.run
@@ -98,15 +105,27 @@ def jobs_of(plan: Plan, folder: Path) -> list[Job]:
         elif not run.summary:
             moved = [o for o in row.overrides if _may_change(o)]
             steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
-        if finetunes and not (run and run.evaluation):
-            steps.append(_command("orchestra_flwr.evaluation", [f"run={path}"]))
-        if plan.transfer and not (run and plan.transfer in run.evaluations):
-            there = plan.experiment.at(plan.scale).transfer
-            given = [f"run={path}", *there, "protocols=[linear,linear_10,linear_1]"]
-            steps.append(_command("orchestra_flwr.evaluation", given))
+        steps += _evaluations(plan, path, run)
         if steps:
             found.setdefault(row.run, Job(row.run, steps, was_begun=begun))
     return list(found.values())
+
+
+def _evaluations(plan: Plan, path: Path, run: Run | None) -> list[list[str]]:
+    """The evaluations of a saved encoder that the plan's measures are still to be taken from."""
+    trained = run if run and run.summary else None  # the others are still to save their encoder
+    missing = {
+        measure
+        for measure in {*FINETUNED, *TRANSFER}.intersection(plan.experiment.measures)
+        if trained is None or trained.lacks(measure, plan.transfer)
+    }
+    wanted = []
+    if missing & FINETUNED.keys():
+        wanted.append(["protocols=[finetune]", f"name={FINETUNING}"])
+    if plan.transfer and missing & TRANSFER.keys():
+        images = plan.experiment.at(plan.scale).transfer
+        wanted.append([*images, PROTOCOLS, f"name={plan.transfer}"])
+    return [_command("orchestra_flwr.evaluation", [f"run={path}", *given]) for given in wanted]
 
 
 def _command(module: str, arguments: Sequence[str]) -> list[str]:

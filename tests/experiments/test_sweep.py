@@ -134,37 +134,90 @@ def test_a_run_is_resumed_with_keys_of_version_0_1(tmp_path):
     assert load_config(arguments).engine.settings.workers == 2
 
 
-def test_what_is_fine_tuned_is_evaluated_after_its_training(tmp_path):
+@pytest.fixture
+def fine_tuned(tmp_path):
+    """A plan of one run that needs fine-tuning, and the evaluation's command."""
     plan, configs = make_plan("table6", "small", seeds=[0], only=["base"])
-    (row,) = plan.rows
     measures = {"measures": ("linear", "finetune_1")}
     plan = plan.model_copy(update={"experiment": plan.experiment.model_copy(update=measures)})
+    words = [f"run={tmp_path / plan.rows[0].run}", "protocols=[finetune]", "name=finetuning"]
+    return plan, configs, [sys.executable, "-m", "orchestra_flwr.evaluation", *words]
+
+
+def write_run(folder, config, summary=None, **evaluations):
+    """A run folder with evaluations by their names; without a summary it has not ended."""
+    (folder / "evaluation").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(json.dumps(config.model_dump()))
+    if summary:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    for name, content in evaluations.items():
+        (folder / "evaluation" / f"{name}.json").write_text(json.dumps(content))
+
+
+TUNED = {"finetune": {"0.01": {"mean": 0.3}, "0.1": {"mean": 0.4}}}
+
+
+def test_what_is_fine_tuned_is_evaluated_after_its_training(tmp_path, fine_tuned):
+    plan, configs, evaluate = fine_tuned
+    (row,) = plan.rows
     (job,) = jobs_of(plan, tmp_path)
-    evaluate = [sys.executable, "-m", "orchestra_flwr.evaluation", f"run={tmp_path / row.run}"]
     assert len(job.steps) == 2 and job.steps[1] == evaluate
-    folder = tmp_path / row.run
-    (folder / "evaluation").mkdir(parents=True)
-    (folder / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
-    (folder / "summary.json").write_text('{"linear": 0.5}')
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5})
     (job,) = jobs_of(plan, tmp_path)
     assert job.steps == [evaluate]
-    (folder / "evaluation" / "digits.json").write_text('{"finetune": {}}')
+    write_run(tmp_path / row.run, configs[row.run], finetuning=TUNED)
     assert jobs_of(plan, tmp_path) == []
 
 
+def test_an_evaluation_that_lacks_a_measure_is_made_again(tmp_path, fine_tuned):
+    plan, configs, evaluate = fine_tuned
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5}, finetuning={"finetune": {}})
+    (job,) = jobs_of(plan, tmp_path)
+    assert job.steps == [evaluate]
+
+
+def test_an_evaluation_of_earlier_weights_is_made_again(tmp_path, fine_tuned):
+    """Before the training has gone on, and afterwards."""
+    plan, configs, evaluate = fine_tuned
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run], finetuning={**TUNED, "weights_sha256": "a"})
+    (tmp_path / row.run / "encoder.json").write_text('{"weights_sha256": "a"}')
+    (job,) = jobs_of(plan, tmp_path)
+    assert len(job.steps) == 2 and job.steps[1] == evaluate
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5})
+    assert jobs_of(plan, tmp_path) == []
+    (tmp_path / row.run / "encoder.json").write_text('{"weights_sha256": "b"}')
+    (job,) = jobs_of(plan, tmp_path)
+    assert job.steps == [evaluate]
+
+
+def test_somebodys_own_evaluation_is_none_of_the_experiments(tmp_path, fine_tuned):
+    """Nor does it take the place of one."""
+    plan, configs, evaluate = fine_tuned
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5}, digits=TUNED)
+    (job,) = jobs_of(plan, tmp_path)
+    assert job.steps == [evaluate]
+    write_run(tmp_path / row.run, configs[row.run], finetuning=TUNED, digits={"knn": 0.5})
+    assert jobs_of(plan, tmp_path) == []
+    assert read_results(plan, tmp_path).rows[0].ours["finetune_1"].mean == 30
+
+
 def test_encoders_are_judged_on_other_images_after_their_training(tmp_path):
-    """The experiment's `transfer`; the results are read by the name of those images."""
+    """The experiment's `transfer`; the results are read by a name that no other images have."""
     plan, configs = make_plan("dec_ssl_table4", "small", seeds=[0], only=["no pre-training"])
     (row,), folder = plan.rows, tmp_path / plan.rows[0].run
     (job,) = jobs_of(plan, tmp_path)
     judged = ["data=digits", "data.image_size=16", "protocols=[linear,linear_10,linear_1]"]
-    assert job.steps[1][2:] == ["orchestra_flwr.evaluation", f"run={folder}", *judged]
-    (folder / "evaluation").mkdir(parents=True)
-    (folder / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
-    (folder / "summary.json").write_text('{"linear": 0.5}')
+    words = [f"run={folder}", *judged, f"name={plan.transfer}"]
+    assert job.steps[1][2:] == ["orchestra_flwr.evaluation", *words]
+    few = {"linear": 0.9, "images": {"train": 50, "test": 20}}  # data=digits data.test_limit=20
+    write_run(folder, configs[row.run], {"linear": 0.5}, digits=few)
+    assert not read_results(plan, tmp_path).rows[0].ours
+    (job,) = jobs_of(plan, tmp_path)
     there = {"linear": 0.6, "linear_10": {"mean": 0.4}, "linear_1": {"mean": 0.2}}
-    (folder / "evaluation" / "digits.json").write_text(json.dumps(there))
-    (folder / "evaluation" / "others.json").write_text('{"linear": 0.9}')
+    write_run(folder, configs[row.run], **{plan.transfer: there})
     assert jobs_of(plan, tmp_path) == []
     results = read_results(plan, tmp_path)
     assert [results.rows[0].ours[m].mean for m in plan.experiment.measures] == [60, 40, 20]

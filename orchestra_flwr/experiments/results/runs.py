@@ -14,7 +14,8 @@ from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
 
-EVALUATIONS = "evaluation"  # folder of a run folder: a file for every data set it was evaluated on
+EVALUATIONS = "evaluation"  # folder of a run folder: a file for every evaluation of its encoder
+FINETUNING = "finetuning"  # the evaluation that experiments make by a run's own images
 ENCODER = "encoder.json"  # in a run folder: what the saved encoder is
 LOGS = "logs"  # folder beside the runs of an experiment: what they printed
 
@@ -35,7 +36,12 @@ IN_SUMMARY: dict[str, tuple[str, ...]] = {
     "classes_1": ("classes", "one_percent"),
     "emd": ("classes", "emd"),
 }
-# And in an evaluation on other images.
+# In the evaluation `FINETUNING`.
+FINETUNED = {
+    "finetune_1": ("finetune", "0.01", "mean"),
+    "finetune_10": ("finetune", "0.1", "mean"),
+}
+# In an evaluation by other images.
 TRANSFER = {
     "transfer": ("linear",),
     "transfer_10": ("linear_10", "mean"),
@@ -50,7 +56,8 @@ class Run:
     Attributes:
         folder: where it is.
         summary: `summary.json`; empty where the run has not ended.
-        evaluations: `evaluation/<data set>.json` by data set, of the weights that the run saves.
+        evaluations: `evaluation/<name>.json` by name, of the weights that the run saves. Those of
+            an experiment have names of their own, so that no other command replaces them.
     """
 
     folder: Path
@@ -88,24 +95,19 @@ class Run:
         scores: dict[str, Any] = next((r["scores"] for r in self.metrics if r.get("scores")), {})
         return str(about.get("backbone") or next(iter(scores), "target"))
 
-    @property
-    def evaluation(self) -> dict[str, Any]:
-        """The evaluation on the images of the run; empty where there is none."""
-        return self.evaluations.get(self.config.data.label, {})
-
     def measure(self, name: str, transfer: str | None = None) -> float | None:
         """A measure by the name that experiments use; None where the run does not have it.
 
         Args:
             name: of the measure.
-            transfer: the other data set that `transfer`, `transfer_10` and `transfer_1` are of.
+            transfer: the name of the evaluation that `transfer`, `transfer_10` and `transfer_1`
+                are of.
 
         Accuracies are fractions, `unsupervised` is the score without labels, `drift` a distance,
         `classes` and `classes_1` are numbers of classes, `emd` a distance of class shares.
         """
-        if name.startswith("finetune"):
-            fraction = {"finetune_1": "0.01", "finetune_10": "0.1"}[name]
-            return lookup(self.evaluation, "finetune", fraction, "mean")
+        if name in FINETUNED:
+            return lookup(self.evaluations.get(FINETUNING, {}), *FINETUNED[name])
         if name in TRANSFER:
             return lookup(self.evaluations.get(transfer or "", {}), *TRANSFER[name])
         return lookup(self.summary, *IN_SUMMARY.get(name, (name,)))
