@@ -11,7 +11,7 @@ from orchestra_flwr.config import ConfigError, DataConfig, EvaluateConfig
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.evaluation.knn import fewer_voters
 from orchestra_flwr.evaluation.scores import evaluate_by
-from orchestra_flwr.models import Encoder, EncoderSpec, encoder_of
+from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.models.encoder import read_description
 from orchestra_flwr.training import resolve_device, torch_threads
 
@@ -36,15 +36,8 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
         EvaluationError: features that are not finite.
     """
     encoder, description = _load(config)
-    data = config.images()
-    _check_size(data, encoder.spec)
-    dataset = load_dataset(data)
-    train, test = _labelled(dataset)
-    if dataset.channels != encoder.spec.channels:
-        raise ConfigError(
-            f"data.name={data.name}: its images have {dataset.channels} channels, "
-            f"the encoder expects {encoder.spec.channels}"
-        )
+    data, spec = config.images(), encoder.spec
+    train, test = labelled_images(data, channels=spec.channels, image_size=spec.image_size)
     try:
         with torch_threads():
             scores = evaluate_by(
@@ -75,13 +68,32 @@ def _load(config: EvaluateConfig) -> tuple[Encoder, dict[str, Any]]:
     return encoder, read_description(config.encoder.with_suffix(".json"))
 
 
-def _check_size(data: DataConfig, spec: EncoderSpec) -> None:
-    """Before images are loaded, which may take minutes."""
-    if data.image_size != spec.image_size:
+def labelled_images(
+    data: DataConfig, *, channels: int, image_size: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Images and labels for training and testing, which fit an encoder.
+
+    Args:
+        data: where they are.
+        channels: that the encoder expects.
+        image_size: height and width that it expects, in pixels.
+
+    Raises:
+        ConfigError: they are missing, unlabelled, or of another size or number of channels.
+    """
+    if data.image_size != image_size:  # before they are loaded, which may take minutes
         raise ConfigError(
             f"data.image_size={data.image_size}: the encoder expects images of "
-            f"{spec.image_size} x {spec.image_size} pixels: data.image_size={spec.image_size}"
+            f"{image_size} x {image_size} pixels: data.image_size={image_size}"
         )
+    dataset = load_dataset(data)
+    labelled = _labelled(dataset)
+    if dataset.channels != channels:
+        raise ConfigError(
+            f"data.name={data.name}: its images have {dataset.channels} channels, "
+            f"the encoder expects {channels}"
+        )
+    return labelled
 
 
 def _labelled(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

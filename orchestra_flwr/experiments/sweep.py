@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
 
-from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError, renamed
-from orchestra_flwr.experiments.planning import Plan, classes_held_by_clients
-from orchestra_flwr.experiments.planning.transfer import PROTOCOLS
+from orchestra_flwr.config import Config, ConfigError, is_free
+from orchestra_flwr.experiments.planning import Plan, Row, classes_held_by_clients
+from orchestra_flwr.experiments.planning.transfer import PROTOCOLS, check_transfer, with_root
 from orchestra_flwr.experiments.results.runs import (
     FINETUNED,
     FINETUNING,
@@ -71,13 +71,17 @@ def run_plan(
         The runs that failed; the others are complete.
 
     Raises:
+        ConfigError: the other images that encoders are judged by cannot be read; nothing was run.
         KeyboardInterrupt: all processes have ended, and everything can be resumed.
         OSError: the folder cannot be written.
     """
+    todo = jobs_of(plan, folder)
+    if plan.transfer and todo:
+        images = plan.experiment.at(plan.scale).transfer
+        check_transfer(images, plan.transfer_root, configs.values())
     plan.write(folder)
     if plan.experiment.work == "split":
         return _measure_splits(configs, folder, announce)
-    todo = jobs_of(plan, folder)
     complete, begun = len(configs) - len(todo), sum(job.was_begun for job in todo)
     announce(
         f"{plan.name}, {plan.settings.title}: {len(configs)} runs, {complete} complete already"
@@ -103,15 +107,15 @@ def jobs_of(plan: Plan, folder: Path) -> list[Job]:
             overrides = [*row.overrides, f"seed={row.seed}", f"run_dir={path}"]
             steps.append(_command("orchestra_flwr.cli", [*overrides, "logging.progress=plain"]))
         elif not run.summary:
-            moved = [o for o in row.overrides if _may_change(o)]
+            moved = [o for o in row.overrides if is_free(o)]
             steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
-        steps += _evaluations(plan, path, run)
+        steps += _evaluations(plan, row, path, run)
         if steps:
             found.setdefault(row.run, Job(row.run, steps, was_begun=begun))
     return list(found.values())
 
 
-def _evaluations(plan: Plan, path: Path, run: Run | None) -> list[list[str]]:
+def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list[str]]:
     """The evaluations of a saved encoder that the plan's measures are still to be taken from."""
     trained = run if run and run.summary else None  # the others are still to save their encoder
     missing = {
@@ -119,23 +123,24 @@ def _evaluations(plan: Plan, path: Path, run: Run | None) -> list[list[str]]:
         for measure in {*FINETUNED, *TRANSFER}.intersection(plan.experiment.measures)
         if trained is None or trained.lacks(measure, plan.transfer)
     }
+    device = _values_of(row, "device")
     wanted = []
     if missing & FINETUNED.keys():
-        wanted.append(["protocols=[finetune]", f"name={FINETUNING}"])
+        places = _values_of(row, "data.root", "data.cache")
+        wanted.append([*device, *places, "protocols=[finetune]", f"name={FINETUNING}"])
     if plan.transfer and missing & TRANSFER.keys():
-        images = plan.experiment.at(plan.scale).transfer
-        wanted.append([*images, PROTOCOLS, f"name={plan.transfer}"])
+        images = with_root(plan.experiment.at(plan.scale).transfer, plan.transfer_root)
+        wanted.append([*device, *images, PROTOCOLS, f"name={plan.transfer}"])
     return [_command("orchestra_flwr.evaluation", [f"run={path}", *given]) for given in wanted]
+
+
+def _values_of(row: Row, *keys: str) -> list[str]:
+    """The overrides of a row that set some keys, which its evaluations have as well."""
+    return [text for text in row.overrides if text.partition("=")[0].lstrip("+") in keys]
 
 
 def _command(module: str, arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
-
-
-def _may_change(override: str) -> bool:
-    (today,) = renamed([override])
-    key = today.partition("=")[0].lstrip("+")
-    return any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE)
 
 
 class _Sweep:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from orchestra_flwr.cli import experiment_main
-from orchestra_flwr.config import load_config
+from orchestra_flwr.config import EvaluateConfig, load, load_config
 from orchestra_flwr.experiments import make_plan
 from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.runs import read_run
@@ -140,7 +140,8 @@ def fine_tuned(tmp_path):
     plan, configs = make_plan("table6", "small", seeds=[0], only=["base"])
     measures = {"measures": ("linear", "finetune_1")}
     plan = plan.model_copy(update={"experiment": plan.experiment.model_copy(update=measures)})
-    words = [f"run={tmp_path / plan.rows[0].run}", "protocols=[finetune]", "name=finetuning"]
+    run = f"run={tmp_path / plan.rows[0].run}"
+    words = [run, "device=cpu", "protocols=[finetune]", "name=finetuning"]
     return plan, configs, [sys.executable, "-m", "orchestra_flwr.evaluation", *words]
 
 
@@ -210,7 +211,7 @@ def test_encoders_are_judged_on_other_images_after_their_training(tmp_path):
     (row,), folder = plan.rows, tmp_path / plan.rows[0].run
     (job,) = jobs_of(plan, tmp_path)
     judged = ["data=digits", "data.image_size=16", "protocols=[linear,linear_10,linear_1]"]
-    words = [f"run={folder}", *judged, f"name={plan.transfer}"]
+    words = [f"run={folder}", "device=cpu", *judged, f"name={plan.transfer}"]
     assert job.steps[1][2:] == ["orchestra_flwr.evaluation", *words]
     few = {"linear": 0.9, "images": {"train": 50, "test": 20}}  # data=digits data.test_limit=20
     write_run(folder, configs[row.run], {"linear": 0.5}, digits=few)
@@ -222,6 +223,52 @@ def test_encoders_are_judged_on_other_images_after_their_training(tmp_path):
     results = read_results(plan, tmp_path)
     assert [results.rows[0].ours[m].mean for m in plan.experiment.measures] == [60, 40, 20]
     assert results.rows[0].paper["transfer_1"].mean == 13 and not results.incomplete
+
+
+def test_evaluations_are_made_where_the_command_says(tmp_path):
+    """The images were moved, and another device is free, since the run was begun."""
+    moved = ["data.root=/new/my photos", "+data.cache=/fast", "device=cuda:1"]
+    plan, _ = make_plan(
+        "table1", "small", seeds=[0], only=["Orchestra", "cross-device"], extra=moved
+    )
+    for row in plan.rows:  # of CIFAR-10 and CIFAR-100, which are one run here
+        write_run(tmp_path / row.run, load_config(row.overrides))
+    job = jobs_of(plan, tmp_path)[0]
+    training, tuning = job.steps
+    assert {*moved} < {*training} and {*moved} < {*tuning} and "engine=inline" not in tuning
+    config = load(EvaluateConfig, tuning[3:], all_read=True)
+    assert config.images().options == {"root": "/new/my photos", "cache": "/fast"}
+    assert (config.device, config.protocols, config.name) == ("cuda:1", ("finetune",), "finetuning")
+
+
+def test_other_images_have_a_place_of_their_own(tmp_path):
+    plan, _ = make_plan(
+        "dec_ssl_table4", "paper", seeds=[0], only=["no pre-training"],
+        extra=["data.root=cifar", "device=cuda:1"], transfer_root="/stl10, unpacked",
+    )  # fmt: skip
+    (job,) = jobs_of(plan, tmp_path)
+    training, judging = job.steps
+    assert "data.root=cifar" in training and "data.root=/stl10, unpacked" not in training
+    config = load(EvaluateConfig, judging[3:], all_read=True)
+    assert (config.images().name, config.device) == ("stl10", "cuda:1")
+    assert config.images().options["root"] == "/stl10, unpacked"
+
+
+@pytest.mark.parametrize(
+    ("root", "says"),
+    [
+        ([], "transfer_root must name the folder of the unpacked stl10_binary.tar.gz"),
+        (["transfer_root=/nowhere"], "transfer_root=/nowhere: holds no train_X.bin"),
+    ],
+)
+def test_nothing_is_trained_for_images_that_are_not_there(root, says, tmp_path, capsys):
+    folder = tmp_path / "runs"
+    command = ["experiment=dec_ssl_table4", "scale=paper", "seeds=0", f"folder={folder}", *root]
+    assert experiment_main([*command, "only=no pre-training"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the other images that encoders are judged by: ")
+    assert says in error and error.count("\n") == 1 and not folder.exists()
+    assert experiment_main([*command, "only=no pre-training", "--list"]) == 0
 
 
 def python(code):

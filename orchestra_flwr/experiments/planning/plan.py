@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from orchestra_flwr.experiments.planning.description import (
     reading_order,
 )
 from orchestra_flwr.experiments.planning.scaling import scaled_override
-from orchestra_flwr.experiments.planning.transfer import transfer_name
+from orchestra_flwr.experiments.planning.transfer import ROOT, transfer_name
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.fingerprints import fingerprint_of
 
@@ -79,6 +80,7 @@ class Plan(Section):
         extra: overrides that the command added to those of the experiment; None in plans of before.
         experiment, settings: what is run, and its scale.
         transfer: name of the evaluation by other images; None without any.
+        transfer_root: where these are, if the command said so.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Plan(Section):
     settings: Scale
     rows: tuple[Row, ...]
     transfer: str | None = None
+    transfer_root: str | None = None
 
     def write(self, folder: Path) -> None:
         """Writes `<folder>/plans/<name>-<scale>.json`.
@@ -142,6 +145,7 @@ def make_plan(
     seeds: Sequence[int] | None = None,
     only: Sequence[str] = (),
     extra: Sequence[str] = (),
+    transfer_root: str | None = None,
 ) -> tuple[Plan, dict[str, Config]]:
     """Makes the plan of an experiment.
 
@@ -155,6 +159,7 @@ def make_plan(
         seeds: None: those of the experiment.
         only: values of axes: rows with another value on these axes are left out.
         extra: further Hydra overrides, of every run; none that an axis or a rule would lose by.
+        transfer_root: where the other images are that encoders are judged by.
 
     Returns:
         The plan, and the configuration of each run by the run's name.
@@ -179,15 +184,17 @@ def make_plan(
     for override in extra:
         if all(override not in row.overrides for row in rows):
             load_config([*rows[0].overrides, override], all_read=True)  # says why nothing reads it
+    places = [shlex.quote(f"{ROOT}={transfer_root}")] if transfer_root else []
     plan = Plan(
         name=name,
         scale=scale,
-        command=_command(name, scale, seeds, only, extra),
+        command=_command(name, scale, seeds, only, (*places, *extra)),
         extra=tuple(extra),
         experiment=experiment,
         settings=settings,
         rows=tuple(rows),
-        transfer=transfer_name(experiment.at(scale).transfer),
+        transfer=transfer_name(experiment.at(scale).transfer, transfer_root),
+        transfer_root=transfer_root,
     )
     return plan, configs
 
