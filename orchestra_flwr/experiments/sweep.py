@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -18,6 +19,7 @@ from orchestra_flwr.experiments.results.runs import (
     FINETUNED,
     FINETUNING,
     LOGS,
+    STARTED,
     TRANSFER,
     Run,
     last_error,
@@ -167,6 +169,7 @@ class _Sweep:
         for job in self._in_state("waiting")[:free]:
             job.state, job.began = "running", time.monotonic()
             job.log = (self.folder / LOGS / f"{job.name}.log").open("a")
+            print(f"{STARTED}{datetime.now():%Y-%m-%d %H:%M:%S}", file=job.log, flush=True)
             number = self.todo.index(job) + 1
             begun = "resumed" if job.was_begun else "started"
             self.announce(f"[{number}/{len(self.todo)}] {begun}: {job.name}")

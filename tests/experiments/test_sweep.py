@@ -10,7 +10,7 @@ from orchestra_flwr.cli import experiment_main
 from orchestra_flwr.config import EvaluateConfig, load, load_config
 from orchestra_flwr.experiments import make_plan
 from orchestra_flwr.experiments.results.comparison import read_results
-from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.experiments.results.runs import STARTED, last_error, read_run
 from orchestra_flwr.experiments.sweep import Job, _Sweep, jobs_of, run_plan
 
 
@@ -276,8 +276,14 @@ def python(code):
 
 
 def sweep(tmp_path, *jobs, announce=lambda line: None, at_once=2):
-    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs").mkdir(exist_ok=True)
     return _Sweep(list(jobs), tmp_path, at_once, announce)
+
+
+def printed(tmp_path, name):
+    """The lines in a log since the last start, which has a line of its own."""
+    text = (tmp_path / "logs" / f"{name}.log").read_text()
+    return text.rpartition(STARTED)[2].splitlines()[1:]
 
 
 def test_steps_follow_each_other_and_stop_at_the_first_that_fails(tmp_path):
@@ -285,9 +291,19 @@ def test_steps_follow_each_other_and_stop_at_the_first_that_fails(tmp_path):
     good = Job("good", [python("print('one')"), python("print('two')")])
     bad = Job("bad", [python("print('error: no'); raise SystemExit(3)"), python("print('two')")])
     assert sweep(tmp_path, good, bad, announce=said.append).run() == ["bad"]
-    assert (tmp_path / "logs" / "good.log").read_text() == "one\ntwo\n"
-    assert (tmp_path / "logs" / "bad.log").read_text() == "error: no\n"
+    assert printed(tmp_path, "good") == ["one", "two"]
+    assert printed(tmp_path, "bad") == ["error: no"]
     assert any("FAILED (exit code 3): no: bad" in line for line in said)
+
+
+def test_a_start_ends_what_the_log_says_of_the_one_before(tmp_path):
+    bad = [python("print('error: the disk is full'); raise SystemExit(1)")]
+    assert sweep(tmp_path, Job("run", bad)).run() == ["run"]
+    log = tmp_path / "logs" / "run.log"
+    assert last_error(log) == "the disk is full"
+    assert sweep(tmp_path, Job("run", [python("print('resumed')")])).run() == []
+    assert last_error(log) is None
+    assert "the disk is full" in log.read_text() and printed(tmp_path, "run") == ["resumed"]
 
 
 def test_no_more_run_side_by_side_than_were_allowed(tmp_path):
@@ -300,7 +316,7 @@ def test_no_more_run_side_by_side_than_were_allowed(tmp_path):
     there.mkdir()
     jobs = [Job(str(n), [python(code.format(str(there)))]) for n in range(4)]
     assert sweep(tmp_path, *jobs).run() == []
-    seen = [int((tmp_path / "logs" / f"{n}.log").read_text()) for n in range(4)]
+    seen = [int(*printed(tmp_path, str(n))) for n in range(4)]
     assert max(seen) <= 2
 
 
@@ -315,7 +331,7 @@ def test_ctrl_c_ends_all_processes_in_order(tmp_path):
     def interrupt(line):
         if "started: second" in line:
             deadline = time.monotonic() + 30
-            while not (tmp_path / "logs" / "first.log").read_text():
+            while not printed(tmp_path, "first"):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             raise KeyboardInterrupt
@@ -324,5 +340,5 @@ def test_ctrl_c_ends_all_processes_in_order(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         sweep(tmp_path, first, second, third, announce=interrupt).run()
     assert first.process.poll() == 0
-    assert (tmp_path / "logs" / "first.log").read_text() == "ready\nended in order\n"
+    assert printed(tmp_path, "first") == ["ready", "ended in order"]
     assert third.state == "waiting" and third.process is None

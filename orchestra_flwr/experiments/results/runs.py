@@ -18,6 +18,7 @@ EVALUATIONS = "evaluation"  # folder of a run folder: a file for every evaluatio
 FINETUNING = "finetuning"  # the evaluation that experiments make by a run's own images
 ENCODER = "encoder.json"  # in a run folder: what the saved encoder is
 LOGS = "logs"  # folder beside the runs of an experiment: what they printed
+STARTED = "=== started "  # begins the line in a log that each start of its run writes
 
 # Where measures stand in `summary.json`, but for those under their own name.
 IN_SUMMARY: dict[str, tuple[str, ...]] = {
@@ -173,12 +174,17 @@ def find_runs(folder: Path) -> list[Run]:
 
 
 def last_error(log: Path) -> str | None:
-    """The last error that a run printed, in one line."""
+    """The last error that a run printed since it was last started, in one line."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return None
-    return next((li.removeprefix("error: ") for li in reversed(lines) if "rror: " in li), None)
+    for line in reversed(lines):
+        if line.startswith(STARTED):
+            break
+        if "rror: " in line:
+            return line.removeprefix("error: ")
+    return None
 
 
 def unreadable(runs: Sequence[Run]) -> dict[Path, str]:

@@ -8,6 +8,7 @@ from orchestra_flwr.config import config_to_yaml, load
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.experiments.report.tables import provenance
 from orchestra_flwr.experiments.results.runs import (
+    STARTED,
     find_runs,
     last_error,
     read_run,
@@ -122,3 +123,12 @@ def test_the_last_error_of_a_log(tmp_path):
     assert last_error(log) == "the disk is full"
     log.write_text("Traceback:\n  line\nValueError: odd\n")
     assert last_error(log) == "ValueError: odd"
+
+
+def test_an_error_from_before_the_last_start_is_over(tmp_path):
+    log = tmp_path / "log"
+    text = f"{STARTED}yesterday\nerror: the disk is full\n{STARTED}today\nresumed after round 1\n"
+    log.write_text(text)
+    assert last_error(log) is None
+    log.write_text(text + "error: no such file\nround 2\n")
+    assert last_error(log) == "no such file"
