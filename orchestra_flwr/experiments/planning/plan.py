@@ -31,6 +31,7 @@ from orchestra_flwr.experiments.planning.description import (
     load_scale,
     reading_order,
 )
+from orchestra_flwr.experiments.planning.joined_values import joined_values
 from orchestra_flwr.experiments.planning.scaling import scaled_override
 from orchestra_flwr.experiments.planning.transfer import ROOT, transfer_name
 from orchestra_flwr.files import write_atomically
@@ -157,7 +158,8 @@ def make_plan(
         name: of the experiment.
         scale: paper, medium or small.
         seeds: None: those of the experiment.
-        only: values of axes: rows with another value on these axes are left out.
+        only: values of axes: rows with another value on these axes are left out. A value may be
+            cut at its commas.
         extra: further Hydra overrides, of every run; none that an axis or a rule would lose by.
         transfer_root: where the other images are that encoders are judged by.
 
@@ -288,7 +290,7 @@ def _axes(name: str, experiment: Experiment, settings: Scale, scale: str) -> Axe
 def _selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values that `only` allows, by axis."""
     selected: dict[str, tuple[str, ...]] = {}
-    for value in only:
+    for value in joined_values(only, {value for choices in axes.values() for value in choices}):
         matching = [axis for axis, choices in axes.items() if value in choices]
         if not matching:
             values = ", ".join(value for choices in axes.values() for value in choices)
