@@ -120,6 +120,8 @@ def jobs_of(plan: Plan, folder: Path) -> list[Job]:
 def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list[str]]:
     """The evaluations of a saved encoder that the plan's measures are still to be taken from."""
     trained = run if run and run.summary else None  # the others are still to save their encoder
+    if trained and row.rounds is not None and trained.summary.get("rounds", 0) > row.rounds:
+        return []  # it was resumed with more rounds, and reports leave it out
     missing = {
         measure
         for measure in {*FINETUNED, *TRANSFER}.intersection(plan.experiment.measures)

@@ -193,6 +193,16 @@ def test_an_evaluation_of_earlier_weights_is_made_again(tmp_path, fine_tuned):
     assert job.steps == [evaluate]
 
 
+def test_a_run_that_reports_leave_out_is_not_evaluated(tmp_path, fine_tuned):
+    """It has more rounds than the experiment."""
+    plan, configs, _ = fine_tuned
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5, "rounds": row.rounds})
+    assert len(jobs_of(plan, tmp_path)) == 1
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5, "rounds": row.rounds + 1})
+    assert jobs_of(plan, tmp_path) == []
+
+
 def test_somebodys_own_evaluation_is_none_of_the_experiments(tmp_path, fine_tuned):
     """Nor does it take the place of one."""
     plan, configs, evaluate = fine_tuned
