@@ -8,13 +8,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from orchestra_flwr import __version__
 from orchestra_flwr.commands import usage
 from orchestra_flwr.commands.completion import completion_script
+from orchestra_flwr.commands.experiment_line import read_experiment
 from orchestra_flwr.commands.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.config import (
     Composed,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from orchestra_flwr.deployment.client_config import ClientConfig
     from orchestra_flwr.deployment.server_config import ServerConfig
 
-EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "folder", "jobs")
 C = TypeVar("C", bound=Composed)
 
 
@@ -87,22 +86,16 @@ def _experiment(flags: Flags) -> int:
     from orchestra_flwr.experiments import experiment_names, make_plan
 
     require_server(usage.program(usage.EXPERIMENT))
-    arguments = flags.overrides
-    given = dict(a.partition("=")[::2] for a in arguments if a.partition("=")[0] in EXPERIMENT_KEYS)
-    extra = [a for a in arguments if a.partition("=")[0] not in EXPERIMENT_KEYS]
-    if "experiment" not in given:
-        raise ConfigError(f"experiment: must be given, one of {', '.join(experiment_names())}")
+    line = read_experiment(flags.overrides, experiment_names())
     plan, configs = make_plan(
-        given["experiment"],
-        given.get("scale", "small"),
-        seeds=[_whole("seeds", seed, 0) for seed in given["seeds"].split(",")]
-        if "seeds" in given
-        else None,
-        only=given["only"].split(",") if given.get("only") else (),
-        extra=extra,
+        line.experiment,
+        line.scale,
+        seeds=line.seeds,
+        only=line.only,
+        extra=line.extra,
+        transfer_root=line.transfer_root,
     )
-    folder = Path(given.get("folder", "outputs/experiments")).expanduser()
-    jobs = _whole("jobs", given["jobs"], 1) if "jobs" in given else plan.settings.jobs
+    folder, jobs = line.folder, line.jobs or plan.settings.jobs
 
     from orchestra_flwr.experiments.report.writer import write_report
     from orchestra_flwr.experiments.sweep import jobs_of, run_plan
@@ -148,12 +141,6 @@ def _run_several(flags: Flags) -> int:
         return _stopped(stop)
     print_sweep(plan, FOLDER)
     return 1 if failed else 0
-
-
-def _whole(key: str, text: str, least: int) -> int:
-    if not text.strip().isdecimal() or int(text) < least:
-        raise ConfigError(f"{key}={text}: must be a whole number, at least {least}")
-    return int(text)
 
 
 def evaluate_main(arguments: Sequence[str] | None = None) -> int:
@@ -300,7 +287,7 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
 
     try:
         told = {**evaluate_saved(config), "command": command}
-        file = write_evaluation(config.beside("evaluation"), told)
+        file = write_evaluation(config.beside("evaluation"), told, config.name)
     except (OSError, EvaluationError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1

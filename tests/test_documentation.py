@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_flwr.cli import EXPERIMENT_KEYS
+from orchestra_flwr.commands.experiment_line import EXPERIMENT_KEYS
 from orchestra_flwr.config import Choice, Config, EvaluateConfig, TermConfig, load, load_config
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.keys import main as keys_main

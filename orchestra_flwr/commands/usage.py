@@ -100,6 +100,7 @@ usage: run_experiment.py experiment=NAME [key=value ...]      reproduce a table 
   scale=       small, medium or paper (small)
   seeds=       of which each row is run, such as 0,1,2 (the experiment's own)
   only=        values of rows; rows with others on the same axes are left out
+  transfer_root=  where the other images are that encoders are judged by (dec_ssl_table4)
   folder=      where all runs and the report are (outputs/experiments)
   jobs=        runs side by side (the scale's own)
   --list       the experiment's runs and how they stand, nothing is run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +20,7 @@ from orchestra_flwr.config.sections import (
     known_device,
 )
 
+NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 Protocol = Literal["knn", "linear", "linear_10", "linear_1", "linear_published", "finetune"]
 
 
@@ -105,5 +107,16 @@ class EvaluateConfig(SavedEncoderConfig):
     seeds: int = Field(ge=1)
     evaluation: ScoresConfig
     device: str
+    name: str | None
 
     _device_is_known = field_validator("device")(known_device)
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_that_of_a_file(cls, value: str | None) -> str | None:
+        if value is not None and not NAME.fullmatch(value):
+            raise ValueError(
+                f"name={value}: must be the name of a file without .json: at most 100 letters, "
+                "digits, . _ and -"
+            )
+        return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -12,7 +11,8 @@ from orchestra_flwr.config import ConfigError, DataConfig, EvaluateConfig
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.evaluation.knn import fewer_voters
 from orchestra_flwr.evaluation.scores import evaluate_by
-from orchestra_flwr.models import Encoder, EncoderSpec, encoder_of
+from orchestra_flwr.models import Encoder, encoder_of
+from orchestra_flwr.models.encoder import read_description
 from orchestra_flwr.training import resolve_device, torch_threads
 
 logger = logging.getLogger("orchestra_flwr.evaluation")
@@ -26,23 +26,18 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates the encoder that a configuration names.
 
     Returns:
-        `dataset` (what to call it) and `backbone` by name, `data` (the configuration of the
-        images), `images` (how many for training and testing), and what :func:`evaluate_by` returns.
+        `dataset` (what to call it) and `backbone` by name, `weights_sha256` (of the encoder's
+        file, by which other weights in the same place are told apart; None of an encoder of version
+        0.1), `data` (the configuration of the images), `images` (how many for training and
+        testing), and what :func:`evaluate_by` returns.
 
     Raises:
         ConfigError: no encoder, or images that are missing, unlabelled or do not fit it.
         EvaluationError: features that are not finite.
     """
-    encoder, about = _load(config)
-    data = config.images()
-    _check_size(data, encoder.spec)
-    dataset = load_dataset(data)
-    train, test = _labelled(dataset)
-    if dataset.channels != encoder.spec.channels:
-        raise ConfigError(
-            f"data.name={data.name}: its images have {dataset.channels} channels, "
-            f"the encoder expects {encoder.spec.channels}"
-        )
+    encoder, description = _load(config)
+    data, spec = config.images(), encoder.spec
+    train, test = labelled_images(data, channels=spec.channels, image_size=spec.image_size)
     try:
         with torch_threads():
             scores = evaluate_by(
@@ -60,7 +55,8 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
         logger.warning("%s", said)
     return {
         "dataset": data.label,
-        "backbone": about.get("backbone"),
+        "backbone": description.get("about", {}).get("backbone"),
+        "weights_sha256": description.get("weights_sha256"),
         **scores,
         "images": {"train": len(train[1]), "test": len(test[1])},
         "data": {**data.model_dump(), "normalise": encoder.spec.normalise},
@@ -69,16 +65,35 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
 
 def _load(config: EvaluateConfig) -> tuple[Encoder, dict[str, Any]]:
     encoder = encoder_of(config, resolve_device(config.device))
-    return encoder, json.loads(config.encoder.with_suffix(".json").read_text()).get("about", {})
+    return encoder, read_description(config.encoder.with_suffix(".json"))
 
 
-def _check_size(data: DataConfig, spec: EncoderSpec) -> None:
-    """Before images are loaded, which may take minutes."""
-    if data.image_size != spec.image_size:
+def labelled_images(
+    data: DataConfig, *, channels: int, image_size: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Images and labels for training and testing, which fit an encoder.
+
+    Args:
+        data: where they are.
+        channels: that the encoder expects.
+        image_size: height and width that it expects, in pixels.
+
+    Raises:
+        ConfigError: they are missing, unlabelled, or of another size or number of channels.
+    """
+    if data.image_size != image_size:  # before they are loaded, which may take minutes
         raise ConfigError(
             f"data.image_size={data.image_size}: the encoder expects images of "
-            f"{spec.image_size} x {spec.image_size} pixels: data.image_size={spec.image_size}"
+            f"{image_size} x {image_size} pixels: data.image_size={image_size}"
         )
+    dataset = load_dataset(data)
+    labelled = _labelled(dataset)
+    if dataset.channels != channels:
+        raise ConfigError(
+            f"data.name={data.name}: its images have {dataset.channels} channels, "
+            f"the encoder expects {channels}"
+        )
+    return labelled
 
 
 def _labelled(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -8,12 +8,23 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, TextIO
 
-from orchestra_flwr.config import RESUME_MAY_CHANGE, Config, ConfigError, renamed
-from orchestra_flwr.experiments.planning import Plan, classes_held_by_clients
-from orchestra_flwr.experiments.results.runs import LOGS, last_error, read_run
+from orchestra_flwr.config import Config, ConfigError, is_free
+from orchestra_flwr.experiments.planning import Plan, Row, classes_held_by_clients
+from orchestra_flwr.experiments.planning.transfer import PROTOCOLS, check_transfer, with_root
+from orchestra_flwr.experiments.results.runs import (
+    FINETUNED,
+    FINETUNING,
+    LOGS,
+    STARTED,
+    TRANSFER,
+    Run,
+    last_error,
+    read_run,
+)
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.reporting import RunFolder, environment
 from orchestra_flwr.reporting.text import duration
@@ -21,7 +32,6 @@ from orchestra_flwr.reporting.text import duration
 Announce = Callable[[str], None]
 POLL = 0.1  # seconds between looks at the processes
 GRACE = 20  # seconds that an interrupted run has to end; its checkpoint is safe in any case
-FINETUNED = {"finetune_1", "finetune_10"}
 
 
 @dataclass
@@ -63,13 +73,17 @@ def run_plan(
         The runs that failed; the others are complete.
 
     Raises:
+        ConfigError: the other images that encoders are judged by cannot be read; nothing was run.
         KeyboardInterrupt: all processes have ended, and everything can be resumed.
         OSError: the folder cannot be written.
     """
+    todo = jobs_of(plan, folder)
+    if plan.transfer and todo:
+        images = plan.experiment.at(plan.scale).transfer
+        check_transfer(images, plan.transfer_root, configs.values())
     plan.write(folder)
     if plan.experiment.work == "split":
         return _measure_splits(configs, folder, announce)
-    todo = jobs_of(plan, folder)
     complete, begun = len(configs) - len(todo), sum(job.was_begun for job in todo)
     announce(
         f"{plan.name}, {plan.settings.title}: {len(configs)} runs, {complete} complete already"
@@ -86,7 +100,6 @@ def run_jobs(todo: list[Job], folder: Path, jobs: int, announce: Announce) -> li
 
 def jobs_of(plan: Plan, folder: Path) -> list[Job]:
     """The jobs that are still to be done, in the order of the plan; none for complete runs."""
-    finetunes = bool(FINETUNED & set(plan.experiment.measures))
     found: dict[str, Job] = {}
     for row in plan.rows:
         path = folder / row.run
@@ -96,27 +109,42 @@ def jobs_of(plan: Plan, folder: Path) -> list[Job]:
             overrides = [*row.overrides, f"seed={row.seed}", f"run_dir={path}"]
             steps.append(_command("orchestra_flwr.cli", [*overrides, "logging.progress=plain"]))
         elif not run.summary:
-            moved = [o for o in row.overrides if _may_change(o)]
+            moved = [o for o in row.overrides if is_free(o)]
             steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
-        if finetunes and not (run and run.evaluation):
-            steps.append(_command("orchestra_flwr.evaluation", [f"run={path}"]))
-        if plan.transfer and not (run and plan.transfer in run.evaluations):
-            there = plan.experiment.at(plan.scale).transfer
-            given = [f"run={path}", *there, "protocols=[linear,linear_10,linear_1]"]
-            steps.append(_command("orchestra_flwr.evaluation", given))
+        steps += _evaluations(plan, row, path, run)
         if steps:
             found.setdefault(row.run, Job(row.run, steps, was_begun=begun))
     return list(found.values())
 
 
+def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list[str]]:
+    """The evaluations of a saved encoder that the plan's measures are still to be taken from."""
+    trained = run if run and run.summary else None  # the others are still to save their encoder
+    if trained and row.rounds is not None and trained.summary.get("rounds", 0) > row.rounds:
+        return []  # it was resumed with more rounds, and reports leave it out
+    missing = {
+        measure
+        for measure in {*FINETUNED, *TRANSFER}.intersection(plan.experiment.measures)
+        if trained is None or trained.lacks(measure, plan.transfer)
+    }
+    device = _values_of(row, "device")
+    wanted = []
+    if missing & FINETUNED.keys():
+        places = _values_of(row, "data.root", "data.cache")
+        wanted.append([*device, *places, "protocols=[finetune]", f"name={FINETUNING}"])
+    if plan.transfer and missing & TRANSFER.keys():
+        images = with_root(plan.experiment.at(plan.scale).transfer, plan.transfer_root)
+        wanted.append([*device, *images, PROTOCOLS, f"name={plan.transfer}"])
+    return [_command("orchestra_flwr.evaluation", [f"run={path}", *given]) for given in wanted]
+
+
+def _values_of(row: Row, *keys: str) -> list[str]:
+    """The overrides of a row that set some keys, which its evaluations have as well."""
+    return [text for text in row.overrides if text.partition("=")[0].lstrip("+") in keys]
+
+
 def _command(module: str, arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
-
-
-def _may_change(override: str) -> bool:
-    (today,) = renamed([override])
-    key = today.partition("=")[0].lstrip("+")
-    return any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE)
 
 
 class _Sweep:
@@ -143,6 +171,7 @@ class _Sweep:
         for job in self._in_state("waiting")[:free]:
             job.state, job.began = "running", time.monotonic()
             job.log = (self.folder / LOGS / f"{job.name}.log").open("a")
+            print(f"{STARTED}{datetime.now():%Y-%m-%d %H:%M:%S}", file=job.log, flush=True)
             number = self.todo.index(job) + 1
             begun = "resumed" if job.was_begun else "started"
             self.announce(f"[{number}/{len(self.todo)}] {begun}: {job.name}")

@@ -29,13 +29,18 @@ FEW_LABELS = {
 }
 
 
-def write_evaluation(folder: Path, results: Mapping[str, Any]) -> Path:
-    """Writes or replaces `<folder>/<dataset>.json`, with the versions; returns its path.
+def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None = None) -> Path:
+    """Writes or replaces `<folder>/<name>.json`, with the versions; returns its path.
+
+    Args:
+        folder: made where there is none.
+        results: of one evaluation.
+        name: of the file; None: what the data set is called.
 
     Raises:
         OSError: names the file, which is unchanged.
     """
-    path = folder / f"{results['dataset']}.json"
+    path = folder / f"{name or results['dataset']}.json"
     path.parent.mkdir(exist_ok=True)
     stored = finite({**results, "versions": environment()})
     write_atomically(path, (json.dumps(stored, indent=2, allow_nan=False) + "\n").encode())

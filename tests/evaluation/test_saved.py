@@ -12,6 +12,7 @@ from orchestra_flwr.config import ConfigError, EvaluateConfig, ModelConfig, conf
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.evaluation import extract_features, knn_accuracy, linear_accuracy
 from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 
 
@@ -43,6 +44,7 @@ def test_the_file_holds_what_the_runs_own_images_give(run, command, tiny):
     assert "| kNN " in out and "fine-tuned with 1 % of the labels" in out and "±" in out
     told = json.loads((run / "evaluation" / "digits.json").read_text())
     assert (told["dataset"], told["backbone"]) == ("digits", "target")
+    assert told["weights_sha256"] == file_sha256(run / "encoder.safetensors")
     assert told["images"] == {"train": 120, "test": 60}
     from orchestra_flwr import load_encoder
 
@@ -118,6 +120,7 @@ def test_transfer_to_folders_of_other_classes_and_sizes(tmp_path, command):
         (["run={run}", "data=imagenet"], "data=imagenet: must be one of"),
         (["run={run}", "data=cifar100"], "data.image_size=32: the encoder expects images of 8 x 8"),
         (["run={run}", "data=image_folder", "data.image_size=8", "data.root=missing"], "missing"),
+        (["run={run}", "name=../x"], "name=../x: must be the name of a file without .json"),
         (["run={run}", "device=tpu"], "device=tpu: must be auto, cpu"),
     ],
 )
@@ -151,7 +154,20 @@ def test_one_folders_figures_are_not_lost_to_anothers(run, command, tmp_path, ti
         assert command(f"run={run}", "protocols=[knn]", *chosen)[0] == 0
     names = {path.name for path in (run / "evaluation").iterdir()}
     assert names == {"image_folder-own.json", "image_folder-other.json"}
-    assert read_run(run).evaluation["data"]["root"] == str(tmp_path / "own")
+    found = read_run(run).evaluations["image_folder-own"]
+    assert found["data"]["root"] == str(tmp_path / "own")
+
+
+def test_an_evaluation_of_ones_own_name_leaves_the_others_as_they_are(run, command):
+    assert command(f"run={run}", "protocols=[linear]")[0] == 0
+    code, out, _ = command(f"run={run}", "protocols=[knn]", "data.test_limit=20", "name=few-20")
+    assert code == 0 and out.splitlines()[-1] == str(run / "evaluation" / "few-20.json")
+    whole, few = (
+        json.loads((run / "evaluation" / f"{name}.json").read_text())
+        for name in ("digits", "few-20")
+    )
+    assert (whole["images"]["test"], few["images"]["test"]) == (60, 20)
+    assert "linear" in whole and "linear" not in few and few["dataset"] == "digits"
 
 
 def test_images_of_another_depth_are_told(run, command, tmp_path):

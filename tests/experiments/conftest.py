@@ -29,7 +29,7 @@ def make_run(tmp_path):
             (path / "evaluation").mkdir()
             shares = {share: {"mean": mean} for share, mean in finetune.items()}
             text = json.dumps({"dataset": "cifar10", "finetune": shares})
-            (path / "evaluation" / "cifar10.json").write_text(text)
+            (path / "evaluation" / "finetuning.json").write_text(text)
         return path
 
     return make

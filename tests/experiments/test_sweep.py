@@ -7,10 +7,10 @@ import time
 import pytest
 
 from orchestra_flwr.cli import experiment_main
-from orchestra_flwr.config import load_config
+from orchestra_flwr.config import EvaluateConfig, load, load_config
 from orchestra_flwr.experiments import make_plan
 from orchestra_flwr.experiments.results.comparison import read_results
-from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.experiments.results.runs import STARTED, last_error, read_run
 from orchestra_flwr.experiments.sweep import Job, _Sweep, jobs_of, run_plan
 
 
@@ -134,41 +134,151 @@ def test_a_run_is_resumed_with_keys_of_version_0_1(tmp_path):
     assert load_config(arguments).engine.settings.workers == 2
 
 
-def test_what_is_fine_tuned_is_evaluated_after_its_training(tmp_path):
+@pytest.fixture
+def fine_tuned(tmp_path):
+    """A plan of one run that needs fine-tuning, and the evaluation's command."""
     plan, configs = make_plan("table6", "small", seeds=[0], only=["base"])
-    (row,) = plan.rows
     measures = {"measures": ("linear", "finetune_1")}
     plan = plan.model_copy(update={"experiment": plan.experiment.model_copy(update=measures)})
+    run = f"run={tmp_path / plan.rows[0].run}"
+    words = [run, "device=cpu", "protocols=[finetune]", "name=finetuning"]
+    return plan, configs, [sys.executable, "-m", "orchestra_flwr.evaluation", *words]
+
+
+def write_run(folder, config, summary=None, **evaluations):
+    """A run folder with evaluations by their names; without a summary it has not ended."""
+    (folder / "evaluation").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(json.dumps(config.model_dump()))
+    if summary:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    for name, content in evaluations.items():
+        (folder / "evaluation" / f"{name}.json").write_text(json.dumps(content))
+
+
+TUNED = {"finetune": {"0.01": {"mean": 0.3}, "0.1": {"mean": 0.4}}}
+
+
+def test_what_is_fine_tuned_is_evaluated_after_its_training(tmp_path, fine_tuned):
+    plan, configs, evaluate = fine_tuned
+    (row,) = plan.rows
     (job,) = jobs_of(plan, tmp_path)
-    evaluate = [sys.executable, "-m", "orchestra_flwr.evaluation", f"run={tmp_path / row.run}"]
     assert len(job.steps) == 2 and job.steps[1] == evaluate
-    folder = tmp_path / row.run
-    (folder / "evaluation").mkdir(parents=True)
-    (folder / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
-    (folder / "summary.json").write_text('{"linear": 0.5}')
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5})
     (job,) = jobs_of(plan, tmp_path)
     assert job.steps == [evaluate]
-    (folder / "evaluation" / "digits.json").write_text('{"finetune": {}}')
+    write_run(tmp_path / row.run, configs[row.run], finetuning=TUNED)
     assert jobs_of(plan, tmp_path) == []
 
 
+def test_an_evaluation_that_lacks_a_measure_is_made_again(tmp_path, fine_tuned):
+    plan, configs, evaluate = fine_tuned
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5}, finetuning={"finetune": {}})
+    (job,) = jobs_of(plan, tmp_path)
+    assert job.steps == [evaluate]
+
+
+def test_an_evaluation_of_earlier_weights_is_made_again(tmp_path, fine_tuned):
+    """Before the training has gone on, and afterwards."""
+    plan, configs, evaluate = fine_tuned
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run], finetuning={**TUNED, "weights_sha256": "a"})
+    (tmp_path / row.run / "encoder.json").write_text('{"weights_sha256": "a"}')
+    (job,) = jobs_of(plan, tmp_path)
+    assert len(job.steps) == 2 and job.steps[1] == evaluate
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5})
+    assert jobs_of(plan, tmp_path) == []
+    (tmp_path / row.run / "encoder.json").write_text('{"weights_sha256": "b"}')
+    (job,) = jobs_of(plan, tmp_path)
+    assert job.steps == [evaluate]
+
+
+def test_a_run_that_reports_leave_out_is_not_evaluated(tmp_path, fine_tuned):
+    """It has more rounds than the experiment."""
+    plan, configs, _ = fine_tuned
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5, "rounds": row.rounds})
+    assert len(jobs_of(plan, tmp_path)) == 1
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5, "rounds": row.rounds + 1})
+    assert jobs_of(plan, tmp_path) == []
+
+
+def test_somebodys_own_evaluation_is_none_of_the_experiments(tmp_path, fine_tuned):
+    """Nor does it take the place of one."""
+    plan, configs, evaluate = fine_tuned
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5}, digits=TUNED)
+    (job,) = jobs_of(plan, tmp_path)
+    assert job.steps == [evaluate]
+    write_run(tmp_path / row.run, configs[row.run], finetuning=TUNED, digits={"knn": 0.5})
+    assert jobs_of(plan, tmp_path) == []
+    assert read_results(plan, tmp_path).rows[0].ours["finetune_1"].mean == 30
+
+
 def test_encoders_are_judged_on_other_images_after_their_training(tmp_path):
-    """The experiment's `transfer`; the results are read by the name of those images."""
+    """The experiment's `transfer`; the results are read by a name that no other images have."""
     plan, configs = make_plan("dec_ssl_table4", "small", seeds=[0], only=["no pre-training"])
     (row,), folder = plan.rows, tmp_path / plan.rows[0].run
     (job,) = jobs_of(plan, tmp_path)
     judged = ["data=digits", "data.image_size=16", "protocols=[linear,linear_10,linear_1]"]
-    assert job.steps[1][2:] == ["orchestra_flwr.evaluation", f"run={folder}", *judged]
-    (folder / "evaluation").mkdir(parents=True)
-    (folder / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
-    (folder / "summary.json").write_text('{"linear": 0.5}')
+    words = [f"run={folder}", "device=cpu", *judged, f"name={plan.transfer}"]
+    assert job.steps[1][2:] == ["orchestra_flwr.evaluation", *words]
+    few = {"linear": 0.9, "images": {"train": 50, "test": 20}}  # data=digits data.test_limit=20
+    write_run(folder, configs[row.run], {"linear": 0.5}, digits=few)
+    assert not read_results(plan, tmp_path).rows[0].ours
+    (job,) = jobs_of(plan, tmp_path)
     there = {"linear": 0.6, "linear_10": {"mean": 0.4}, "linear_1": {"mean": 0.2}}
-    (folder / "evaluation" / "digits.json").write_text(json.dumps(there))
-    (folder / "evaluation" / "others.json").write_text('{"linear": 0.9}')
+    write_run(folder, configs[row.run], **{plan.transfer: there})
     assert jobs_of(plan, tmp_path) == []
     results = read_results(plan, tmp_path)
     assert [results.rows[0].ours[m].mean for m in plan.experiment.measures] == [60, 40, 20]
     assert results.rows[0].paper["transfer_1"].mean == 13 and not results.incomplete
+
+
+def test_evaluations_are_made_where_the_command_says(tmp_path):
+    """The images were moved, and another device is free, since the run was begun."""
+    moved = ["data.root=/new/my photos", "+data.cache=/fast", "device=cuda:1"]
+    plan, _ = make_plan(
+        "table1", "small", seeds=[0], only=["Orchestra", "cross-device"], extra=moved
+    )
+    for row in plan.rows:  # of CIFAR-10 and CIFAR-100, which are one run here
+        write_run(tmp_path / row.run, load_config(row.overrides))
+    job = jobs_of(plan, tmp_path)[0]
+    training, tuning = job.steps
+    assert {*moved} < {*training} and {*moved} < {*tuning} and "engine=inline" not in tuning
+    config = load(EvaluateConfig, tuning[3:], all_read=True)
+    assert config.images().options == {"root": "/new/my photos", "cache": "/fast"}
+    assert (config.device, config.protocols, config.name) == ("cuda:1", ("finetune",), "finetuning")
+
+
+def test_other_images_have_a_place_of_their_own(tmp_path):
+    plan, _ = make_plan(
+        "dec_ssl_table4", "paper", seeds=[0], only=["no pre-training"],
+        extra=["data.root=cifar", "device=cuda:1"], transfer_root="/stl10, unpacked",
+    )  # fmt: skip
+    (job,) = jobs_of(plan, tmp_path)
+    training, judging = job.steps
+    assert "data.root=cifar" in training and "data.root=/stl10, unpacked" not in training
+    config = load(EvaluateConfig, judging[3:], all_read=True)
+    assert (config.images().name, config.device) == ("stl10", "cuda:1")
+    assert config.images().options["root"] == "/stl10, unpacked"
+
+
+@pytest.mark.parametrize(
+    ("root", "says"),
+    [
+        ([], "transfer_root must name the folder of the unpacked stl10_binary.tar.gz"),
+        (["transfer_root=/nowhere"], "transfer_root=/nowhere: holds no train_X.bin"),
+    ],
+)
+def test_nothing_is_trained_for_images_that_are_not_there(root, says, tmp_path, capsys):
+    folder = tmp_path / "runs"
+    command = ["experiment=dec_ssl_table4", "scale=paper", "seeds=0", f"folder={folder}", *root]
+    assert experiment_main([*command, "only=no pre-training"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the other images that encoders are judged by: ")
+    assert says in error and error.count("\n") == 1 and not folder.exists()
+    assert experiment_main([*command, "only=no pre-training", "--list"]) == 0
 
 
 def python(code):
@@ -176,8 +286,14 @@ def python(code):
 
 
 def sweep(tmp_path, *jobs, announce=lambda line: None, at_once=2):
-    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs").mkdir(exist_ok=True)
     return _Sweep(list(jobs), tmp_path, at_once, announce)
+
+
+def printed(tmp_path, name):
+    """The lines in a log since the last start, which has a line of its own."""
+    text = (tmp_path / "logs" / f"{name}.log").read_text()
+    return text.rpartition(STARTED)[2].splitlines()[1:]
 
 
 def test_steps_follow_each_other_and_stop_at_the_first_that_fails(tmp_path):
@@ -185,9 +301,19 @@ def test_steps_follow_each_other_and_stop_at_the_first_that_fails(tmp_path):
     good = Job("good", [python("print('one')"), python("print('two')")])
     bad = Job("bad", [python("print('error: no'); raise SystemExit(3)"), python("print('two')")])
     assert sweep(tmp_path, good, bad, announce=said.append).run() == ["bad"]
-    assert (tmp_path / "logs" / "good.log").read_text() == "one\ntwo\n"
-    assert (tmp_path / "logs" / "bad.log").read_text() == "error: no\n"
+    assert printed(tmp_path, "good") == ["one", "two"]
+    assert printed(tmp_path, "bad") == ["error: no"]
     assert any("FAILED (exit code 3): no: bad" in line for line in said)
+
+
+def test_a_start_ends_what_the_log_says_of_the_one_before(tmp_path):
+    bad = [python("print('error: the disk is full'); raise SystemExit(1)")]
+    assert sweep(tmp_path, Job("run", bad)).run() == ["run"]
+    log = tmp_path / "logs" / "run.log"
+    assert last_error(log) == "the disk is full"
+    assert sweep(tmp_path, Job("run", [python("print('resumed')")])).run() == []
+    assert last_error(log) is None
+    assert "the disk is full" in log.read_text() and printed(tmp_path, "run") == ["resumed"]
 
 
 def test_no_more_run_side_by_side_than_were_allowed(tmp_path):
@@ -200,7 +326,7 @@ def test_no_more_run_side_by_side_than_were_allowed(tmp_path):
     there.mkdir()
     jobs = [Job(str(n), [python(code.format(str(there)))]) for n in range(4)]
     assert sweep(tmp_path, *jobs).run() == []
-    seen = [int((tmp_path / "logs" / f"{n}.log").read_text()) for n in range(4)]
+    seen = [int(*printed(tmp_path, str(n))) for n in range(4)]
     assert max(seen) <= 2
 
 
@@ -215,7 +341,7 @@ def test_ctrl_c_ends_all_processes_in_order(tmp_path):
     def interrupt(line):
         if "started: second" in line:
             deadline = time.monotonic() + 30
-            while not (tmp_path / "logs" / "first.log").read_text():
+            while not printed(tmp_path, "first"):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             raise KeyboardInterrupt
@@ -224,5 +350,5 @@ def test_ctrl_c_ends_all_processes_in_order(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         sweep(tmp_path, first, second, third, announce=interrupt).run()
     assert first.process.poll() == 0
-    assert (tmp_path / "logs" / "first.log").read_text() == "ready\nended in order\n"
+    assert printed(tmp_path, "first") == ["ready", "ended in order"]
     assert third.state == "waiting" and third.process is None

@@ -23,6 +23,7 @@ def test_one_file_for_every_data_set_is_replaced_as_a_whole(tmp_path, monkeypatc
     stored = json.loads(file.read_text())
     assert stored["knn"] == 0.5 and stored["feature_std"] is None and stored["versions"]["torch"]
     write_evaluation(file.parent, {**RESULTS, "dataset": "digits"})
+    assert write_evaluation(file.parent, RESULTS, "mine") == file.parent / "mine.json"
     before = file.read_bytes()
 
     def disk_is_full(_):
@@ -32,7 +33,11 @@ def test_one_file_for_every_data_set_is_replaced_as_a_whole(tmp_path, monkeypatc
     with pytest.raises(OSError, match="No space left"):
         write_evaluation(file.parent, {**RESULTS, "knn": 0.9})
     assert file.read_bytes() == before
-    assert {path.name for path in file.parent.iterdir()} == {"cifar10.json", "digits.json"}
+    assert {path.name for path in file.parent.iterdir()} == {
+        "cifar10.json",
+        "digits.json",
+        "mine.json",
+    }
 
 
 def test_accuracies_are_a_table_and_the_file_is_the_last_line(tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,16 +14,15 @@ from orchestra_flwr.config import (
     RESUME_MAY_CHANGE,
     Config,
     ConfigError,
-    EvaluateConfig,
     Section,
     is_free,
-    load,
     load_config,
     parse,
     without_unread,
 )
 from orchestra_flwr.experiments.planning.description import (
     AxisValues,
+    Cells,
     Experiment,
     Overrides,
     Scale,
@@ -31,11 +31,14 @@ from orchestra_flwr.experiments.planning.description import (
     load_scale,
     reading_order,
 )
+from orchestra_flwr.experiments.planning.joined_values import joined_values
 from orchestra_flwr.experiments.planning.scaling import scaled_override
+from orchestra_flwr.experiments.planning.transfer import ROOT, transfer_name
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.fingerprints import fingerprint_of
 
 Axes = Mapping[str, AxisValues]
+Values = dict[str, str]  # of a row, by axis
 # Overrides that a measure needs.
 NEEDED: Mapping[str, Overrides] = {
     "unsupervised": ("evaluation.unsupervised=true",),
@@ -77,7 +80,8 @@ class Plan(Section):
         command: that runs it; a line for each, where several commands asked for some of the runs.
         extra: overrides that the command added to those of the experiment; None in plans of before.
         experiment, settings: what is run, and its scale.
-        transfer: what the other images are called that encoders are judged by; None without any.
+        transfer: name of the evaluation by other images; None without any.
+        transfer_root: where these are, if the command said so.
     """
 
     name: str
@@ -88,6 +92,7 @@ class Plan(Section):
     settings: Scale
     rows: tuple[Row, ...]
     transfer: str | None = None
+    transfer_root: str | None = None
 
     def write(self, folder: Path) -> None:
         """Writes `<folder>/plans/<name>-<scale>.json`.
@@ -141,6 +146,7 @@ def make_plan(
     seeds: Sequence[int] | None = None,
     only: Sequence[str] = (),
     extra: Sequence[str] = (),
+    transfer_root: str | None = None,
 ) -> tuple[Plan, dict[str, Config]]:
     """Makes the plan of an experiment.
 
@@ -152,8 +158,10 @@ def make_plan(
         name: of the experiment.
         scale: paper, medium or small.
         seeds: None: those of the experiment.
-        only: values of axes: rows with another value on these axes are left out.
+        only: values of axes: rows with another value on these axes are left out. A value may be
+            cut at its commas.
         extra: further Hydra overrides, of every run; none that an axis or a rule would lose by.
+        transfer_root: where the other images are that encoders are judged by.
 
     Returns:
         The plan, and the configuration of each run by the run's name.
@@ -168,35 +176,27 @@ def make_plan(
         settings = settings.model_copy(update={"comparable": False})
     axes = _axes(name, experiment, settings, scale)
     composer = _Composer(experiment, settings, scale, axes, extra)
-    selected = _selected(axes, only)
     left_out = experiment.at(scale).leave_out
     left_out = experiment.leave_out if left_out is None else left_out
-    rows, configs = [], {}
-    for values in _combinations(axes):
-        if not covers(selected, values) or any(covers(entry, values) for entry in left_out):
-            continue
-        overrides, config = composer.compose(values)
-        for seed in dict.fromkeys(experiment.seeds if seeds is None else seeds):
-            seeded = config.model_copy(update={"seed": seed})
-            run = run_name(seeded, experiment.work)
-            configs[run] = seeded
-            rounds = config.federation.rounds
-            rows.append(Row(values=values, seed=seed, overrides=overrides, run=run, rounds=rounds))
+    chosen = _combinations(axes, _selected(axes, only), left_out)
+    rows, configs = composer.rows(chosen, experiment.seeds if seeds is None else seeds)
     if not rows:
         raise ConfigError(f"only={','.join(only)}: no row has all of these values")
     _check_rows_differ(rows, replace(composer, extra=()), extra)
     for override in extra:
         if all(override not in row.overrides for row in rows):
             load_config([*rows[0].overrides, override], all_read=True)  # says why nothing reads it
+    places = [shlex.quote(f"{ROOT}={transfer_root}")] if transfer_root else []
     plan = Plan(
         name=name,
         scale=scale,
-        command=_command(name, scale, seeds, only, extra),
+        command=_command(name, scale, seeds, only, (*places, *extra)),
         extra=tuple(extra),
         experiment=experiment,
         settings=settings,
         rows=tuple(rows),
-        transfer=_label(experiment.at(scale).transfer),
+        transfer=transfer_name(experiment.at(scale).transfer, transfer_root),
+        transfer_root=transfer_root,
     )
     return plan, configs
 
@@ -236,10 +236,6 @@ def _command(
     command += [f"seeds={','.join(map(str, seeds))}"] if seeds is not None else []
     command += [f"only='{','.join(only)}'"] if only else []
     return " ".join([*command, *extra])
-
-
-def _label(transfer: Overrides) -> str | None:
-    return load(EvaluateConfig, ["run=any", *transfer]).images().label if transfer else None
 
 
 def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -> str:
@@ -294,7 +290,7 @@ def _axes(name: str, experiment: Experiment, settings: Scale, scale: str) -> Axe
 def _selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values that `only` allows, by axis."""
     selected: dict[str, tuple[str, ...]] = {}
-    for value in only:
+    for value in joined_values(only, {value for choices in axes.values() for value in choices}):
         matching = [axis for axis, choices in axes.items() if value in choices]
         if not matching:
             values = ", ".join(value for choices in axes.values() for value in choices)
@@ -303,9 +299,12 @@ def _selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return selected
 
 
-def _combinations(axes: Axes) -> Iterator[dict[str, str]]:
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
+def _combinations(axes: Axes, selected: Cells, left_out: Sequence[Cells]) -> Iterator[Values]:
+    """The combinations that are run: those that are selected, but for what is left out."""
+    for combination in itertools.product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        if covers(selected, values) and not any(covers(entry, values) for entry in left_out):
+            yield values
 
 
 @dataclass(frozen=True)
@@ -317,6 +316,23 @@ class _Composer:
     scale: str
     axes: Axes
     extra: Sequence[str]
+
+    def rows(
+        self, combinations: Iterable[Values], seeds: Sequence[int]
+    ) -> tuple[list[Row], dict[str, Config]]:
+        """A row for every combination and seed, and the configuration of each run by its name."""
+        rows, configs = [], {}
+        for values in combinations:
+            overrides, config = self.compose(values)
+            rounds = config.federation.rounds
+            for seed in dict.fromkeys(seeds):
+                seeded = config.model_copy(update={"seed": seed})
+                run = run_name(seeded, self.experiment.work)
+                configs[run] = seeded
+                rows.append(
+                    Row(values=values, seed=seed, overrides=overrides, run=run, rounds=rounds)
+                )
+        return rows, configs
 
     def compose(self, values: Mapping[str, str]) -> tuple[Overrides, Config]:
         overrides = [*self._overrides(values), *self.extra]

@@ -123,7 +123,7 @@ def read_results(plan: Plan, folder: Path) -> Results:
     incomplete: dict[str, Incomplete] = {}
     for row in plan.rows:
         runs = by_row.setdefault(tuple(row.values.items()), [])
-        run = read_run(folder / row.run)
+        run, log = read_run(folder / row.run), folder / LOGS / f"{row.run}.log"
         if run is not None and (why := unreadable([run])):
             incomplete[row.run] = Incomplete(row.run, f"cannot be read: {why[run.folder]}")
         elif run is not None and run.summary and _has_more_rounds(run, row):
@@ -134,9 +134,10 @@ def read_results(plan: Plan, folder: Path) -> Results:
             missing = [m for m in plan.experiment.measures if run.lacks(m, plan.transfer)]
             if missing:
                 titles = ", ".join(UNITS[measure].title for measure in missing)
-                incomplete[row.run] = Incomplete(row.run, f"not measured: {titles}")
+                why_not = _with_error(f"not measured: {titles}", log)
+                incomplete[row.run] = Incomplete(row.run, why_not)
         else:
-            incomplete[row.run] = Incomplete(row.run, _why(run, folder / LOGS / f"{row.run}.log"))
+            incomplete[row.run] = Incomplete(row.run, _why(run, log))
     rows = tuple(_result(plan, dict(values), runs) for values, runs in by_row.items())
     return Results(plan, rows, tuple(incomplete.values()))
 
@@ -165,9 +166,13 @@ def _result(plan: Plan, values: dict[str, str], runs: list[Run]) -> Result:
 
 
 def _why(run: Run | None, log: Path) -> str:
-    error = last_error(log)
     if run is None:
+        error = last_error(log)
         return f"failed: {error}" if error else "not run"
     done = run.metrics[-1]["round"] if run.metrics else 0
-    so_far = f"unfinished, {done} of {run.config.federation.rounds} rounds"
-    return f"{so_far}, failed: {error}" if error else so_far
+    return _with_error(f"unfinished, {done} of {run.config.federation.rounds} rounds", log)
+
+
+def _with_error(state: str, log: Path) -> str:
+    error = last_error(log)
+    return f"{state}, failed: {error}" if error else state

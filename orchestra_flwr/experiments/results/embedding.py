@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import balanced_subset, load_dataset
 from orchestra_flwr.evaluation import extract_features
-from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.experiments.results.runs import Run, is_of_saved_weights, saved_weights
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.models import load_encoder
 
@@ -34,7 +34,7 @@ def embed(run: Run) -> Embedding:
     """The t-SNE embedding (van der Maaten & Hinton, 2008) of a run's test images.
 
     At most 2,000 images in equal shares of the classes, L2-normalised backbone features. The result
-    is stored in the run folder and read back the next time.
+    is stored in the run folder and read back as long as the run saves the same weights.
 
     Raises:
         ConfigError: the run's images are missing, or no test images have labels.
@@ -43,7 +43,9 @@ def embed(run: Run) -> Embedding:
     file = run.folder / FILE
     if file.is_file():
         read = json.loads(file.read_text())
-        return Embedding(np.array(read["points"]), np.array(read["labels"]), tuple(read["classes"]))
+        if is_of_saved_weights(file, read, run.folder):
+            points, labels = np.array(read["points"]), np.array(read["labels"])
+            return Embedding(points, labels, tuple(read["classes"]))
     encoder = load_encoder(run.folder)
     test = load_dataset(run.config.data).test
     if test is None or test.labels is None:
@@ -60,6 +62,7 @@ def embed(run: Run) -> Embedding:
         "points": np.round(points, 3).tolist(),
         "labels": embedding.labels.tolist(),
         "classes": list(embedding.classes),
+        "weights_sha256": saved_weights(run.folder),
     }
     write_atomically(file, (json.dumps(stored) + "\n").encode())
     return embedding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +14,11 @@ from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
 
-EVALUATIONS = "evaluation"  # folder of a run folder: a file for every data set it was evaluated on
+EVALUATIONS = "evaluation"  # folder of a run folder: a file for every evaluation of its encoder
+FINETUNING = "finetuning"  # the evaluation that experiments make by a run's own images
+ENCODER = "encoder.json"  # in a run folder: what the saved encoder is
 LOGS = "logs"  # folder beside the runs of an experiment: what they printed
+STARTED = "=== started "  # begins the line in a log that each start of its run writes
 
 # Where measures stand in `summary.json`, but for those under their own name.
 IN_SUMMARY: dict[str, tuple[str, ...]] = {
@@ -34,7 +37,12 @@ IN_SUMMARY: dict[str, tuple[str, ...]] = {
     "classes_1": ("classes", "one_percent"),
     "emd": ("classes", "emd"),
 }
-# And in an evaluation on other images.
+# In the evaluation `FINETUNING`.
+FINETUNED = {
+    "finetune_1": ("finetune", "0.01", "mean"),
+    "finetune_10": ("finetune", "0.1", "mean"),
+}
+# In an evaluation by other images.
 TRANSFER = {
     "transfer": ("linear",),
     "transfer_10": ("linear_10", "mean"),
@@ -49,7 +57,8 @@ class Run:
     Attributes:
         folder: where it is.
         summary: `summary.json`; empty where the run has not ended.
-        evaluations: `evaluation/<data set>.json` by data set.
+        evaluations: `evaluation/<name>.json` by name, of the weights that the run saves. Those of
+            an experiment have names of their own, so that no other command replaces them.
     """
 
     folder: Path
@@ -83,28 +92,23 @@ class Run:
 
         It is read from `encoder.json`; while the run goes on, it is the first in the scores.
         """
-        about = _read_json(self.folder / "encoder.json").get("about") or {}
+        about = _read_json(self.folder / ENCODER).get("about") or {}
         scores: dict[str, Any] = next((r["scores"] for r in self.metrics if r.get("scores")), {})
         return str(about.get("backbone") or next(iter(scores), "target"))
-
-    @property
-    def evaluation(self) -> dict[str, Any]:
-        """The evaluation on the images of the run; empty where there is none."""
-        return self.evaluations.get(self.config.data.label, {})
 
     def measure(self, name: str, transfer: str | None = None) -> float | None:
         """A measure by the name that experiments use; None where the run does not have it.
 
         Args:
             name: of the measure.
-            transfer: the other data set that `transfer`, `transfer_10` and `transfer_1` are of.
+            transfer: the name of the evaluation that `transfer`, `transfer_10` and `transfer_1`
+                are of.
 
         Accuracies are fractions, `unsupervised` is the score without labels, `drift` a distance,
         `classes` and `classes_1` are numbers of classes, `emd` a distance of class shares.
         """
-        if name.startswith("finetune"):
-            fraction = {"finetune_1": "0.01", "finetune_10": "0.1"}[name]
-            return lookup(self.evaluation, "finetune", fraction, "mean")
+        if name in FINETUNED:
+            return lookup(self.evaluations.get(FINETUNING, {}), *FINETUNED[name])
         if name in TRANSFER:
             return lookup(self.evaluations.get(transfer or "", {}), *TRANSFER[name])
         return lookup(self.summary, *IN_SUMMARY.get(name, (name,)))
@@ -126,12 +130,41 @@ def read_run(folder: Path) -> Run | None:
     """
     if not (folder / "config.yaml").is_file():
         return None
-    files = sorted((folder / EVALUATIONS).glob("*.json"))
+    found = {file: _read_json(file) for file in sorted((folder / EVALUATIONS).glob("*.json"))}
     return Run(
         folder,
         summary=_read_json(folder / "summary.json"),
-        evaluations={file.stem: _read_json(file) for file in files},
+        evaluations={
+            file.stem: stored
+            for file, stored in found.items()
+            if is_of_saved_weights(file, stored, folder)
+        },
     )
+
+
+def saved_weights(folder: Path) -> str | None:
+    """The SHA-256 of the encoder that a run saves; None: there is none, or it is of version 0.1."""
+    digest: str | None = _read_json(folder / ENCODER).get("weights_sha256")
+    return digest
+
+
+def is_of_saved_weights(file: Path, stored: Mapping[str, Any], folder: Path) -> bool:
+    """Whether something was computed with the weights that a run saves now.
+
+    A run that is resumed with more rounds saves other ones. Files of earlier versions do not say
+    which weights they are of: they count unless they are older than the encoder. So does every file
+    where there is no encoder any more.
+
+    Args:
+        file: where it is stored.
+        stored: what it holds; `weights_sha256` is the SHA-256 of the encoder that it is of.
+        folder: the run's.
+    """
+    now, then = saved_weights(folder), stored.get("weights_sha256")
+    if now is not None and then is not None:
+        return bool(now == then)
+    encoder = folder / ENCODER
+    return not encoder.is_file() or file.stat().st_mtime >= encoder.stat().st_mtime
 
 
 def find_runs(folder: Path) -> list[Run]:
@@ -141,12 +174,17 @@ def find_runs(folder: Path) -> list[Run]:
 
 
 def last_error(log: Path) -> str | None:
-    """The last error that a run printed, in one line."""
+    """The last error that a run printed since it was last started, in one line."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return None
-    return next((li.removeprefix("error: ") for li in reversed(lines) if "rror: " in li), None)
+    for line in reversed(lines):
+        if line.startswith(STARTED):
+            break
+        if "rror: " in line:
+            return line.removeprefix("error: ")
+    return None
 
 
 def unreadable(runs: Sequence[Run]) -> dict[Path, str]:

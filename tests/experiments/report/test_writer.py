@@ -15,7 +15,7 @@ from orchestra_flwr.experiments.report.tables import NOTHING, lines_table, resul
 from orchestra_flwr.experiments.report.writer import write_report
 from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.paper import paper_value
-from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.experiments.results.runs import STARTED, read_run
 
 BASE = {0: 0.70, 1: 0.72}  # mean 71, deviation sqrt(2), difference to 71.58: -.58
 
@@ -62,6 +62,23 @@ def test_what_is_missing_failed_or_unfinished_is_listed_with_its_reason(
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "3 of 6 runs are not complete" in text and "failed: the disk is full" in text
+
+
+def test_what_could_not_be_measured_has_the_reason_of_the_last_start(make_experiment, tmp_path):
+    """Of a run that was trained and then not fine-tuned; and of one that is trained once more."""
+    plan = make_experiment("table6", "small", ablations)
+    experiment = plan.experiment.model_copy(update={"measures": ("linear", "finetune_1")})
+    plan = plan.model_copy(update={"experiment": experiment})
+    runs = {(row.values["variant"], row.seed): row.run for row in plan.rows}
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / f"{runs['base', 0]}.log"
+    log.write_text(f"error: before\n{STARTED}\nround 100\nerror: data.root=/x.zip: no such file\n")
+    log.with_name(f"{runs['base', 1]}.log").write_text(f"error: before\n{STARTED}\nround 100\n")
+    log.with_name(f"{runs['no target', 0]}.log").write_text(f"error: before\n{STARTED}\n")
+    reasons = {run.name: run.reason for run in read_results(plan, tmp_path).incomplete}
+    missing = "not measured: 1 % labels, %"
+    assert reasons[runs["base", 0]] == f"{missing}, failed: data.root=/x.zip: no such file"
+    assert reasons[runs["base", 1]] == missing and reasons[runs["no target", 0]] == "not run"
 
 
 def test_a_run_that_went_on_or_cannot_be_read_is_left_out(make_experiment, make_run, tmp_path):

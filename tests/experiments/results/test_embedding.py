@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from orchestra_flwr.config import ConfigError, config_to_yaml
 from orchestra_flwr.experiments.results.embedding import embed, project
@@ -34,14 +35,26 @@ def run(tmp_path, tiny):
 
 
 def test_a_saved_encoder_sees_its_test_images_once(run):
-    embedding = embed(run())
+    saved = run()
+    embedding = embed(saved)
     assert embedding.points.shape == (40, 2)
     assert np.bincount(embedding.labels).tolist() == [4] * 10
     assert embedding.classes == tuple("0123456789")
-    stored = json.loads((run().folder / "embedding.json").read_text())
+    stored = json.loads((saved.folder / "embedding.json").read_text())
     stored["points"][0] = [7, 7]
-    (run().folder / "embedding.json").write_text(json.dumps(stored))
-    assert embed(run()).points[0].tolist() == [7, 7]
+    (saved.folder / "embedding.json").write_text(json.dumps(stored))
+    assert embed(saved).points[0].tolist() == [7, 7]
+
+
+def test_points_of_other_weights_are_made_anew(run):
+    """As after `resume=` with more rounds, which saves another encoder."""
+    folder = run().folder
+    first = embed(run())
+    assert len(json.loads((folder / "embedding.json").read_text())["weights_sha256"]) == 64
+    torch.manual_seed(1)
+    run()  # saves other weights
+    second = embed(read_run(folder))
+    assert not np.array_equal(first.points, second.points)
 
 
 def test_missing_images_are_refused(run, tmp_path):

@@ -1,3 +1,5 @@
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -6,6 +8,7 @@ from orchestra_flwr.config import config_to_yaml, load
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.experiments.report.tables import provenance
 from orchestra_flwr.experiments.results.runs import (
+    STARTED,
     find_runs,
     last_error,
     read_run,
@@ -53,6 +56,33 @@ def test_runs_are_found_in_both_layouts(make_run, tmp_path):
     assert read_run(tmp_path / "logs") is None
 
 
+def test_evaluations_of_other_weights_do_not_count(make_run):
+    """A run that was resumed with more rounds has another encoder than the one evaluated before."""
+    path = make_run("r", {"linear": 0.5}, finetune={"0.01": 0.3})
+    (file,) = (path / "evaluation").iterdir()
+    evaluation = json.loads(file.read_text())
+
+    def counts(evaluated, saved):
+        file.write_text(json.dumps({**evaluation, **evaluated}))
+        (path / "encoder.json").write_text(json.dumps(saved))
+        return read_run(path).measure("finetune_1") == 0.3
+
+    assert counts({"weights_sha256": "a"}, {"weights_sha256": "a"})
+    assert not counts({"weights_sha256": "a"}, {"weights_sha256": "b"})
+    (path / "encoder.json").unlink()  # records alone were kept
+    assert read_run(path).measure("finetune_1") == 0.3
+
+
+def test_evaluations_of_earlier_versions_count_unless_they_are_older_than_the_encoder(make_run):
+    path = make_run("r", {"linear": 0.5}, finetune={"0.01": 0.3})
+    (path / "encoder.json").write_text('{"weights_sha256": "a"}')
+    (file,) = (path / "evaluation").iterdir()
+    os.utime(path / "encoder.json", (1000, 1000))
+    assert read_run(path).measure("finetune_1") == 0.3
+    os.utime(file, (999, 999))
+    assert read_run(path).measure("finetune_1") is None
+
+
 def test_a_run_with_real_clients_is_read(make_run):
     path = make_run("r", {"knn": 0.5})
     served = load(ServerConfig, ["host=0.0.0.0", "federation.rounds=7"])
@@ -93,3 +123,12 @@ def test_the_last_error_of_a_log(tmp_path):
     assert last_error(log) == "the disk is full"
     log.write_text("Traceback:\n  line\nValueError: odd\n")
     assert last_error(log) == "ValueError: odd"
+
+
+def test_an_error_from_before_the_last_start_is_over(tmp_path):
+    log = tmp_path / "log"
+    text = f"{STARTED}yesterday\nerror: the disk is full\n{STARTED}today\nresumed after round 1\n"
+    log.write_text(text)
+    assert last_error(log) is None
+    log.write_text(text + "error: no such file\nround 2\n")
+    assert last_error(log) == "no such file"

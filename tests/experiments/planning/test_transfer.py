@@ -1,0 +1,53 @@
+import pytest
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.experiments import make_plan
+from orchestra_flwr.experiments.planning.transfer import check_transfer, transfer_name
+
+DIGITS = ("data=digits", "data.image_size=16")
+
+
+def test_an_evaluation_is_named_by_its_images():
+    name = transfer_name(DIGITS, None)
+    assert name.startswith("transfer-digits-")
+    assert transfer_name((*DIGITS, "data.test_limit=20"), None) != name
+    assert transfer_name((), None) is None
+
+
+def test_images_that_were_moved_keep_their_name():
+    named = {transfer_name(("data=stl10",), root) for root in (None, "here", "/there/stl10_binary")}
+    assert len(named) == 1
+    photos = {transfer_name(("data=image_folder",), root) for root in ("a/b.zip", "c/b.zip", "d")}
+    assert len(photos) == 2
+
+
+@pytest.mark.parametrize(
+    ("images", "root", "says"),
+    [
+        (("data=imagenet",), None, "judged by: data=imagenet: must be one of"),
+        (DIGITS, "x", "judged by: transfer_root: unknown option of data=digits"),
+        ((), "x", "^transfer_root=x: the experiment judges its encoders by no other images"),
+    ],
+)
+def test_images_that_cannot_be_are_refused(images, root, says):
+    with pytest.raises(ConfigError, match=says):
+        transfer_name(images, root)
+
+
+def test_images_are_read_before_anything_is_trained(tiny, tmp_path):
+    sixteen = tiny("data.image_size=16")
+    check_transfer(DIGITS, None, [sixteen])
+    with pytest.raises(ConfigError, match="judged by: transfer_root must name the folder of"):
+        check_transfer(("data=stl10",), None, [tiny("data.image_size=32")])
+    with pytest.raises(ConfigError, match="the encoder expects images of 8 x 8"):
+        check_transfer(DIGITS, None, [sixteen, tiny()])
+    with pytest.raises(ConfigError, match=f"judged by: transfer_root={tmp_path}"):
+        photographs = ("data=image_folder", "data.image_size=16")
+        check_transfer(photographs, str(tmp_path), [sixteen])
+
+
+def test_a_plan_says_where_the_other_images_are():
+    plan, _ = make_plan(
+        "dec_ssl_table4", "paper", seeds=[0], only=["no pre-training"], transfer_root="my stl10"
+    )
+    assert "'transfer_root=my stl10'" in plan.command and plan.transfer_root == "my stl10"
