@@ -22,7 +22,11 @@ from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
 from orchestra_flwr.methods.base import Batch, Received, Step
 from orchestra_flwr.methods.frames import Classifying
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.pseudo_labels import class_probabilities, with_pseudo_labels
+from orchestra_flwr.methods.pseudo_labels import (
+    check_pseudo_labels,
+    class_probabilities,
+    with_pseudo_labels,
+)
 from orchestra_flwr.methods.release import Contribution, Release
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.semi_supervised import label_loss
@@ -94,8 +98,12 @@ class CBAFed(Classifying):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Method.check`; also refuses noise, which the counts would not have."""
+        """As :meth:`Method.check` and :func:`check_pseudo_labels`; also refuses noise.
+
+        The counts would have none.
+        """
         super().check(config)
+        check_pseudo_labels(config)
         noise = config.privacy.noise_multiplier
         if noise > 0:
             raise ValueError(
