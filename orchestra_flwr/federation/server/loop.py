@@ -310,10 +310,10 @@ class _Run:
         asked = [client for client in round_.cohort if client not in silent]
         stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
         strategy = OrchestraStrategy(self.federation, round_, stage, report)
-        messages = list(
-            strategy.configure_evaluate(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
+        messages = strategy.configure_evaluate(
+            round_.number, ArrayRecord(), ConfigRecord(), self.grid
         )
-        self.progress.round_started(round_.number, len(messages), "scoring")
+        self.progress.round_started(round_.number, len(asked), "scoring")
         timeout = self.config.federation.round_timeout
         replies = self.grid.send_and_receive(messages, timeout=timeout)
         strategy.aggregate_evaluate(round_.number, replies)

@@ -1,5 +1,7 @@
 """A federated round worked by hand, with a method so small that pencil and paper suffice."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 from orchestra_flwr.config import MethodConfig, Section
 from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.exchanges.star import Star
 from orchestra_flwr.federation.messages import codec
 from orchestra_flwr.federation.messages.arrays import (
@@ -518,6 +521,25 @@ def test_the_rounds_cohort_is_asked_for_scores(server):
     assert part.report.bytes_down == 2 * down
     alone = server("evaluation.unsupervised=true", "federation.participation=0.34")
     assert [q.metadata.dst_node_id for q in evaluation(alone, 2)] == trained
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_no_model_is_packed_before_its_first_message_and_each_once(server, monkeypatch, kind):
+    """Where each node has a model of its own, messages hold one at a time."""
+    server = server("evaluation.unsupervised=true")
+    server.start(1)
+    models = Models(server.config, Learner(server.method), server.schemas, ["one", "two"])
+    packed, original = [], models.arrays
+    monkeypatch.setattr(models, "arrays", lambda name: packed.append(name) or original(name))
+    federation = replace(server.federation, models=models)
+    stage = Stage((Task("a", ("one",)), Task("b", ("two",)), Task("c", ("one",))))
+    strategy = OrchestraStrategy(federation, server.strategy.round, stage, RoundReport())
+    messages = getattr(strategy, f"configure_{kind}")(1, ArrayRecord(), ConfigRecord(), None)
+    first = next(messages)
+    assert packed == ["one"]
+    second, third = messages
+    assert packed == ["one", "two"]
+    assert first.content[ARRAYS] is third.content[ARRAYS] is not second.content[ARRAYS]
 
 
 def test_without_any_good_score_the_round_goes_on(server):
