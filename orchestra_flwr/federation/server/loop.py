@@ -174,8 +174,8 @@ class _Run:
             self.progress.message(self.evaluator.fewer_voters)
         if self.evaluator.batch_norm == "initial":
             self.progress.message(
-                "the server's BatchNorm is not trained and it has no images to compute statistics "
-                "from: the saved encoder has initial ones; model.norm=group needs none"
+                "the server's BatchNorm is not trained, and the server has too few images for its "
+                "statistics: the saved encoder has initial ones; model.norm=group needs none"
             )
         position = position or Position(round=-1)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
