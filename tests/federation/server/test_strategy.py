@@ -232,6 +232,34 @@ def test_a_stage_without_any_good_reply_changes_nothing(server, round_):
     assert all(torch.equal(t, before[n]) for n, t in server.method.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["server_optimizer=momentum", "server_optimizer.lr=2"], "lr or server_optimizer.lr may"),
+        (["server_optimizer=adam"], "training.lr or server_optimizer.lr may"),  # its moments
+        (
+            ["privacy.clip=1e38", "privacy.noise_multiplier=100", "federation.weighting=uniform"],
+            "training.lr or privacy.noise_multiplier may",
+        ),
+    ],
+)
+def test_a_model_that_overflows_ends_the_run_and_is_not_set(server, overrides, keys):
+    server = server("evaluation.every=1000", *overrides, key=bytes(32))
+    questions = server.ask(4)
+    huge = [answer(question, server, [3e38, 0], [[0, 0, 5]]) for question in questions]
+    with np.errstate(over="ignore"), pytest.raises(FederationError) as error:
+        server.take(huge)
+    assert str(error.value).startswith("round 4: the server's model would no longer be finite")
+    assert "resume= goes on after round 3" in str(error.value) and keys in str(error.value)
+    np.testing.assert_array_equal(server.shared(), [0, 0])
+
+
+def test_a_large_model_is_finite_although_its_sum_is_not(server):
+    server = server()
+    large = [answer(question, server, [3e38, 3e38], [[0, 0, 5]]) for question in server.ask(1)]
+    np.testing.assert_array_equal(server.take(large)[0], np.float32([3e38, 3e38]))
+
+
 def test_clients_without_rows_are_averaged_all_the_same(server):
     server = server()
     questions = server.ask()
