@@ -30,7 +30,7 @@ def clustering_settings(config: Config) -> ClusteringSettings:
     """
     settings = parse(ClusteringSettings, config.clustering.options, "clustering")
     privacy, private = config.privacy, settings.name == "private"
-    if privacy.k_min > settings.memory:
+    if privacy.k_min > settings.memory and not private:
         raise ConfigError(
             f"privacy.k_min={privacy.k_min}: must be at most clustering.memory={settings.memory}, "
             "the images that local clustering sees"

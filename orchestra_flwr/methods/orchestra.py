@@ -128,6 +128,10 @@ class Orchestra(Method):
             found["clustering.damping"] = "with clustering.solver=gradient"
         if clustering_settings(config).name == "features":
             found["clustering.local_clusters"] = "with clustering=features"
+        if clustering_settings(config).name == "private":
+            found["clustering.memory"] = "with clustering=private, which sees all images"
+        if not config.method.settings.target:
+            found["method.ema"] = "with method.target=false"
         return found
 
     @classmethod

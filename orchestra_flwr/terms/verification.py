@@ -115,6 +115,13 @@ class Verification(Term):
         self.register_buffer("population", torch.zeros(1, dtype=torch.int64), persistent=False)
 
     @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """Which images it is about is only asked where some have no label."""
+        if config.labels.fraction is not None or config.terms["verification"].weight == 0:
+            return {}
+        return {"terms.verification.images": "without labels.fraction"}
+
+    @classmethod
     def check(cls, config: Config) -> None:
         """As :meth:`Plugin.check`: every client that is known beforehand has a row."""
         term, clients = config.terms["verification"], config.federation.clients

@@ -31,6 +31,17 @@ SIMULATED = "in a simulation, only by a server of real clients"
          "partition.level: is not read with partition.csv"),
         (["clustering=features", "privacy.k_min=1", "clustering.local_clusters=3"],
          "clustering.local_clusters: is not read with clustering=features"),
+        ([*PRIVATE, "clustering.memory=64"],
+         "clustering.memory: is not read with clustering=private, which sees all images"),
+        (["method.target=false", "method.ema=0.9"], "method.ema: is not read with method.target="),
+        (["method=orchestra_plus", "method.target=false", "method.ema=0.9"],
+         "method.ema: is not read with method.target=false"),
+        *((["exchange=clusters", "exchange.clusters=1", f"exchange.{given}"],
+           f"exchange.{given.partition('=')[0]}: is not read with exchange.clusters=1")
+          for given in ("assign=loss", "start=same", "warm_rounds=2")),
+        (["terms.verification.weight=1", "terms.verification.images=all"],
+         "terms.verification.images: is not read without labels.fraction"),
+        (["terms.verification.images=all"], "terms.verification.images: is not read with terms."),
     ],
 )  # fmt: skip
 def test_what_nothing_reads_is_refused(given, says):
@@ -45,6 +56,12 @@ def test_what_nothing_reads_is_refused(given, says):
     [
         ["clustering.memory=64", "privacy.k_min=3"],
         [*PRIVATE, "privacy.delta=0.0001"],
+        [*PRIVATE, "privacy.k_min=200"],  # more than clustering.memory
+        ["method.target=true", "method.ema=0.9"],
+        ["exchange=clusters", "exchange.clusters=1", "exchange.min_members=2", "method=simclr"],
+        ["exchange=cycle", "method=simclr", "federation.weighting=uniform"],  # of recorded losses
+        ["method=simclr", "labels.fraction=0.1", "terms.verification.weight=1",
+         "terms.verification.images=all"],
         ["terms.verification.weight=1", "terms.verification.hidden=9"],
         ["terms.verification.weight=0"],
         ["method=simclr", "preset=released_code"],  # which sets clustering.solver
@@ -52,7 +69,7 @@ def test_what_nothing_reads_is_refused(given, says):
         ["partition=groups", "partition.level=2"],
         ["~terms.proximal"],
     ],
-)
+)  # fmt: skip
 def test_what_is_read_is_taken(given):
     assert load_config(given, all_read=True) == load_config(given)
 

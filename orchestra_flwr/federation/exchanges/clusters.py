@@ -71,10 +71,13 @@ class Clusters(Exchange):
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """Only clients that are to be grouped have rounds of one model before."""
-        start = config.exchange.settings.start
-        unread = {"exchange.warm_rounds": f"with exchange.start={start}"}
-        return {} if start == "grouped" else unread
+        """One model leaves no choice; only before clients are grouped there are warm rounds."""
+        settings: ClustersSettings = config.exchange.settings
+        if settings.clusters == 1:
+            keys = ("assign", "start", "warm_rounds")
+            return {f"exchange.{key}": "with exchange.clusters=1" for key in keys}
+        unread = {"exchange.warm_rounds": f"with exchange.start={settings.start}"}
+        return {} if settings.start == "grouped" else unread
 
     @classmethod
     def check(cls, config: Config) -> None:
