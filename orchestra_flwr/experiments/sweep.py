@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -82,6 +84,8 @@ def run_plan(
         images = plan.experiment.at(plan.scale).transfer
         check_transfer(images, plan.transfer_root, configs.values())
     plan.write(folder)
+    for line in _of_other_images(configs, folder):
+        announce(line)
     if plan.experiment.work == "split":
         return _measure_splits(configs, folder, announce)
     complete, begun = len(configs) - len(todo), sum(job.was_begun for job in todo)
@@ -90,6 +94,27 @@ def run_plan(
         + (f", {begun} to be resumed" if begun else "")
     )
     return run_jobs(todo, folder, jobs, announce)
+
+
+def _of_other_images(configs: Mapping[str, Config], folder: Path) -> Iterator[str]:
+    """A line for each other folder of images that runs which are there already were made with.
+
+    Of `data.root` only the last part is in a run's name, so that images may be moved. Where the
+    old folder is still there, they were not: these may be other images of the same name.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    for name, config in configs.items():
+        root, run = config.data.options.get("root"), read_run(folder / name)
+        if root and run is not None:
+            with contextlib.suppress(ConfigError, OSError):  # one of the two is not there
+                before = run.config.data.options.get("root")
+                if before and not Path(root).expanduser().samefile(Path(before).expanduser()):
+                    found[before, root] += 1
+    for (before, root), count in found.items():
+        yield (
+            f"{count} of these runs are there already and are of the images in {before}, not in "
+            f"{root}: for other images give another folder="
+        )
 
 
 def run_jobs(todo: list[Job], folder: Path, jobs: int, announce: Announce) -> list[str]:

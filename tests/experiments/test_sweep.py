@@ -7,7 +7,7 @@ import time
 import pytest
 
 from orchestra_flwr.cli import experiment_main
-from orchestra_flwr.config import EvaluateConfig, load, load_config
+from orchestra_flwr.config import EvaluateConfig, config_to_yaml, load, load_config
 from orchestra_flwr.experiments import make_plan
 from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.runs import STARTED, last_error, read_run
@@ -67,6 +67,35 @@ def test_nothing_is_done_twice(command, tmp_path, folders, capsys):
     assert "resumed after round 1" in (tmp_path / "logs" / f"{base.name}.log").read_text()
     assert read_run(base).summary["knn"] == finished.summary["knn"]
     assert read_run(base).metrics == finished.metrics
+
+
+def test_a_run_of_another_folder_of_the_same_name_is_pointed_out(tmp_path, tiny_overrides):
+    """Only the last part of the path counts, so that images may be moved; here they were not."""
+    roots = [tmp_path / place / "photos" for place in ("one", "two", "three")]
+    for root in roots:
+        root.mkdir(parents=True)
+    one, two, moved = roots
+    runs = tmp_path / "runs"
+
+    def lines(root):
+        given = [*tiny_overrides, "data=image_folder", f"data.root={root}", "data.image_size=8"]
+        plan, configs = make_plan("table6", "small", seeds=[0], only=["base"], extra=given)
+        (run,) = configs
+        if not runs.exists():
+            (runs / run).mkdir(parents=True)
+            (runs / run / "config.yaml").write_text(config_to_yaml(configs[run]))
+            (runs / run / "summary.json").write_text('{"rounds": 2}')
+        said = []
+        assert run_plan(plan, configs, runs, 1, said.append) == []
+        assert "1 runs, 1 complete already" in said[-1]
+        return said[:-1]
+
+    assert lines(one) == []
+    (line,) = lines(two)
+    assert f"1 of these runs are there already and are of the images in {one}, not in {two}" in line
+    moved.rmdir()
+    one.rename(moved)
+    assert lines(moved) == []
 
 
 @pytest.mark.parametrize(
