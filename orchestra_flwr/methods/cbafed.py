@@ -93,23 +93,12 @@ class CBAFed(Classifying):
         self.register_buffer("shares", torch.zeros(self._count))
 
     @classmethod
-    def check(cls, config: Config) -> None:
-        """As :meth:`Method.check`; also refuses noise, which the counts would not have."""
-        super().check(config)
-        noise = config.privacy.noise_multiplier
-        if noise > 0:
-            raise ValueError(
-                f"privacy.noise_multiplier={noise:g}: must be 0 with method=cbafed, whose clients "
-                "send class counts without noise"
-            )
-
-    @classmethod
     def release(cls, config: Config) -> Release | None:
         """A row of counts; None as long as the classes are not known."""
         classes = cls.classes(config)
         if classes is None:
             return None
-        return Release({COUNTS: (1, classes.count)}, label="class counts", before_training=True)
+        return Release({COUNTS: (1, classes.count)}, label="class counts", first_round=0)
 
     @classmethod
     def weight(cls, images: int, contributions: Mapping[str, Tensor]) -> float:

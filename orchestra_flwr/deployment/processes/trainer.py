@@ -120,7 +120,7 @@ class Trainer:
         self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
         client = self._client(received, str(task.get(RUN, "")))
         self._check_records(received, client, task)
-        unsent = self._record_release(received, client, task)
+        unsent = self._record_release(received, release, round_, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
@@ -239,7 +239,9 @@ class Trainer:
             )
         self._report(line)
 
-    def _record_release(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> str:
+    def _record_release(
+        self, received: Config, release: Release | None, round_: int, task: ConfigRecord
+    ) -> str:
         """Writes the round's release down before the client works on it.
 
         Returns:
@@ -248,11 +250,11 @@ class Trainer:
         Raises:
             OSError: it cannot be written down.
         """
+        if release is None or round_ < release.first_round:
+            return ""
         if not task["contribute"]:
             return "privacy.total_epsilon is spent"
-        release: Release | None = received.method.plugin.release(received)
-        mechanism = release.mechanism if release else None
-        round_ = int(task["round"])  # type: ignore[arg-type]
+        mechanism = release.mechanism
         if mechanism and not self._ledger.release(_run_digest(received), round_, mechanism):
             task["contribute"] = False
             return "this client's own privacy.total_epsilon is spent"

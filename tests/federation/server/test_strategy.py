@@ -57,7 +57,7 @@ class Toy(Method):
         return {"sum": float(self.total.sum())}
 
 
-RELEASE = Release({"rows": (2, 3)}, "rows", may_be_empty=True, before_training=True)
+RELEASE = Release({"rows": (2, 3)}, "rows", may_be_empty=True, first_round=0)
 
 
 class Server:
@@ -269,7 +269,7 @@ def test_without_any_rows_there_is_no_first_state(server):
 
 
 CLIPPED = ("federation.weighting=uniform", "privacy.clip=2")
-NOISY = (*CLIPPED, "privacy.noise_multiplier=3")
+NOISY = ("method=simclr", *CLIPPED, "privacy.noise_multiplier=3")
 KEY = bytes(range(32))
 
 
