@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.processes.refusal import RefusalError, refusing
+from orchestra_flwr.deployment.client_work.refusal import RefusalError, refusing
 from orchestra_flwr.federation.messages.arrays import CONTRIBUTED
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.fingerprints import fingerprint_of

@@ -13,8 +13,8 @@ from orchestra_flwr.config import Config, ConfigError, DataConfig, requested_plu
 from orchestra_flwr.data import ImageSet, different_images, load_dataset
 from orchestra_flwr.deployment.channel.flower_records import Encoded, decode, encode
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.processes.own_releases import OwnReleases
-from orchestra_flwr.deployment.processes.refusal import RefusalError, failure_of, refusing
+from orchestra_flwr.deployment.client_work.own_releases import OwnReleases
+from orchestra_flwr.deployment.client_work.refusal import RefusalError, failure_of, refusing
 from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
