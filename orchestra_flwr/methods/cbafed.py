@@ -22,7 +22,11 @@ from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
 from orchestra_flwr.methods.base import Batch, Received, Step
 from orchestra_flwr.methods.frames import Classifying
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.pseudo_labels import class_probabilities, with_pseudo_labels
+from orchestra_flwr.methods.pseudo_labels import (
+    check_pseudo_labels,
+    class_probabilities,
+    with_pseudo_labels,
+)
 from orchestra_flwr.methods.release import Contribution, Release
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.semi_supervised import label_loss
@@ -91,6 +95,12 @@ class CBAFed(Classifying):
         self._count = self.classifier.out_features
         self._used = torch.zeros(self._count)
         self.register_buffer("shares", torch.zeros(self._count))
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Method.check`, and as :func:`check_pseudo_labels`."""
+        super().check(config)
+        check_pseudo_labels(config)
 
     @classmethod
     def release(cls, config: Config) -> Release | None:

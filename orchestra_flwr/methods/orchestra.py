@@ -31,7 +31,14 @@ from orchestra_flwr.data import Recipe, first_copies
 from orchestra_flwr.methods.base import Batch, Method, Received, Step
 from orchestra_flwr.methods.release import Contribution, Release
 from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, build_head, ema_update, normalise
+from orchestra_flwr.models import (
+    Backbone,
+    build_backbone,
+    build_head,
+    check_statistics,
+    ema_update,
+    normalise,
+)
 from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed, torch_generator
@@ -142,17 +149,13 @@ class Orchestra(Method):
         super().check(config)
         if clustering_settings(config).name != "private":
             return
-        merging, clip = config.merging, config.privacy.clip
+        merging = config.merging
         if merging.plugin.remembers or merging.plugin.local_norms:
             raise ValueError(
                 f"merging={merging.name}: must be replace with clustering=private, whose centroids "
                 "are of features of the model as the server sent it"
             )
-        if clip is not None and config.model.norm == "batch":
-            raise ValueError(
-                f"privacy.clip={clip:g}: must be null with clustering=private and "
-                "model.norm=batch, whose statistics are not trained then; model.norm=group has none"
-            )
+        check_statistics(config, "clustering=private")
 
     @classmethod
     def release(cls, config: Config) -> Release:

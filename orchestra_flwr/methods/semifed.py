@@ -19,6 +19,7 @@ from orchestra_flwr.methods.base import Batch, Received, Step
 from orchestra_flwr.methods.frames import Classifying
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.pseudo_labels import (
+    check_pseudo_labels,
     class_probabilities,
     confident_classes,
     with_pseudo_labels,
@@ -44,6 +45,12 @@ class SemiFed(Classifying):
         self._normalisation = config.data.normalise
         self._batch_size = config.training.batch_size
         self._pseudo: Tensor | None = None
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Method.check`, and as :func:`check_pseudo_labels`."""
+        super().check(config)
+        check_pseudo_labels(config)
 
     def recipes(self) -> Sequence[Recipe]:
         """The same augmentation for both views."""

@@ -1,7 +1,7 @@
 """Encoders and their heads."""
 
 from orchestra_flwr.models.backbones import Backbone, build_backbone
-from orchestra_flwr.models.clean_features import clean_features
+from orchestra_flwr.models.clean_features import check_statistics, clean_features
 from orchestra_flwr.models.ema import ema_update
 from orchestra_flwr.models.encoder import (
     Encoder,
@@ -19,6 +19,7 @@ __all__ = [
     "EncoderSpec",
     "build_backbone",
     "build_head",
+    "check_statistics",
     "clean_features",
     "ema_update",
     "encoder_of",

@@ -17,17 +17,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from orchestra_flwr.privacy.key_stream import KeyStream
 
 CHUNK = 1 << 16  # pairs of normals that are made at a time
+BLOCK = 1 << 16  # values of an update that are turned into float64 at a time
 
 
 def clipped_state(before: np.ndarray, after: np.ndarray, clip: float) -> np.ndarray:
     """What a client sends: its state after training, moved from `before` by at most `clip`.
+
+    Rounded to float32 it may have moved a little further: the server clips once more, in float64,
+    what it has received (:func:`clipped_update`).
 
     Args:
         before: (size,) float32 state that the server sent.
@@ -37,13 +41,18 @@ def clipped_state(before: np.ndarray, after: np.ndarray, clip: float) -> np.ndar
     Returns:
         (size,) float32; `after` itself where it is within the bound.
     """
-    update: np.ndarray = after - before
-    norm = float(np.linalg.norm(update))
+
+    def update(part: slice) -> np.ndarray:
+        difference: np.ndarray = np.subtract(after[part], before[part], dtype=np.float64)
+        return difference
+
+    norm = l2_norm(map(update, _blocks(len(after))))
     if norm <= clip:
         return after
-    update *= np.float32(clip / norm)
-    update += before
-    return update
+    sent = np.empty_like(after)
+    for part in _blocks(len(after)):
+        sent[part] = before[part] + update(part) * (clip / norm)
+    return sent
 
 
 def clipped_update(before: np.ndarray, after: np.ndarray, clip: float) -> np.ndarray:
@@ -58,10 +67,23 @@ def clipped_update(before: np.ndarray, after: np.ndarray, clip: float) -> np.nda
         (size,) float64.
     """
     update: np.ndarray = np.subtract(after, before, dtype=np.float64)
-    norm = float(np.linalg.norm(update))
+    norm = l2_norm(update[part] for part in _blocks(len(update)))
     if norm > clip:
         update *= clip / norm
     return update
+
+
+def l2_norm(blocks: Iterable[np.ndarray]) -> float:
+    """The L2 norm of a float64 vector that comes block by block.
+
+    The same bits with any number of threads and on any machine: BLAS adds up in an order of its
+    own, by processor and threads.
+    """
+    return math.sqrt(sum(float(np.square(block).sum()) for block in blocks))
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    return (slice(start, start + BLOCK) for start in range(0, size, BLOCK))
 
 
 def standard_normals(key: bytes, round_: int, count: int) -> np.ndarray:

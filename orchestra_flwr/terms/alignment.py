@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.methods import Batch, Method, Received, Step
-from orchestra_flwr.models import clean_features
+from orchestra_flwr.models import check_statistics, clean_features
 from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.terms.base import Term
 
@@ -72,11 +72,8 @@ class Alignment(Term):
     def check(cls, config: Config) -> None:
         """As :meth:`Plugin.check`: evaluation mode needs statistics that follow the weights."""
         weight = config.terms["alignment"].weight
-        if weight > 0 and config.privacy.clip is not None and config.model.norm == "batch":
-            raise ValueError(
-                f"terms.alignment.weight={weight:g}: must be 0 with privacy.clip and "
-                "model.norm=batch, whose statistics are not trained then; model.norm=group has none"
-            )
+        if weight > 0:
+            check_statistics(config, f"terms.alignment.weight={weight:g}")
 
     def _refuse_misfits(self, config: Config, method: Method) -> None:
         between = self.settings.between

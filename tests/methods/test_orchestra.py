@@ -283,7 +283,7 @@ def test_nothing_private_is_released_of_a_model_that_nobody_has_trained(tiny):
         (("merging=fedbn",), "merging=fedbn: must be replace with clustering=private, whose"),
         (
             ("federation.weighting=uniform", "privacy.clip=1", "model.norm=batch"),
-            "privacy.clip=1: must be null with clustering=private and model.norm=batch, whose",
+            "privacy.clip=1: must be null with clustering=private and BatchNorm (model=convnet)",
         ),
     ],
 )

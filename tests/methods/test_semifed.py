@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import Batch, Received
 from orchestra_flwr.methods.pseudo_labels import (
@@ -82,3 +83,16 @@ def test_guesses_stay_for_the_whole_round(tiny):
     assert result.steps == 3
     assert torch.equal(learner.method._pseudo, first)
     assert UNLABELLED not in first.tolist()
+
+
+@pytest.mark.parametrize("method", ["semifed", "cbafed"])
+def test_guesses_with_statistics_of_no_images_are_refused(tiny, method):
+    """With a clip nobody averages BatchNorm's statistics: the received ones are the initial."""
+    some = (f"method={method}", "labels.fraction=0.1", "federation.weighting=uniform")
+    clipped = (*some, "privacy.clip=1")
+    says = rf"clip=1: must be null with method={method} labels\.fraction=0\.1 and BatchNorm"
+    with pytest.raises(ConfigError, match=says):
+        tiny(*clipped)
+    for allowed in ("model.norm=group", "model=cct", "merging=fedbn", "labels.fraction=null"):
+        tiny(*clipped, allowed)
+    tiny(*some)

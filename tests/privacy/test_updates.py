@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import kstest, norm
+from threadpoolctl import threadpool_limits
 
 from orchestra_flwr.privacy.updates import (
     CHUNK,
@@ -49,6 +50,23 @@ def test_a_small_update_is_sent_as_it_is():
     before, after = states(scale=1e-3)
     np.testing.assert_array_equal(clipped_state(before, after, 1.0), after)
     np.testing.assert_array_equal(clipped_update(before, after, 1.0), after - before.astype(float))
+
+
+def test_a_million_values_are_clipped_to_float64s_norm():
+    """A norm in float32 would let through some 1e-5 more; only the result's rounding may."""
+    before, after = states(size=2**20, scale=0.01)
+    sent = clipped_state(before, after, 1.0)
+    assert abs(np.linalg.norm(sent.astype(np.float64) - before) - 1) < 1e-7
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    """Many differences: threads change the last bit of only some norms."""
+    several = [states(size=300_000, scale=0.01, seed=seed) for seed in range(8)]
+    found = []
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            found.append([clipped_update(*pair, 1.0).tobytes() for pair in several])
+    assert all(one == two for one, two in zip(*found, strict=True))
 
 
 def test_noise_is_standard_normal():

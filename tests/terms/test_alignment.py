@@ -249,8 +249,10 @@ def test_what_does_not_fit_is_refused_in_a_line(tiny, overrides, message):
 
 def test_norms_without_trained_statistics_are_refused(tiny):
     clipped = ("federation.weighting=uniform", "privacy.clip=1", "method=simclr")
-    with pytest.raises(ConfigError, match=r"terms.alignment.weight=1: must be 0 with privacy.clip"):
+    says = r"privacy\.clip=1: must be null with terms\.alignment\.weight=1 and BatchNorm"
+    with pytest.raises(ConfigError, match=says):
         tiny(*clipped, "terms.alignment.weight=1")
+    tiny(*clipped, "merging=fedbn", "terms.alignment.weight=1")  # statistics of its own
     tiny(*clipped, *GROUP, "terms.alignment.weight=1")
     tiny(*clipped, "terms.alignment.weight=0")
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from orchestra_flwr.config import ConfigError, DataConfig, Plugin
-from orchestra_flwr.data.images import Dataset
+from orchestra_flwr.data.images import UNLABELLED, Dataset
 from orchestra_flwr.data.subset import limited, stratified_share
 
 
@@ -87,7 +87,8 @@ def _with_test_images(dataset: Dataset, config: DataConfig) -> Dataset:
             f"data.test_share={share:g}: the images have no labels to test with; "
             "they must lie in class folders"
         )
-    test = torch.from_numpy(stratified_share(train.labels.numpy(), share))
+    labelled = (train.labels != UNLABELLED).nonzero().squeeze(1)
+    test = labelled[stratified_share(train.labels[labelled].numpy(), share)]
     if not len(test):
         raise ConfigError(f"data.test_share={share:g}: is no image of any class, must be larger")
     rest = torch.ones(len(train), dtype=torch.bool)

@@ -115,6 +115,7 @@ class OrchestraClient(NumPyClient):
         self.personal = personal
         self.secret_noise = secret_noise
         self.learner = build_learner(config, images.shape[1]).to(images.device)
+        self._moved = False  # whether local state may differ from that of a new learner
         self.exchange: Exchange = config.exchange.build()
         self.schemas = Schemas.of(self.learner, config)
         release: Release | None = config.method.plugin.release(config)
@@ -213,6 +214,7 @@ class OrchestraClient(NumPyClient):
             folder = self._folder()
         kept = folder.before(work.seed.round, work.seed.stage) if folder else None
         self._recall_local(kept)
+        self._moved = True
         if len(work.arrays) > 1:
             self._choose(work, kept)
         received = self._received(work, self.learner.needs_received, work.model)
@@ -262,9 +264,18 @@ class OrchestraClient(NumPyClient):
         return Received(self.name, work.index, round_, images, state, work.population)
 
     def _recall_local(self, kept: ClientState | None) -> None:
-        if kept is not None:
-            for name, tensor in self.learner.state(Role.LOCAL).items():
-                tensor.copy_(kept.tensors[name])
+        """Puts back what the client kept; if it has kept nothing, what every model begins with.
+
+        A round that fails, or is asked for once more, leaves this object's own state changed.
+        """
+        local = self.learner.state(Role.LOCAL)
+        tensors = kept.tensors if kept is not None else None
+        if tensors is None and self._moved and local:
+            tensors = build_learner(self.config, self.images.shape[1]).state(Role.LOCAL)
+        if tensors is not None:
+            for name, tensor in local.items():
+                tensor.copy_(tensors[name])
+        self._moved = kept is not None
 
     def _state_to_keep(self, merging: Merging, optimizer: Mapping[str, Tensor]) -> ClientState:
         merged, local = merging.keep(self.learner), self.learner.state(Role.LOCAL)

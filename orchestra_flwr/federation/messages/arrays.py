@@ -108,6 +108,12 @@ def as_tensor(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values)
 
 
+def all_finite(values: np.ndarray) -> bool:
+    """Whether all values are; takes a few milliseconds for ten million."""
+    # What is not finite stays so in a sum, which is twice as fast; a sum may also overflow.
+    return bool(as_tensor(values).sum().isfinite()) or bool(np.isfinite(values).all())
+
+
 def payload_bytes(content: RecordDict) -> int:
     """Bytes of all arrays in a message; its few scalars are not counted."""
     # Not by `array_records`: that view is a reference cycle, which keeps arrays that are let go of.

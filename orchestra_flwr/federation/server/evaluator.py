@@ -66,6 +66,11 @@ class Evaluator:
                 "there are no labelled test images (data.test_share=0.2 holds back a fifth of the "
                 "labelled ones)"
             )
+        if self.config.model.has_batch_norm and not self._has_statistics:
+            return (
+                "one training image with a label is too few for BatchNorm's statistics, which need "
+                "two (model.norm=group needs none)"
+            )
         return None
 
     @property
@@ -119,7 +124,12 @@ class Evaluator:
             return "none"
         if self._averages:
             return "averaged"
-        return RECALIBRATED if self.dataset is not None else "initial"
+        return RECALIBRATED if self._has_statistics else "initial"
+
+    @property
+    def _has_statistics(self) -> bool:
+        """Whether BatchNorm's statistics can be taken from the server's images; one has none."""
+        return self.dataset is not None and len(self.dataset.train) > 1
 
     @property
     def _averages(self) -> bool:

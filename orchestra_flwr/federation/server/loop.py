@@ -178,8 +178,8 @@ class _Run:
             self.progress.message(self.evaluator.fewer_voters)
         if self.evaluator.batch_norm == "initial":
             self.progress.message(
-                "the server's BatchNorm is not trained and it has no images to compute statistics "
-                "from: the saved encoder has initial ones; model.norm=group needs none"
+                "the server's BatchNorm is not trained, and the server has too few images for its "
+                "statistics: the saved encoder has initial ones; model.norm=group needs none"
             )
         position = position or Position(round=-1)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
@@ -312,10 +312,10 @@ class _Run:
         asked = [client for client in round_.cohort if client not in silent]
         stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
         strategy = OrchestraStrategy(self.federation, round_, stage, report)
-        messages = list(
-            strategy.configure_evaluate(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
+        messages = strategy.configure_evaluate(
+            round_.number, ArrayRecord(), ConfigRecord(), self.grid
         )
-        self.progress.round_started(round_.number, len(messages), "scoring")
+        self.progress.round_started(round_.number, len(asked), "scoring")
         timeout = self.config.federation.round_timeout
         replies = self.grid.send_and_receive(messages, timeout=timeout)
         strategy.aggregate_evaluate(round_.number, replies)

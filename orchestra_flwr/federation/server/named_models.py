@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.federation.messages.arrays import all_finite
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.server_optimizers import ServerOptimizer
 from orchestra_flwr.methods import Role
@@ -111,6 +112,9 @@ class Models:
             name: of the model.
             mean: (size,) float32; its memory is used.
             received: what :meth:`as_received` returned for the model as it is, where that is known.
+
+        Raises:
+            OverflowError: the new state, or what the optimizer remembers, is not finite.
         """
         if name in self._residuals:
             received = self.as_received(name) if received is None else received
@@ -118,6 +122,8 @@ class Models:
         optimizer = self.optimizers[name]
         before = self.shared(name) if optimizer.needs_before else mean
         state = optimizer.step(before, mean, self.trained_spans)
+        if not all(map(all_finite, (state, *optimizer.moments().values()))):
+            raise OverflowError(f"the new state of {name} is not finite")
         self.schemas.shared.unpack(state, self.load(name).state(Role.SHARED))
 
     def copy(self, source: str, target: str) -> None:

@@ -16,7 +16,7 @@ from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.aggregation import ClippedMean, StreamingMean
 from orchestra_flwr.federation.server.round import Federation, Round
-from orchestra_flwr.federation.server.round_report import RoundReport
+from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.privacy.updates import standard_normals
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import torch_threads
@@ -64,7 +64,11 @@ class StageUpdate:
         self._measures_drift = self._config.evaluation.drift and round_.evaluated
 
     def apply(self) -> None:
-        """Sets the shared state of the models, and lets the method make their server state."""
+        """Sets the shared state of the models, and lets the method make their server state.
+
+        Raises:
+            FederationError: a state is not finite.
+        """
         least = self._federation.exchange.least_results()
         for name in [name for name, count in self._results.items() if count < least]:
             self._means.pop(name, None)
@@ -72,7 +76,7 @@ class StageUpdate:
         # All before any is set: a model may take in what was made of another.
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
-            self._models.update(name, states.pop(name), self._received.get(name))
+            self._update_model(name, states.pop(name), self._received.get(name))
         drifts = [drift.result() for drift in self._drifts.values()]
         self._report.drifts += [drift for drift in drifts if drift is not None]
         if self._stage.mixing:
@@ -97,7 +101,7 @@ class StageUpdate:
                 origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
                 if name in self._apart:
                     state = self._new_state(name)
-                    self._models.update(name, state, self._received.pop(name, None))
+                    self._update_model(name, state, self._received.pop(name, None))
         for name in shares:
             self._results[name] = self._results.get(name, 0) + 1
             rows = self._contributions.setdefault(name, {})
@@ -189,6 +193,28 @@ class StageUpdate:
                 rounding = self._models.shared(trained) - self.as_received(trained)
                 mean += rounding * np.float32(weight / sum(origins.values()))
         return mean
+
+    def _update_model(self, name: str, state: np.ndarray, received: np.ndarray | None) -> None:
+        """As :meth:`Models.update`.
+
+        Raises:
+            FederationError: the model would hold values that are not finite. Nothing is written
+                down in this round then.
+        """
+        try:
+            self._models.update(name, state, received)
+        except OverflowError as error:
+            keys = ["training.lr"]
+            if self._config.server_optimizer.name != "mean":
+                keys.append("server_optimizer.lr")
+            if self._config.privacy.noise_multiplier > 0:
+                keys.append("privacy.noise_multiplier")
+            number = self._round.number
+            raise FederationError(
+                f"round {number}: the server's model would no longer be finite; this round is not "
+                f"kept, and resume= goes on after round {number - 1}. A new run with a smaller "
+                f"{' or '.join(keys)} may stay finite"
+            ) from error
 
     def _update_server_states(self) -> None:
         if self._federation.release is None:

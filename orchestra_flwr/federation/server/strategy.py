@@ -83,15 +83,7 @@ class OrchestraStrategy(Strategy):
             config: entries for every task.
             grid: not read.
         """
-        shared = Counter(task.models for task in self.stage.tasks)
-        records: dict[tuple[str, ...], ArrayRecord] = {}  # one copy for all with the same models
-        for task in self.stage.tasks:
-            record = records.get(task.models)
-            if record is None:
-                state = for_models({name: self._models.arrays(name) for name in task.models})
-                record = to_record(state)
-                if shared[task.models] > 1:
-                    records[task.models] = record
+        for task, record in self._addressed():
             entries: dict[str, Any] = {
                 **config,
                 **self.round.place,
@@ -130,20 +122,13 @@ class OrchestraStrategy(Strategy):
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """One message for each client with a task, if clients are to score the encoder.
-
-        Arguments as in :meth:`configure_train`; each is sent the one model of its task.
-        """
+    ) -> Iterator[Message]:
+        """As :meth:`configure_train`, if clients are to score the encoder; else no message."""
         if not self._config.evaluation.asks_clients:
-            return []
-        names = dict.fromkeys(name for task in self.stage.tasks for name in task.models)
-        records = {name: to_record(self._models.arrays(name)) for name in names}
+            return
         entries = {**config, **self.round.place}
-        return [
-            self._message(MessageType.EVALUATE, task.client, records[task.models[0]], entries)
-            for task in self.stage.tasks
-        ]
+        for task, record in self._addressed():
+            yield self._message(MessageType.EVALUATE, task.client, record, entries)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -181,6 +166,24 @@ class OrchestraStrategy(Strategy):
 
     def summary(self) -> None:
         """Nothing: the run's progress says it all."""
+
+    def _addressed(self) -> Iterator[tuple[Task, ArrayRecord]]:
+        """Every task with the arrays of its models, made when it is asked for.
+
+        Tasks of the same models share one copy, which is dropped after the last of them: where
+        every client has a model of its own, memory is that of one.
+        """
+        left = Counter(task.models for task in self.stage.tasks)
+        records: dict[tuple[str, ...], ArrayRecord] = {}
+        for task in self.stage.tasks:
+            record = records.pop(task.models, None)
+            if record is None:
+                state = for_models({name: self._models.arrays(name) for name in task.models})
+                record = to_record(state)
+            left[task.models] -= 1
+            if left[task.models]:
+                records[task.models] = record
+            yield task, record
 
     def _message(
         self, kind: str, client: str, arrays: ArrayRecord, entries: Mapping[str, Any]

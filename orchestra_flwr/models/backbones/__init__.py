@@ -14,7 +14,8 @@ class Backbone(Plugin, nn.Module):
     """Images (B, channels, H, W), normalised, to features (B, dim).
 
     Class attributes:
-        obeys_norm: whether its norms are those of `model.norm`; others have no BatchNorm.
+        obeys_norm: whether its norms are those of `model.norm`; others have no BatchNorm, unless
+            :meth:`has_batch_norm` says so.
 
     Attributes:
         dim: width of the features; set in `__init__`.

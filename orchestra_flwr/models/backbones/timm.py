@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -41,6 +41,7 @@ class Timm(Backbone):
     """
 
     Settings = TimmSettings
+    obeys_norm: ClassVar[bool] = False
 
     def __init__(self, settings: TimmSettings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
@@ -80,7 +81,14 @@ class Timm(Backbone):
 
     @classmethod
     def has_batch_norm(cls, model: ModelConfig) -> bool:
-        """As :meth:`Backbone.has_batch_norm`; what the model has."""
+        """As :meth:`Backbone.has_batch_norm`; what the model has.
+
+        Other plug-ins' checks may ask, before that of this one.
+
+        Raises:
+            ValueError: names the key.
+        """
+        _check_name(_library(), model.settings.timm)
         return _has_batch_norm(model.settings.timm, model.settings.image_size)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -207,5 +215,9 @@ def _without_dropout(model: nn.Module) -> None:
 
 @cache
 def _has_batch_norm(name: str, image_size: int) -> bool:
-    model = _seeded(TimmSettings(timm=name, image_size=image_size), 3)
+    settings = TimmSettings(timm=name, image_size=image_size)
+    try:
+        model = _seeded(settings, 3)
+    except (AssertionError, ValueError) as error:
+        raise _unfit(settings, error) from error
     return any(isinstance(module, _BatchNorm) for module in model.modules())

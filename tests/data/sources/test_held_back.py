@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.config import ConfigError, DataConfig
-from orchestra_flwr.data import load_dataset
+from orchestra_flwr.data import UNLABELLED, load_dataset
 
 SIZES = {"ant": 20, "bee": 10, "cat": 5}
 
@@ -56,6 +56,15 @@ def test_every_class_keeps_an_image_for_training(photos):
 def test_images_without_labels_are_refused(photos):
     with pytest.raises(ConfigError, match=r"data\.test_share=0\.2: the images have no labels"):
         _load(photos / "ant", test_share=0.2)
+
+
+def test_images_without_a_label_beside_others_are_all_trained_on(photos):
+    """They cannot be told right from wrong: as test images they ended the first evaluation."""
+    for image in range(10):
+        Image.new("L", (8, 8), 250).save(photos / f"{image:02}.png")
+    split = _load(photos, test_share=0.2)
+    assert split.test.labels.bincount().tolist() == [4, 2, 1]
+    assert (split.train.labels == UNLABELLED).sum() == 10
 
 
 def test_images_with_test_images_are_refused():

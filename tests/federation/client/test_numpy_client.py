@@ -65,6 +65,43 @@ def test_a_client_remembers_nothing_between_rounds(tiny):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("method", ["simclr", "byol", "mocov2", "orchestra"])
+def test_a_first_round_that_failed_leaves_nothing_behind(tiny, tmp_path, monkeypatch, method):
+    """With norms of the client's own: the next try, another one and scores are a new client's."""
+    config = tiny(f"method={method}", "merging=fedbn", "evaluation.unsupervised=true")
+    learner = build_learner(config, 1)
+    parameters = list(pack_state(learner, Schemas.of(learner, config)).values())
+
+    def a_client(name):
+        folder = ClientStateFolder(tmp_path / name, "run")
+        return OrchestraClient(config, "0", images(40), state_folder=folder)
+
+    def fit(client):
+        return client.fit([a.copy() for a in parameters], {"round": 1, "train": True})[0]
+
+    def scores(client):
+        return client.evaluate([a.copy() for a in parameters], {"round": 1})
+
+    untrained, expected = scores(a_client("new")), fit(a_client("another"))
+    client = a_client("failing")
+    passes, original = [], type(client.learner.method).loss
+
+    def failing(self, batch):
+        passes.append(batch)
+        if len(passes) > 1:
+            raise RuntimeError("the device went away")
+        return original(self, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="went away"):
+        patch.setattr(type(client.learner.method), "loss", failing)
+        fit(client)
+    assert scores(client) == untrained
+    for _ in range(2):
+        for ours, theirs in zip(fit(client), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert scores(client) != untrained
+
+
 def test_each_model_is_judged_with_the_same_target_of_the_clients_own(tiny, tmp_path, monkeypatch):
     """A loss moves the target, which stays with the client; the next model begins anew."""
     config = tiny("method=byol", "merging=fedu", "exchange=clusters", "exchange.assign=loss")

@@ -39,6 +39,26 @@ def test_without_test_images_a_share_is_suggested(tiny):
     assert "(data.test_share=0.2 holds back a fifth" in Evaluator(config, data).why_not
 
 
+def dataset_of(config, images):
+    """The run's images, of the training images so many."""
+    dataset = load_dataset(config.data)
+    return replace(dataset, train=dataset.train.select(torch.arange(images)))
+
+
+def test_statistics_are_not_taken_from_a_single_image(tiny):
+    """Before training all scores with BatchNorm need them; without it one image will do."""
+    config = tiny()
+    method = build_learner(config, 1).method
+    evaluator = Evaluator(config, dataset_of(config, 1))
+    assert "one training image with a label is too few" in evaluator.why_not
+    assert evaluator.scores(method, untrained=True) is None
+    assert Evaluator(config, dataset_of(config, 2)).scores(method, untrained=True)
+    config = tiny("model.norm=group")
+    evaluator = Evaluator(config, dataset_of(config, 1))
+    assert evaluator.why_not is None
+    assert evaluator.scores(build_learner(config, 1).method, untrained=True)
+
+
 def test_features_that_are_not_finite_are_told(tiny):
     config = tiny()
     method = build_learner(config, 1).method
@@ -152,17 +172,19 @@ def test_features_are_made_once_for_all_scores(tiny):
 @pytest.mark.parametrize(
     ("overrides", "images", "says"),
     [
-        ([], True, "averaged"),
-        (["merging=fedbn"], True, "recalibrated"),
-        (["merging=fedbn"], False, "initial"),
-        (["privacy.clip=1", "federation.weighting=uniform"], True, "recalibrated"),
-        (["privacy.clip=1", "federation.weighting=uniform"], False, "initial"),
-        (["privacy.clip=1", "federation.weighting=uniform", "model.norm=group"], True, "none"),
+        ([], 120, "averaged"),
+        (["merging=fedbn"], 2, "recalibrated"),
+        (["merging=fedbn"], 1, "initial"),
+        (["merging=fedbn"], 0, "initial"),
+        (["privacy.clip=1", "federation.weighting=uniform"], 120, "recalibrated"),
+        (["privacy.clip=1", "federation.weighting=uniform"], 1, "initial"),
+        (["privacy.clip=1", "federation.weighting=uniform"], 0, "initial"),
+        (["privacy.clip=1", "federation.weighting=uniform", "model.norm=group"], 120, "none"),
     ],
 )
 def test_which_batch_norm_an_encoder_has(tiny, overrides, images, says):
     config = tiny(*overrides)
-    evaluator = Evaluator(config, load_dataset(config.data) if images else None)
+    evaluator = Evaluator(config, dataset_of(config, images) if images else None)
     assert evaluator.batch_norm == says
     backbone = build_learner(config, 1).method.backbone
     statistics = [b for n, b in evaluator.encoder(backbone).named_buffers() if "running_mean" in n]

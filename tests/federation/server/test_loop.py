@@ -598,6 +598,33 @@ def test_a_full_disk_stops_the_run_so_that_it_can_be_resumed(config, monkeypatch
     assert [r["round"] for r in folder.read_metrics()] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+def test_a_model_that_overflows_is_not_kept_and_the_run_goes_on_from_before(config, tmp_path, wire):
+    """The server's steps are too large for what a broken client sends once, in round 2."""
+    overrides = (f"federation.wire={wire}", "federation.rounds=3", "evaluation.every=1000",
+                 "server_optimizer=momentum", "server_optimizer.lr=2")  # fmt: skip
+    whole, _ = run(config(*overrides))
+
+    def huge(client, round_, reply):
+        if round_ == 2:
+            arrays = from_record(reply.content[ARRAYS])
+            values = {
+                "float32": {"shared": 3e38},
+                "int8": {"update.int8": 127, "update.scales": 2e36},
+            }
+            for name, value in values[wire].items():
+                arrays[name] = np.full_like(arrays[name], value)
+            reply.content[ARRAYS] = to_record(arrays)
+
+    given = config(*overrides, f"run_dir={tmp_path / 'overflown'}")
+    folder = RunFolder.create(given)
+    with np.errstate(over="ignore"), pytest.raises(FederationError, match=r"^round 2: .* finite"):
+        run(given, meddling(huge), folder)
+    assert [r["round"] for r in folder.read_metrics()] == [0, 1]
+    summary, _ = run(given, folder=RunFolder.resume(folder.path))
+    assert summary["rounds"] == 3 and summary["knn"] == whole["knn"]
+
+
 def test_broken_files_are_counted_where_a_person_sees_it(config, tmp_path, capsys):
     from PIL import Image
 

@@ -1,5 +1,7 @@
 """A federated round worked by hand, with a method so small that pencil and paper suffice."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 from orchestra_flwr.config import MethodConfig, Section
 from orchestra_flwr.federation.engines.inline import identify_process
+from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.exchanges.star import Star
 from orchestra_flwr.federation.messages import codec
 from orchestra_flwr.federation.messages.arrays import (
@@ -227,6 +230,35 @@ def test_a_stage_without_any_good_reply_changes_nothing(server, round_):
     with pytest.raises(FederationError, match="0 of 3 .* asks for 2; client a: killed"):
         server.take(replies)
     assert all(torch.equal(t, before[n]) for n, t in server.method.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["server_optimizer=momentum", "server_optimizer.lr=2"], "lr or server_optimizer.lr may"),
+        (["server_optimizer=adam"], "training.lr or server_optimizer.lr may"),  # its moments
+        (
+            ["method=simclr", "privacy.clip=1e38", "privacy.noise_multiplier=100",
+             "federation.weighting=uniform"],
+            "training.lr or privacy.noise_multiplier may",
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_that_overflows_ends_the_run_and_is_not_set(server, overrides, keys):
+    server = server("evaluation.every=1000", *overrides, key=bytes(32))
+    questions = server.ask(4)
+    huge = [answer(question, server, [3e38, 0], [[0, 0, 5]]) for question in questions]
+    with np.errstate(over="ignore"), pytest.raises(FederationError) as error:
+        server.take(huge)
+    assert str(error.value).startswith("round 4: the server's model would no longer be finite")
+    assert "resume= goes on after round 3" in str(error.value) and keys in str(error.value)
+    np.testing.assert_array_equal(server.shared(), [0, 0])
+
+
+def test_a_large_model_is_finite_although_its_sum_is_not(server):
+    server = server()
+    large = [answer(question, server, [3e38, 3e38], [[0, 0, 5]]) for question in server.ask(1)]
+    np.testing.assert_array_equal(server.take(large)[0], np.float32([3e38, 3e38]))
 
 
 def test_clients_without_rows_are_averaged_all_the_same(server):
@@ -518,6 +550,25 @@ def test_the_rounds_cohort_is_asked_for_scores(server):
     assert part.report.bytes_down == 2 * down
     alone = server("evaluation.unsupervised=true", "federation.participation=0.34")
     assert [q.metadata.dst_node_id for q in evaluation(alone, 2)] == trained
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_no_model_is_packed_before_its_first_message_and_each_once(server, monkeypatch, kind):
+    """Where each node has a model of its own, messages hold one at a time."""
+    server = server("evaluation.unsupervised=true")
+    server.start(1)
+    models = Models(server.config, Learner(server.method), server.schemas, ["one", "two"])
+    packed, original = [], models.arrays
+    monkeypatch.setattr(models, "arrays", lambda name: packed.append(name) or original(name))
+    federation = replace(server.federation, models=models)
+    stage = Stage((Task("a", ("one",)), Task("b", ("two",)), Task("c", ("one",))))
+    strategy = OrchestraStrategy(federation, server.strategy.round, stage, RoundReport())
+    messages = getattr(strategy, f"configure_{kind}")(1, ArrayRecord(), ConfigRecord(), None)
+    first = next(messages)
+    assert packed == ["one"]
+    second, third = messages
+    assert packed == ["one", "two"]
+    assert first.content[ARRAYS] is third.content[ARRAYS] is not second.content[ARRAYS]
 
 
 def test_without_any_good_score_the_round_goes_on(server):
