@@ -33,7 +33,8 @@ def idle_client() -> None:
     from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
     from orchestra_flwr import cli
-    from orchestra_flwr.deployment.processes import client_process, trainer
+    from orchestra_flwr.deployment.client_work import trainer
+    from orchestra_flwr.deployment.processes import client_process
     from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS, to_record
 
     class Idle(trainer.Trainer):

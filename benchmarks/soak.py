@@ -240,7 +240,8 @@ def unhurried_client(pause: float) -> None:
     from flwr.app import RecordDict
 
     from orchestra_flwr import cli
-    from orchestra_flwr.deployment.processes import client_process, trainer
+    from orchestra_flwr.deployment.client_work import trainer
+    from orchestra_flwr.deployment.processes import client_process
 
     class Unhurried(trainer.Trainer):
         def train(self, content: RecordDict) -> RecordDict:

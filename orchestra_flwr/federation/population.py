@@ -112,14 +112,27 @@ def own_classes(config: Config, population: Population, client: str) -> OwnClass
     return OwnClasses((train.images, train.labels), (test.images, test.labels), targets, held, few)
 
 
+def _check_batch_norm(config: Config) -> None:
+    # With a clip the server takes statistics from its images, in a simulation those of all clients.
+    noise = config.privacy.noise_multiplier
+    if noise > 0 and config.model.has_batch_norm:
+        raise ConfigError(
+            f"privacy.noise_multiplier={noise:g}: must be 0 in a simulation with "
+            "model.norm=batch, whose statistics the saved encoder takes from the clients' own "
+            "images, without noise; model.norm=group has none"
+        )
+
+
 def check_population(config: Config, population: Population) -> None:
     """Tells, before anything is written, what method and shift lack for these images.
 
     Raises:
         ConfigError: labels that the images do not have, or other classes; what
             :meth:`Shift.check_images` refuses; all clients have fewer
-            than `privacy.k_min` different images, or one has too many for `privacy.delta`.
+            than `privacy.k_min` different images, or one has too many for `privacy.delta`; noise
+            beside BatchNorm.
     """
+    _check_batch_norm(config)
     labels_for(config, population.dataset.train)
     if config.evaluation.personal_by_clients and population.dataset.train.labels is None:
         raise ConfigError(

@@ -113,6 +113,8 @@ class Method(Plugin, nn.Module, ABC):
         stackable: whether steps of several clients can be taken as one. Its loss then draws
             nothing, and reads nothing that differs between clients but parameters, buffers and the
             batch.
+        private_release: which key makes what clients release differentially private, as a half
+            sentence such as " (clustering=private adds noise)"; "": none does.
 
     Attributes:
         settings: the options, checked.
@@ -125,6 +127,7 @@ class Method(Plugin, nn.Module, ABC):
     reads_clustering: ClassVar[bool] = False
     has_projector: ClassVar[bool] = True
     stackable: ClassVar[bool] = False
+    private_release: ClassVar[str] = ""
 
     settings: Section
     gradient_norm: float | None = None
@@ -152,6 +155,13 @@ class Method(Plugin, nn.Module, ABC):
                     f"privacy.{name}={value:g}: method={config.method.name} makes no "
                     "differentially private release"
                 )
+        noise = config.privacy.noise_multiplier
+        if noise > 0 and release is not None and not private:
+            raise ValueError(
+                f"privacy.noise_multiplier={noise:g}: must be 0 with method={config.method.name}, "
+                f"whose clients send {release.label} without noise: the next rounds' updates "
+                f"follow from them{cls.private_release}"
+            )
         for key in ("unsupervised", "clients"):
             if private and getattr(config.evaluation, key):
                 raise ValueError(

@@ -98,18 +98,9 @@ class CBAFed(Classifying):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Method.check` and :func:`check_pseudo_labels`; also refuses noise.
-
-        The counts would have none.
-        """
+        """As :meth:`Method.check`, and as :func:`check_pseudo_labels`."""
         super().check(config)
         check_pseudo_labels(config)
-        noise = config.privacy.noise_multiplier
-        if noise > 0:
-            raise ValueError(
-                f"privacy.noise_multiplier={noise:g}: must be 0 with method=cbafed, whose clients "
-                "send class counts without noise"
-            )
 
     @classmethod
     def release(cls, config: Config) -> Release | None:
@@ -117,7 +108,7 @@ class CBAFed(Classifying):
         classes = cls.classes(config)
         if classes is None:
             return None
-        return Release({COUNTS: (1, classes.count)}, label="class counts", before_training=True)
+        return Release({COUNTS: (1, classes.count)}, label="class counts", first_round=0)
 
     @classmethod
     def weight(cls, images: int, contributions: Mapping[str, Tensor]) -> float:

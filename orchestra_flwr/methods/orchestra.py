@@ -31,7 +31,14 @@ from orchestra_flwr.data import Recipe, first_copies
 from orchestra_flwr.methods.base import Batch, Method, Received, Step
 from orchestra_flwr.methods.release import Contribution, Release
 from orchestra_flwr.methods.roles import Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone, build_head, ema_update, normalise
+from orchestra_flwr.models import (
+    Backbone,
+    build_backbone,
+    build_head,
+    check_statistics,
+    ema_update,
+    normalise,
+)
 from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed, torch_generator
@@ -40,6 +47,10 @@ cross_entropy = in_float32(F.cross_entropy)
 normalize = in_float32(F.normalize)
 
 FEATURE_BATCH = 64  # images of which private clustering takes the features at a time, always
+# Private centroids are of features of the model as clients receive it, which nobody has trained
+# before the second round: such features are all alike, so their centroids would cost epsilon and
+# say nothing.
+FIRST_PRIVATE_ROUND = 2
 # The published recipe: SimCLR's augmentations, with less blur and some solarisation for the view
 # that predicts, and a rotation for the third, which only the rotation head needs.
 RECIPES = (Recipe(), Recipe(blur_p=0.1, solarize_p=0.2), Recipe(rotate=True))
@@ -93,6 +104,7 @@ class Orchestra(Method):
     Settings = OrchestraSettings
     stackable = True
     reads_clustering = True
+    private_release = " (clustering=private adds noise)"
     settings: OrchestraSettings
     global_centroids: Tensor
 
@@ -114,6 +126,7 @@ class Orchestra(Method):
             self.target_projector = head(statistics=read).requires_grad_(False)
             ema_update(self.target_projector, self.projector, decay=0)  # makes them equal
         self.memory = FeatureMemory(self.clustering.memory, dim)
+        self._received_features: Tensor | None = None  # (n, D), for private clustering
         first = torch.zeros(self.clustering.global_clusters, dim)
         if self.clustering.name == "private":
             generator = torch_generator(config.seed, "first centroids")
@@ -135,6 +148,20 @@ class Orchestra(Method):
         return found
 
     @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Method.check`: private clustering needs a model that all clients receive."""
+        super().check(config)
+        if clustering_settings(config).name != "private":
+            return
+        merging = config.merging
+        if merging.plugin.remembers or merging.plugin.local_norms:
+            raise ValueError(
+                f"merging={merging.name}: must be replace with clustering=private, whose centroids "
+                "are of features of the model as the server sent it"
+            )
+        check_statistics(config, "clustering=private")
+
+    @classmethod
     def release(cls, config: Config) -> Release:
         """At most L local centroids; with clustering=features a row for each feature remembered."""
         clustering, privacy = clustering_settings(config), config.privacy
@@ -145,9 +172,7 @@ class Orchestra(Method):
             label="features" if features else "centroids",
             least_images=privacy.k_min,
             may_be_empty=True,
-            # To an untrained encoder all images are alike: private centroids of its features cost
-            # epsilon and say nothing. Random directions serve as well.
-            before_training=clustering.name != "private",
+            first_round=FIRST_PRIVATE_ROUND if clustering.name == "private" else 0,
             epsilon=privacy.epsilon,
             delta=privacy.delta if privacy.epsilon is not None else None,
             exposes="the features of single images (clustering=features)" if features else "",
@@ -167,8 +192,15 @@ class Orchestra(Method):
         return {"target": self.target_backbone, **online} if self.settings.target else online
 
     def start_round(self, received: Received) -> None:
-        """Clients are stateless: nothing is remembered from earlier rounds."""
+        """Clients are stateless: nothing is remembered from earlier rounds.
+
+        Private clustering takes its features here, of the model as it was received. Training
+        changes the model by every image, and so the features of all others, which no noise accounts
+        for.
+        """
         self.memory.clear()
+        if self.clustering.name == "private" and received.round >= FIRST_PRIVATE_ROUND:
+            self._received_features = self._features_alone(received.images)
 
     def loss(self, batch: Batch) -> Step:
         """Cluster and rotation loss of one step (Algorithm 1, lines 5 to 16)."""
@@ -201,7 +233,7 @@ class Orchestra(Method):
 
     def _measures(self, target: Tensor, online: Tensor) -> dict[str, Tensor]:
         """Nothing beside privacy: a share of few images without noise must not leave a client."""
-        if self.privacy.epsilon is not None or self.privacy.noise_multiplier > 0:
+        if self.privacy.epsilon is not None:
             return {}
         temperature = self.settings.temperature
         return in_float32(assignment_measures)(target, online, self.global_centroids, temperature)
@@ -222,7 +254,7 @@ class Orchestra(Method):
         bound that clustering is held against, and NOT PRIVATE.
         """
         if self.clustering.name == "private":
-            return self._private_centroids(images, seed)
+            return self._private_centroids(seed)
         if self.clustering.name == "features":
             return Contribution({"local_centroids": self.memory.latest(images)}, smallest_group=1)
         clusters = in_float32(local_clustering)(
@@ -252,40 +284,38 @@ class Orchestra(Method):
             {"consistency": consistency(unit_rows(points), before, found)} if before.any() else {}
         )
 
-    def _private_centroids(self, images: Tensor, seed: ClientSeed) -> Contribution:
-        """Differentially private centroids of one feature for each image.
-
-        The target sees images as they are and in evaluation mode: BatchNorm's statistics of a
-        batch would let an image touch the features of others, which no noise accounts for. Copies
-        of an image are one: what is hidden is an image with all its copies.
-        """
-        assert self.privacy.epsilon is not None
-        mechanism = calibrate(self.privacy.epsilon, self.privacy.delta)
-        training = self.training
-        self.eval()
-        different = torch.unique(first_copies(images)).to(images.device)
-        if len(different) < len(images):
-            images = images[different]
-        features = self._features_alone(images)
-        self.train(training)
+    def _private_centroids(self, seed: ClientSeed) -> Contribution:
+        """Differentially private centroids of one feature for each different image."""
+        assert self.privacy.epsilon is not None and self._received_features is not None
         centroids = in_float32(private_clustering)(
-            features, self.clustering.local_clusters, mechanism, seed.noise_key(),
+            self._received_features, self.clustering.local_clusters,
+            calibrate(self.privacy.epsilon, self.privacy.delta), seed.noise_key(),
             k_min=self.privacy.k_min, dimensions=self.privacy.dimensions,
         )  # fmt: skip
+        self._received_features = None
         return Contribution({"local_centroids": centroids})
 
     def _features_alone(self, images: Tensor) -> Tensor:
-        """(n, D) target features, none of which depends on another image, not even by a bit.
+        """(m, D) target features of the m different images, no bit of which another one changes.
+
+        The target sees images as they are and in evaluation mode: BatchNorm's statistics of a
+        batch would let an image touch the features of others. Copies of an image are one: what is
+        hidden is an image with all its copies.
 
         Libraries choose kernels, and so the order of additions, by the size of a batch. If the
         last batch were as large as what is left, one image more could change the last bits of
         others, and the side of a hyperplane on which they lie, which no noise accounts for. So
         all batches have one size, the last one filled up with black images.
         """
+        different = torch.unique(first_copies(images)).to(images.device)
+        if len(different) < len(images):
+            images = images[different]
         missing = -len(images) % FEATURE_BATCH
-        filled = F.pad(images, (0, 0, 0, 0, 0, 0, 0, missing))
-        batches = torch.split(filled, FEATURE_BATCH)
+        batches = torch.split(F.pad(images, (0, 0, 0, 0, 0, 0, 0, missing)), FEATURE_BATCH)
+        training = self.training
+        self.eval()
         features = [self._target_features(self._normalised(batch)) for batch in batches]
+        self.train(training)
         return torch.cat(features)[: len(images)]
 
     def _normalised(self, images: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Release:
             for images.
         may_be_empty: whether a client may send arrays of no rows, as one must that has fewer than
             `least_images` images.
-        before_training: whether the server's state is first made in a round without training.
+        first_round: in which clients contribute for the first time; 0: before anything is trained.
         epsilon: of one differentially private release, at `delta`; None: it is not private so.
         delta: see `epsilon`.
         exposes: what of single images leaves a client, and the key that says so, such as "the
@@ -35,7 +35,7 @@ class Release:
     label: str
     least_images: int | None = None
     may_be_empty: bool = False
-    before_training: bool = False
+    first_round: int = 1
     epsilon: float | None = None
     delta: float | None = None
     exposes: str = ""

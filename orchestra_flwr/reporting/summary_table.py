@@ -178,7 +178,8 @@ def _updates(summary: Mapping[str, Any]) -> str:
         return f"averaged encoders: {updates}" if updates else ""
     epsilon = updates["epsilon"]
     spent = "infinite" if epsilon is None else f"{epsilon:.3g}"
-    return f"averaged encoders: epsilon {spent} at delta {updates['delta']:g} for a whole client"
+    whom = updates.get("protects", "a whole client")  # summaries of earlier versions do not say
+    return f"averaged encoders: epsilon {spent} at delta {updates['delta']:g} for {whom}"
 
 
 def _cell(score: float | None) -> str:

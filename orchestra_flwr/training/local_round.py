@@ -141,9 +141,9 @@ def _received(
 def _contribution(
     learner: Learner, images: Tensor, config: Config, seed: ClientSeed, contribute: bool
 ) -> Contribution:
-    if not contribute:
-        release = learner.method.release(config)
-        return Contribution() if release is None else release.empty()
+    release = learner.method.release(config)
+    if release is not None and not (contribute and seed.round >= release.first_round):
+        return release.empty()
     with passes_in(config.training.precision, images.device.type):
         return learner.method.end_round(images, seed)
 

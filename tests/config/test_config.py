@@ -153,7 +153,8 @@ def test_wrong_input_is_told_in_one_line_that_names_key_and_value(override, says
 
 
 def test_delta_is_below_one_in_all_clients():
-    noisy = ["privacy.clip=1", "privacy.noise_multiplier=1", "federation.weighting=uniform"]
+    noisy = ["method=simclr", "privacy.clip=1", "privacy.noise_multiplier=1",
+             "federation.weighting=uniform"]  # fmt: skip
     load_config([*noisy, "federation.clients=10", "privacy.delta=0.09"])
     with pytest.raises(ConfigError) as error:
         load_config([*noisy, "federation.clients=10", "privacy.delta=0.1"])
@@ -255,8 +256,8 @@ def test_a_total_budget_below_one_release_is_refused():
     "private",
     [
         ["clustering=private", "privacy.epsilon=2"],
-        ["federation.weighting=uniform", "privacy.clip=1", "privacy.noise_multiplier=1",
-         "federation.clients=5"],
+        ["method=simclr", "federation.weighting=uniform", "privacy.clip=1",
+         "privacy.noise_multiplier=1", "federation.clients=5"],
     ],
 )  # fmt: skip
 def test_scores_without_noise_are_refused_beside_differential_privacy(private):

@@ -64,7 +64,7 @@ def test_the_server_begins_with_the_labels_of_all_clients(tiny):
     learner = build_learner(config, 1)
     assert learner.state(Role.SERVER).keys() == {"shares"}
     release = learner.method.release(config)
-    assert release.before_training and release.rows == {COUNTS: (1, 10)}
+    assert release.first_round == 0 and release.rows == {COUNTS: (1, 10)}
     before = {name: value.clone() for name, value in learner.trained().items()}
     rows = []
     for known in ((3, 3, 9), (0,)):
@@ -95,7 +95,10 @@ def test_a_client_counts_the_images_that_it_uses(tiny):
 
 def test_noise_is_refused_because_counts_have_none(tiny):
     private = ("privacy.clip=1", "privacy.noise_multiplier=1", "federation.weighting=uniform")
-    with pytest.raises(ConfigError, match=r"noise_multiplier=1: must be 0 with method=cbafed"):
+    with pytest.raises(
+        ConfigError,
+        match=r"noise_multiplier=1: must be 0 with method=cbafed, whose clients send class counts",
+    ):
         tiny("method=cbafed", *private)
     assert tiny("method=semifed", *private).privacy.noise_multiplier == 1
 

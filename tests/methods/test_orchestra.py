@@ -1,3 +1,4 @@
+import copy
 import math
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from orchestra_flwr.methods import Batch, Received, Role, build_method
 from orchestra_flwr.methods.orchestra import RECIPES, cluster_loss
 from orchestra_flwr.privacy import ClusteringMechanism
 from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import build_learner, train_round
 
 SEED = ClientSeed(0, 1, "0")
 
@@ -141,7 +143,7 @@ def test_contributes_local_centroids_within_its_limits(tiny):
     release = method.release(config)
     assert release.rows == {"local_centroids": (3, 16)}
     assert (release.label, release.least_images) == ("centroids", 2)
-    assert release.may_be_empty and release.before_training and release.exposes == ""
+    assert release.may_be_empty and release.first_round == 0 and release.exposes == ""
     assert contribution.smallest_group == 3
 
 
@@ -177,6 +179,12 @@ def test_copies_of_an_image_are_one_image(tiny):
     assert contribution.smallest_group == 3
 
 
+def released(method, images, seed=SEED, round_=2):
+    """What a client contributes of these images in a round without a step."""
+    method.start_round(Received("0", 0, round_, images))
+    return method.end_round(images, seed)
+
+
 def test_a_private_release_hides_an_image_with_all_its_copies(tiny, monkeypatch):
     seen = []
     monkeypatch.setattr(
@@ -185,13 +193,13 @@ def test_a_private_release_hides_an_image_with_all_its_copies(tiny, monkeypatch)
     )
     method = build_method(tiny("clustering=private", "privacy.epsilon=2"), 1).train()
     once = pictures(5)
-    method.end_round(once, SEED)
-    method.end_round(torch.cat([once, once[:1].repeat(16, 1, 1, 1)]), SEED)
+    released(method, once)
+    released(method, torch.cat([once, once[:1].repeat(16, 1, 1, 1)]))
     assert torch.equal(*seen)
 
 
 def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
-    """All images, not the memory; no image moves the feature of another; the state stays."""
+    """All images, not a memory; no image moves the feature of another; the state stays."""
     seen = []
 
     def note(features, clusters, mechanism, key, *, k_min, dimensions):
@@ -206,15 +214,14 @@ def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
         "privacy.k_min=3", "privacy.dimensions=5",
     )  # fmt: skip
     method = build_method(config, 1).train()
-    method.observe(batch(config))
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     images = pictures(300)
-    contribution = method.end_round(images, SEED)
+    contribution = released(method, images)
     assert contribution.smallest_group is None and method.training
     assert all(torch.equal(method.state_dict()[name], tensor) for name, tensor in before.items())
     others = images.clone()
     others[7] = 255 - others[7]
-    method.end_round(others, SEED)
+    released(method, others)
     one, two = seen
     assert one.shape == (300, 16)
     assert (one != two).any(dim=1).nonzero().flatten().tolist() == [7]
@@ -223,7 +230,7 @@ def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
     sizes = set()
     method.target_backbone.register_forward_hook(lambda _, inputs, __: sizes.add(len(inputs[0])))
     for count in (299, 65, 64, 1):
-        method.end_round(images[-count:], SEED)
+        released(method, images[-count:])
         assert torch.equal(seen[-1], one[-count:])
     assert sizes == {64}
 
@@ -233,13 +240,74 @@ def test_private_centroids_are_noise_that_the_key_alone_decides(tiny):
     method = build_method(config, 1).train()
 
     def sent(seed):
-        return method.end_round(pictures(300), seed).arrays["local_centroids"]
+        return released(method, pictures(300), seed).arrays["local_centroids"]
 
     assert sent(SEED).shape == (2, 16)
     torch.testing.assert_close(sent(SEED).norm(dim=1), torch.ones(2))
     assert torch.equal(sent(SEED), sent(SEED))
     secret = ClientSeed(0, 1, "0", secret_noise=True)
     assert not torch.equal(sent(secret), sent(secret))  # nobody who knows the seed can repeat it
+
+
+def test_private_centroids_are_of_the_model_as_it_was_received(tiny):
+    """Training moves it by every image; what the server sent, everybody may know."""
+    config = tiny("clustering=private", "privacy.epsilon=50", "clustering.local_clusters=2")
+    sent = []
+    for epochs in (1, 3):
+        learner = build_learner(config, 1)
+        before = copy.deepcopy(learner.method.target_backbone.state_dict())
+        result = train_round(
+            learner,
+            pictures(300),
+            config.model_copy(
+                update={"training": config.training.model_copy(update={"local_epochs": epochs})}
+            ),
+            ClientSeed(0, 2, "0"),
+        )
+        after = learner.method.target_backbone.state_dict()
+        assert result.steps and any(not torch.equal(before[name], after[name]) for name in after)
+        sent.append(result.contribution.arrays["local_centroids"])
+    assert sent[0].shape == (2, 16) and torch.equal(*sent)
+
+
+def test_nothing_private_is_released_of_a_model_that_nobody_has_trained(tiny):
+    config = tiny("clustering=private", "privacy.epsilon=50", "clustering.local_clusters=2")
+    learner = build_learner(config, 1)
+    result = train_round(learner, pictures(300), config, ClientSeed(0, 1, "0"))
+    assert result.contribution.arrays["local_centroids"].shape == (0, 16)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("merging=fedbn",), "merging=fedbn: must be replace with clustering=private, whose"),
+        (
+            ("federation.weighting=uniform", "privacy.clip=1", "model.norm=batch"),
+            "privacy.clip=1: must be null with clustering=private and BatchNorm (model=convnet)",
+        ),
+    ],
+)
+def test_private_clustering_needs_a_model_that_all_receive(tiny, overrides, says):
+    private = ("clustering=private", "privacy.epsilon=8")
+    tiny(*overrides)
+    with pytest.raises(ConfigError) as error:
+        tiny(*private, *overrides)
+    assert str(error.value).startswith(says)
+
+
+def test_noise_in_averages_needs_private_centroids(tiny):
+    """Centroids are sent to all clients, so what one has moves the updates of all others."""
+    noisy = ("federation.weighting=uniform", "privacy.clip=1", "privacy.noise_multiplier=1",
+             "model.norm=group")  # fmt: skip
+    for name in ("orchestra", "orchestra_plus"):
+        with pytest.raises(ConfigError) as error:
+            tiny(f"method={name}", *noisy)
+        assert str(error.value) == (
+            f"privacy.noise_multiplier=1: must be 0 with method={name}, whose clients send "
+            "centroids without noise: the next rounds' updates follow from them "
+            "(clustering=private adds noise)"
+        )
+        tiny(f"method={name}", *noisy, "clustering=private", "privacy.epsilon=8")
 
 
 def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):
@@ -263,8 +331,8 @@ def test_private_clusters_begin_as_random_directions(tiny):
     assert torch.equal(method, again) and not torch.equal(method, other)
     plain = build_method(tiny(), 1)
     assert not plain.global_centroids.any()
-    assert plain.release(tiny()).before_training
-    assert not plain.release(tiny(*overrides)).before_training
+    assert plain.release(tiny()).first_round == 0
+    assert plain.release(tiny(*overrides)).first_round == 2
 
 
 def test_what_is_measured_of_the_clusters(tiny, generator):
@@ -283,15 +351,8 @@ def test_what_is_measured_of_the_clusters(tiny, generator):
     assert 0 < measures["assignment_entropy"] <= math.log(4)
 
 
-@pytest.mark.parametrize(
-    "privacy",
-    [
-        ("clustering=private", "privacy.epsilon=8"),
-        ("federation.weighting=uniform", "privacy.clip=1", "privacy.noise_multiplier=1"),
-    ],
-)
-def test_nothing_is_measured_of_single_batches_beside_privacy(tiny, privacy):
-    config = tiny(*privacy)
+def test_nothing_is_measured_of_single_batches_beside_privacy(tiny):
+    config = tiny("clustering=private", "privacy.epsilon=8")
     assert build_method(config, 1).train().loss(batch(config)).measures() == {}
 
 

@@ -99,6 +99,8 @@ def test_what_differential_privacy_the_encoders_have():
 
     updates = {"epsilon": 3.14159, "delta": 1e-3, "clip": 1.0, "noise_multiplier": 2.0}
     assert "averaged encoders: epsilon 3.14 at delta 0.001 for a whole client" in lines(updates)
+    image = lines({**updates, "protects": "an image"})
+    assert "averaged encoders: epsilon 3.14 at delta 0.001 for an image" in image
     assert "epsilon infinite at delta" in lines({**updates, "epsilon": None})
     assert "averaged encoders: not covered by differential privacy" in lines(
         "not covered by differential privacy"

@@ -18,10 +18,10 @@ from orchestra_flwr.deployment.channel.unix_socket import (
     ChannelListener,
 )
 from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.client_work.trainer import Trainer
 from orchestra_flwr.deployment.keys.client_keys import ClientFiles, client_files, default_name
 from orchestra_flwr.deployment.processes.scratch_folder import scratch_folder
 from orchestra_flwr.deployment.processes.supernode import Health, Supernode
-from orchestra_flwr.deployment.processes.trainer import Trainer
 from orchestra_flwr.files import make_private_folder, only_for_owner, write_atomically
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 

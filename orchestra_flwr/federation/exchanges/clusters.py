@@ -91,7 +91,7 @@ class Clusters(Exchange):
                 f"{settings.min_members} needs {needed} clients, federation.clients={clients}"
             )
         release: Release | None = config.method.plugin.release(config)
-        if settings.start == "random" and release and release.before_training:
+        if settings.start == "random" and release and release.first_round == 0:
             raise ValueError(
                 f"exchange.start=random: method={config.method.name} makes {release.label} before "
                 "training, with one model for all; must be grouped or same"

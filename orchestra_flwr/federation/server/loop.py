@@ -43,7 +43,11 @@ from orchestra_flwr.federation.server.round_record import (
 )
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
-from orchestra_flwr.federation.server.strategy import OrchestraStrategy, check_round
+from orchestra_flwr.federation.server.strategy import (
+    OrchestraStrategy,
+    check_round,
+    why_nothing_came,
+)
 from orchestra_flwr.federation.several_models import evaluate_models, save_encoders
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import Release, kept_first
@@ -186,7 +190,7 @@ class _Run:
 
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
-        exchanged = number > 0 or (self.release is not None and self.release.before_training)
+        exchanged = number > 0 or (self.release is not None and self.release.first_round == 0)
         evaluated = self._is_evaluated(number)
         scored = evaluated and self.config.evaluation.asks_clients
         round_ = Round(number, {})
@@ -296,11 +300,9 @@ class _Run:
             replies = self.grid.send_and_receive(messages, timeout=timeout)
             strategy.aggregate_train(round_.number, replies)
         check_round(self.federation, round_, report)
-        if report.server_state_kept and self.release:
-            self.progress.message(
-                f"round {round_.number}: no client sent {self.release.label}: "
-                "the server's state stays as it is"
-            )
+        if report.server_state_kept and not round_.exhausted.issuperset(round_.cohort):
+            why = why_nothing_came(self.federation, round_)
+            self.progress.message(f"{why}; the server's state stays as it is")
         self.members.mark_lost([each.client for each in report.dropped if each.silent])
 
     def _ask_for_scores(self, round_: Round, report: RoundReport) -> None:

@@ -87,8 +87,13 @@ def overhead(report: RoundReport, seconds: float, workers: int) -> float:
     return 1 - report.client_seconds / (workers * seconds)
 
 
-def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float] | str:
-    """What differential privacy the encoders of the rounds so far have, by client."""
+def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float | str] | str:
+    """What differential privacy the encoders of the rounds so far have.
+
+    What it protects is a client with all its images; but a single image where clients also make
+    private releases, which protect no more than that and on which later updates depend. Epsilon
+    and that of the releases then add up.
+    """
     privacy = config.privacy
     if privacy.clip is None or not drawn:
         return "not covered by differential privacy"
@@ -104,6 +109,7 @@ def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float] |
         "delta": privacy.delta,
         "clip": privacy.clip,
         "noise_multiplier": privacy.noise_multiplier,
+        "protects": "a whole client" if privacy.epsilon is None else "an image",
     }
 
 

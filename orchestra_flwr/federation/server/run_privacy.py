@@ -70,6 +70,8 @@ class RunPrivacy:
         self._check_delta(round_)
         if self._ledger is None or self._release is None:
             return
+        if round_.number < self._release.first_round:
+            return
         spent = [client for client in round_.cohort if client in round_.exhausted]
         asked = [client for client in round_.cohort if client not in round_.exhausted]
         self._ledger.ask(round_.number, asked)

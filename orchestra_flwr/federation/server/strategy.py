@@ -39,7 +39,6 @@ from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import with_prefix
 from orchestra_flwr.federation.server.round_report import Dropped, FederationError, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
-from orchestra_flwr.methods import Release
 
 
 class OrchestraStrategy(Strategy):
@@ -237,7 +236,7 @@ def check_round(federation: Federation, round_: Round, report: RoundReport) -> N
 
     Raises:
         FederationError: fewer good replies than `federation.min_success` asks for, or no
-            contribution at all to the first server state.
+            contribution at all to the first server state, without which nothing can be trained.
     """
     asked, answered = report.asked, report.answered
     needed = max(1, int(np.ceil(federation.config.federation.min_success * asked)))
@@ -249,24 +248,24 @@ def check_round(federation: Federation, round_: Round, report: RoundReport) -> N
             f"{needed}; client {first.client}: {first.reason}"
         )
     release = federation.release
-    report.server_state_kept = release is not None and not report.contributed
-    if report.server_state_kept and release:
-        # Noise that leaves no row of a whole cohort does not leave any later either.
-        noisy = release.epsilon is not None and round_.number == 1
-        if noisy or not round_.trains:
-            raise FederationError(_why_nothing_came(federation, release, round_.number))
+    due = release is not None and round_.number >= release.first_round
+    report.server_state_kept = due and not report.contributed
+    if report.server_state_kept and not round_.trains:
+        raise FederationError(why_nothing_came(federation, round_))
 
 
-def _why_nothing_came(federation: Federation, release: Release, number: int) -> str:
-    """The first release without a single row: there is no server state to go on with."""
-    privacy = federation.config.privacy
+def why_nothing_came(federation: Federation, round_: Round) -> str:
+    """Says of a round that no client released anything, and what can be done."""
+    release, privacy = federation.release, federation.config.privacy
+    assert release is not None
+    more = (
+        "or have clients with more "
+        f"(federation.min_images={federation.config.federation.min_images})"
+    )
     why = f"all have fewer than privacy.k_min={privacy.k_min} images: lower it"
     if release.epsilon is not None:
         why = f"the noise of privacy.epsilon={release.epsilon:g} left none: raise it"
-    return (
-        f"round {number}: no client sent {release.label}, {why}, or have clients with more "
-        f"(federation.min_images={federation.config.federation.min_images})"
-    )
+    return f"round {round_.number}: no client sent {release.label}, {why}, {more}"
 
 
 def _dropped(client: str, message: Message, reason: BadReplyError) -> Dropped:

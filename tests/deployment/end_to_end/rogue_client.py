@@ -12,7 +12,8 @@ import numpy as np
 from flwr.app import Array, ConfigRecord
 
 from orchestra_flwr import cli
-from orchestra_flwr.deployment.processes import client_process, trainer
+from orchestra_flwr.deployment.client_work import trainer
+from orchestra_flwr.deployment.processes import client_process
 from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG
 
 BEHAVIOUR = json.loads(os.environ["ROGUE"])

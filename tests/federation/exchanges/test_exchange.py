@@ -28,12 +28,13 @@ COVERED = (
     [
         (("federation.weighting=uniform", "privacy.clip=2"), "privacy.clip=2"),
         (
-            ("federation.weighting=uniform", "privacy.clip=0.5", "privacy.noise_multiplier=1"),
+            ("method=simclr", "federation.weighting=uniform", "privacy.clip=0.5",
+             "privacy.noise_multiplier=1"),
             "privacy.clip=0.5",
         ),
         (("clustering=private", "privacy.epsilon=3"), "privacy.epsilon=3"),
     ],
-)
+)  # fmt: skip
 def test_privacy_that_nobody_accounts_for_is_refused_in_a_line(tiny, user_package, overrides, key):
     user_package({"exchanges/pairs.py": PAIRS})
     chosen = ("plugins=[my_package]", "exchange=star", "exchange.name=pairs")

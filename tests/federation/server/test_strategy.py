@@ -60,7 +60,7 @@ class Toy(Method):
         return {"sum": float(self.total.sum())}
 
 
-RELEASE = Release({"rows": (2, 3)}, "rows", may_be_empty=True, before_training=True)
+RELEASE = Release({"rows": (2, 3)}, "rows", may_be_empty=True, first_round=0)
 
 
 class Server:
@@ -238,11 +238,12 @@ def test_a_stage_without_any_good_reply_changes_nothing(server, round_):
         (["server_optimizer=momentum", "server_optimizer.lr=2"], "lr or server_optimizer.lr may"),
         (["server_optimizer=adam"], "training.lr or server_optimizer.lr may"),  # its moments
         (
-            ["privacy.clip=1e38", "privacy.noise_multiplier=100", "federation.weighting=uniform"],
+            ["method=simclr", "privacy.clip=1e38", "privacy.noise_multiplier=100",
+             "federation.weighting=uniform"],
             "training.lr or privacy.noise_multiplier may",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_model_that_overflows_ends_the_run_and_is_not_set(server, overrides, keys):
     server = server("evaluation.every=1000", *overrides, key=bytes(32))
     questions = server.ask(4)
@@ -300,7 +301,7 @@ def test_without_any_rows_there_is_no_first_state(server):
 
 
 CLIPPED = ("federation.weighting=uniform", "privacy.clip=2")
-NOISY = (*CLIPPED, "privacy.noise_multiplier=3")
+NOISY = ("method=simclr", *CLIPPED, "privacy.noise_multiplier=3")
 KEY = bytes(range(32))
 
 

@@ -11,7 +11,7 @@ from orchestra_flwr import __version__
 from orchestra_flwr.config import load
 from orchestra_flwr.deployment.channel.flower_records import decode, encode
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.processes.trainer import Trainer
+from orchestra_flwr.deployment.client_work.trainer import Trainer
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, to_record
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state

@@ -234,5 +234,5 @@ def test_too_little_memory_has_its_own_word(trainer, server, error, ask, task, m
     def load(*arguments):
         raise error
 
-    monkeypatch.setattr("orchestra_flwr.deployment.processes.trainer.load_dataset", load)
+    monkeypatch.setattr("orchestra_flwr.deployment.client_work.trainer.load_dataset", load)
     assert ask(trainer(), "train", task(server)) == {"failure": "out_of_memory"}

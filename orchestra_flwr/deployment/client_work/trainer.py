@@ -13,13 +13,13 @@ from orchestra_flwr.config import Config, ConfigError, DataConfig, requested_plu
 from orchestra_flwr.data import ImageSet, different_images, load_dataset
 from orchestra_flwr.deployment.channel.flower_records import Encoded, decode, encode
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.processes.refusal import RefusalError, failure_of, refusing
+from orchestra_flwr.deployment.client_work.own_releases import OwnReleases
+from orchestra_flwr.deployment.client_work.refusal import RefusalError, failure_of, refusing
 from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.messages.arrays import (
     CONFIG,
-    CONTRIBUTED,
     METRICS,
     PERSONAL,
     RUN,
@@ -28,13 +28,9 @@ from orchestra_flwr.federation.messages.arrays import (
 )
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.methods import Release, labels_for
 from orchestra_flwr.plugins import PluginError, fingerprint
-from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 from orchestra_flwr.training import build_learner, resolve_device, usable_cpus
-
-RELEASES = "releases.jsonl"  # the record of releases, in the client's folder
 
 
 class Trainer:
@@ -62,11 +58,7 @@ class Trainer:
         self._name = name
         self._report = report
         self._folder = folder
-        bounds = config.privacy
-        self._ledger = ClientLedger(
-            folder / RELEASES,
-            ClientBounds(bounds.delta, bounds.k_min, bounds.epsilon, bounds.total_epsilon),
-        )
+        self._releases = OwnReleases(config, folder)
         self._device = resolve_device(config.device)
         self._images: ImageSet | None = None
         self._image_size: int | None = None
@@ -120,7 +112,7 @@ class Trainer:
         self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
         client = self._client(received, str(task.get(RUN, "")))
         self._check_records(received, client, task)
-        unsent = self._record_release(received, client, task)
+        unsent = self._releases.record(received, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
@@ -179,40 +171,15 @@ class Trainer:
                 secret_noise=True,
             )
             # Checked here as well as at the greeting: a round may bring another configuration.
-            self._check_release(received, len(client.images))
+            self._releases.check(received, len(client.images))
             self._latest = ((received, run), client)
         return self._latest[1]
-
-    def _check_release(self, received: Config, images: int) -> None:
-        """Refuses a run whose releases exceed what this client allows.
-
-        Args:
-            received: the server's configuration.
-            images: how many this client has.
-
-        Raises:
-            RefusalError: names the key, and what this client allows.
-        """
-        release: Release | None = received.method.plugin.release(received)
-        if release is None:
-            return
-        with refusing(Failure.PRIVACY_REFUSED):
-            release.check_images(images)
-            self._ledger.check(
-                _run_digest(received),
-                release.mechanism,
-                k_min=release.least_images,
-                label=release.label,
-            )
 
     def _check_records(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> None:
         """Compares what this client remembers of the run with what its server used of it.
 
-        A server that says something wrong, or nothing, gets no more from this client for it.
-
         Raises:
-            RefusalError: a release is not in the record, so nobody knows what is left of
-                `privacy.total_epsilon`.
+            RefusalError: as :meth:`OwnReleases.missing`.
         """
         if TRAINED in task and client.state_folder is not None and client.state_folder.is_empty:
             latest = int(task[TRAINED])  # type: ignore[arg-type]
@@ -220,43 +187,8 @@ class Trainer:
                 f"this client trained in round {latest} of this run, and "
                 f"{self._folder / 'runs'} holds nothing of it: it begins afresh"
             )
-        release: Release | None = received.method.plugin.release(received)
-        mechanism = release.mechanism if release else None
-        if release is None or mechanism is None or CONTRIBUTED not in task:
-            return
-        used = int(task[CONTRIBUTED])  # type: ignore[arg-type]
-        if not self._ledger.lacks(used, mechanism):
-            return
-        line = (
-            f"the server has this client's {release.label} of round {used}, which "
-            f"{self._folder / RELEASES} does not hold: it was removed, or is an older copy"
-        )
-        if self._ledger.is_bounded:
-            raise RefusalError(
-                f"{line}; put it back as it was: without it nobody knows what is left of "
-                "privacy.total_epsilon",
-                Failure.PRIVACY_REFUSED,
-            )
-        self._report(line)
-
-    def _record_release(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> str:
-        """Writes the round's release down before the client works on it.
-
-        Returns:
-            "", or why nothing is released: then `contribute` in the task is false.
-
-        Raises:
-            OSError: it cannot be written down.
-        """
-        if not task["contribute"]:
-            return "privacy.total_epsilon is spent"
-        release: Release | None = received.method.plugin.release(received)
-        mechanism = release.mechanism if release else None
-        round_ = int(task["round"])  # type: ignore[arg-type]
-        if mechanism and not self._ledger.release(_run_digest(received), round_, mechanism):
-            task["contribute"] = False
-            return "this client's own privacy.total_epsilon is spent"
-        return ""
+        if line := self._releases.missing(received, task):
+            self._report(line)
 
     def _accept(self, task: ConfigRecord) -> Config:
         """The configuration of a run in which this client can take part, on this machine.
@@ -289,7 +221,7 @@ class Trainer:
                 f"{self._config.data.root}, or lower federation.min_images at the server",
                 Failure.TOO_FEW_IMAGES,
             )
-        self._check_release(received, len(images))
+        self._releases.check(received, len(images))
         with refusing(Failure.DATA_UNSUITABLE):
             labels_for(config, images)
         return config
@@ -393,8 +325,3 @@ class Trainer:
 
 def _describe(error: Exception) -> str:
     return str(error) if isinstance(error, RefusalError) else describe(error)
-
-
-def _run_digest(config: Config) -> str:
-    """16 hexadecimal digits that differ for runs of different configurations."""
-    return fingerprint_of(config.to_json())

@@ -29,7 +29,7 @@ def test_noise_of_private_centroids_cannot_be_repeated_by_who_knows_the_seed(
     trainer, ask, private, task
 ):
     given, one = private(), trainer()
-    first, second = (ask(one, "train", task(given, 0))[ARRAYS] for _ in range(2))
+    first, second = (ask(one, "train", task(given, 2))[ARRAYS] for _ in range(2))
     a, b = first["local_centroids"].numpy(), second["local_centroids"].numpy()
     assert a.shape != b.shape or (a != b).any()
 
@@ -43,7 +43,7 @@ def test_too_many_images_for_delta_are_refused(trainer, said, ask, greeting, pri
 def test_a_client_whose_budget_is_spent_says_that_it_sent_no_centroids(
     trainer, said, ask, private, task
 ):
-    content = task(private())
+    content = task(private(), 2)
     content[CONFIG]["contribute"] = False
     reply = ask(trainer(), "train", content)
     assert reply[ARRAYS]["local_centroids"].numpy().shape == (0, 16)
@@ -99,21 +99,21 @@ def test_a_client_counts_for_itself_over_runs_and_restarts(
     total = spent({noises[0]: 2, noises[1]: 1}, 1e-3)
     mine = [f"privacy.total_epsilon={total + 1e-6}"]
     for _ in range(2):
-        ask(trainer(*mine), "train", task(weak, 1))
+        ask(trainer(*mine), "train", task(weak, 3))
     last = trainer(*mine)
-    ask(last, "train", task(strong, 0))
+    ask(last, "train", task(strong, 2))
     lines = [json.loads(line) for line in (tmp_path / "releases.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines] == [1, 1, 0]
+    assert [line["round"] for line in lines] == [3, 3, 2]
     assert len({line["run"] for line in lines}) == 2
 
     # Spent in the middle of a run: it trains, and sends no centroids.
-    reply = ask(last, "train", task(strong, 1))
+    reply = ask(last, "train", task(strong, 3))
     assert rows(reply) == 0 and reply[METRICS]["steps"] == 3
     assert "sent no centroids: this client's own privacy.total_epsilon is spent" in said[-1]
     # It may come back to that run, but takes part in no other one.
     again = trainer(*mine)
     assert "refusal" not in ask(again, "greet", greeting(strong))[CONFIG]
-    assert rows(ask(again, "train", task(strong, 2))) == 0
+    assert rows(ask(again, "train", task(strong, 4))) == 0
     refusal = ask(again, "greet", greeting(private(epsilon=30.0)))[CONFIG]["refusal"]
     assert refusal == "privacy_budget_spent"
     assert f"privacy.total_epsilon={total:g}, of which {total:.3g} is spent" in said[-1]
@@ -134,7 +134,7 @@ def test_a_release_is_on_the_disk_before_the_work_on_it_begins(
 
     monkeypatch.setattr("orchestra_flwr.methods.orchestra.private_clustering", killed)
     with pytest.raises(KeyboardInterrupt):
-        ask(trainer(), "train", task(private(), 0))
+        ask(trainer(), "train", task(private(), 2))
     assert "sync" in events and events[-1] == 1
     assert sum(ClientLedger(file, ClientBounds(1e-3)).ledger.releases.values()) == 1
 
@@ -142,7 +142,7 @@ def test_a_release_is_on_the_disk_before_the_work_on_it_begins(
 def test_nothing_is_sent_that_cannot_be_counted(trainer, said, tmp_path, ask, private, task):
     one = trainer()
     (tmp_path / "releases.jsonl").mkdir()
-    answer = ask(one, "train", task(private(), 0))
+    answer = ask(one, "train", task(private(), 2))
     assert answer == {"failure": "failed"} and "releases.jsonl" in said[-1]
 
 
@@ -150,10 +150,19 @@ def test_only_private_centroids_that_are_sent_are_counted(
     trainer, server, tmp_path, ask, private, task
 ):
     ask(trainer(), "train", task(server, 1))
-    content = task(private())
+    content = task(private(), 2)
     content[CONFIG]["contribute"] = False
     ask(trainer(), "train", content)
     assert not (tmp_path / "releases.jsonl").exists()
+
+
+def test_nothing_is_counted_of_a_round_that_releases_nothing(
+    trainer, said, tmp_path, ask, private, task
+):
+    """Nobody has trained the model of the first round, whatever the server asks for."""
+    assert rows(ask(trainer(), "train", task(private(), 1))) == 0
+    assert not (tmp_path / "releases.jsonl").exists()
+    assert "sent no centroids" not in said[-1]
 
 
 def test_a_record_that_cannot_be_read_is_no_empty_one(trainer, tmp_path):
@@ -171,22 +180,22 @@ def test_a_record_that_the_server_knows_more_of_is_refused(
 ):
     """The state's folder was removed in mid-run: what is left of the total, nobody knows."""
     given, mine = private(), "privacy.total_epsilon=300"
-    assert rows(ask(trainer(mine), "train", task(given, 1))) > 0
-    assert rows(ask(trainer(mine), "train", task(given, 2, contributed=1))) > 0
+    assert rows(ask(trainer(mine), "train", task(given, 2))) > 0
+    assert rows(ask(trainer(mine), "train", task(given, 3, contributed=2))) > 0
     lines = len((tmp_path / "releases.jsonl").read_text().splitlines())
     for file in tmp_path.glob("releases.*"):
         file.rename(file.with_name(f"away.{file.name}"))
-    answer = ask(trainer(mine), "train", task(given, 3, contributed=2))
+    answer = ask(trainer(mine), "train", task(given, 4, contributed=3))
     assert answer == {"failure": "privacy_refused"}
     assert said[-1] == (
-        f"failed: the server has this client's centroids of round 2, which "
+        f"failed: the server has this client's centroids of round 3, which "
         f"{tmp_path / 'releases.jsonl'} does not hold: it was removed, or is an older copy; "
         "put it back as it was: without it nobody knows what is left of privacy.total_epsilon"
     )
     assert not (tmp_path / "releases.jsonl").exists()
     for file in tmp_path.glob("away.*"):
         file.rename(file.with_name(file.name.removeprefix("away.")))
-    assert rows(ask(trainer(mine), "train", task(given, 3, contributed=2))) > 0
+    assert rows(ask(trainer(mine), "train", task(given, 4, contributed=3))) > 0
     assert len((tmp_path / "releases.jsonl").read_text().splitlines()) == lines + 1
 
 
