@@ -329,8 +329,9 @@ class OrchestraClient(NumPyClient):
                 self._recall_local(self._folder().before(seed.round + 1))
             backbone, *_ = kept_first(self.learner.method, evaluation.backbone).values()
             head = classification_head_of(self.learner.method, backbone)
-            if self.config.privacy.clip is not None and self.config.model.has_batch_norm:
-                # Its statistics are none of images.
+            own_norms = self.config.merging.plugin.local_norms
+            clipped = self.config.privacy.clip is not None and not own_norms
+            if clipped and self.config.model.has_batch_norm:  # its statistics are none of images
                 backbone = recalibrated(
                     backbone, self.images, evaluation.batch_size, self.config.data.normalise
                 )

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestra_flwr.evaluation import similarities
+from orchestra_flwr.evaluation import recalibrated, similarities
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import clusters
@@ -245,6 +245,27 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
     assert told == {"alignment": wanted["online"].alignment,
                     "uniformity": wanted["online"].uniformity}  # fmt: skip
     assert (loss, examples) == (-wanted["online"].score, 20)
+
+
+@pytest.mark.parametrize(("merging", "taken"), [("replace", 1), ("fedbn", 0)])
+def test_scores_beside_a_clip_have_statistics_of_images(
+    tiny, monkeypatch, tmp_path, merging, taken
+):
+    """Those that the server sends are of none; with fedbn a client has its own."""
+    config = tiny("evaluation.unsupervised=true", "privacy.clip=1",
+                  "federation.weighting=uniform", f"merging={merging}")  # fmt: skip
+    calls = []
+
+    def noted(backbone, *rest, **more):
+        calls.append(backbone)
+        return recalibrated(backbone, *rest, **more)
+
+    monkeypatch.setattr("orchestra_flwr.federation.client.numpy_client.recalibrated", noted)
+    client = OrchestraClient(
+        config, "0", images(), state_folder=ClientStateFolder(tmp_path / "state", "run")
+    )
+    client.evaluate(down(config)[1], {"round": 1})
+    assert len(calls) == taken
 
 
 @pytest.mark.parametrize("train", [True, False])
