@@ -136,12 +136,12 @@ class Orchestra(Method):
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
         """As :meth:`Plugin.unread`."""
-        found = super().unread(config)
-        if clustering_settings(config).solver == "gradient":
+        found, clustering = super().unread(config), clustering_settings(config)
+        if clustering.solver == "gradient":
             found["clustering.damping"] = "with clustering.solver=gradient"
-        if clustering_settings(config).name == "features":
+        if clustering.name == "features":
             found["clustering.local_clusters"] = "with clustering=features"
-        if clustering_settings(config).name == "private":
+        if clustering.name == "private":
             found["clustering.memory"] = "with clustering=private, which sees all images"
         if not config.method.settings.target:
             found["method.ema"] = "with method.target=false"
