@@ -98,7 +98,7 @@ def _made_or_read(
     config: UseConfig, encoder: Encoder, archive: Archive, files: list[ImageFile]
 ) -> Embeddings:
     folder = config.results
-    key = key_of(config.encoder, files)
+    key = key_of(config.encoder, archive, files)
     embeddings = read_embeddings(folder, key=key, format=config.format)
     path = folder / f"embeddings.{config.format}"
     if embeddings is None:

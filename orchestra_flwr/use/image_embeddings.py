@@ -72,13 +72,12 @@ def opened_images(root: str, key: str) -> Iterator[tuple[Archive, list[ImageFile
         yield archive, files
 
 
-def key_of(encoder_file: Path, files: Sequence[ImageFile]) -> str:
+def key_of(encoder_file: Path, archive: Archive, files: Sequence[ImageFile]) -> str:
     """What embeddings depend on: the encoder's weights and description, and the image files."""
     digest = hashlib.sha256()
     for file in (encoder_file, encoder_file.with_suffix(".json")):
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    names = json.dumps([[file.name, *file.stamp] for file in files])
-    return fingerprint_of(digest.hexdigest() + names)
+    return fingerprint_of(digest.hexdigest() + json.dumps(archive.identity(files)))
 
 
 def embed(

@@ -86,7 +86,7 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
                 files,
                 batch_size=config.batch_size,
                 unfinished=unfinished,
-                key=key_of(config.encoder, files),
+                key=key_of(config.encoder, archive, files),
                 advance=advance,
             )
     remove_unfinished(unfinished)

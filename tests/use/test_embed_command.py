@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from orchestra_flwr.cli import embed_main
@@ -71,6 +72,22 @@ def test_two_folders_of_one_name_do_not_replace_each_other(run, photos, command,
     code, _, err = command(*arguments, f"images={photos}")
     assert code == 2 and f"holds the results of {other}; folder= names another place" in err
     assert command(*arguments, f"images={photos}", f"folder={tmp_path / 'here'}")[0] == 0
+
+
+def test_images_of_equal_names_sizes_and_times_have_vectors_of_their_own(run, command, tmp_path):
+    """Results that are there are of the images before, which are there no more."""
+    found = []
+    for shade in (0, 200):
+        for number in range(3):
+            file = tmp_path / "photos" / f"{number}.bmp"
+            file.parent.mkdir(exist_ok=True)
+            Image.new("RGB", (16, 16), (shade, 90, 10 * number)).save(file)
+            os.utime(file, (1_700_000_000, 1_700_000_000))
+        arguments = (f"run={run}", f"images={file.parent}", "page.write=false")
+        assert command(*arguments)[0] == 0
+        results = run / "embeddings" / "photos" / "embeddings.safetensors"
+        found.append(load_file(results)["embeddings"])
+    assert not torch.equal(*found)
 
 
 def test_years_and_encoders_have_results_of_their_own(run, photos, command):

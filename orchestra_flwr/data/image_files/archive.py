@@ -6,17 +6,21 @@ import logging
 import os
 import stat
 import zipfile
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data.image_files.folder_walk import is_hidden, regular_files
+from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.square_image import MAX_BYTES, check_size
 
 logger = logging.getLogger("orchestra_flwr.data")
 
 PHOTOS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+COMPARED = 16  # files of a folder whose content is part of its identity
 WINDOWS = 0  # the system by which a zip says that it was made
 SUFFIXES = frozenset((*PHOTOS, ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2"))
 
@@ -27,7 +31,8 @@ class ImageFile:
 
     Attributes:
         name: its path below the archive's root, with slashes.
-        stamp: size and time (or checksum in a zip), which differ when its content does.
+        stamp: size and time (or checksum in a zip). Of two versions of a file it differs; files of
+            two folders may have the same (:meth:`Archive.identity`).
     """
 
     name: str
@@ -87,6 +92,35 @@ class Archive(AbstractContextManager["Archive"]):
         member = self._members[name]
         check_size(member.file_size)
         return self._zip.read(member)
+
+    def identity(self, files: Sequence[ImageFile]) -> list[Any]:
+        """What tells files from all others, for the keys of what is computed from them.
+
+        Those of a zip are told by the checksums of their content: a copy of the zip is the same.
+        Those of a folder by its place, their sizes and times, and the content of 16 of them. Sizes
+        and times alone may be those of another folder: images that are not compressed are of one
+        size, and those from a tar archive of one time. Nor is the place enough: in two containers
+        one path may show two folders.
+
+        Args:
+            files: some of :meth:`files`.
+
+        Returns:
+            Values that JSON can hold.
+        """
+        stamps = [[file.name, *file.stamp] for file in files]
+        if self._zip is not None:
+            return [stamps]
+        compared = files[:: max(1, -(-len(files) // COMPARED))]
+        contents = [self._content_fingerprint(file.name) for file in compared]
+        return [str(self._root.resolve()), stamps, contents]
+
+    def _content_fingerprint(self, name: str) -> str | None:
+        """None for a file that cannot be read: whoever decodes it says so."""
+        try:
+            return fingerprint_of(self.read(name))
+        except (OSError, ValueError):
+            return None
 
     def _in_folder(self) -> list[ImageFile]:
         found, again = regular_files(self._root, is_image)

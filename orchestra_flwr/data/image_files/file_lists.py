@@ -75,8 +75,8 @@ def load_files(
     key = cache_key(
         data.image_size,
         chosen.classes,
-        [[file.name, *file.stamp] for file in train.files],
-        [[file.name, *file.stamp] for file in test.files],
+        archive.identity(train.files),
+        archive.identity(test.files),
     )
 
     def decode() -> Dataset:

@@ -34,7 +34,7 @@ def read_copies(folder: str, size: int) -> Tensor:
         raise ConfigError(str(error).replace("data.root", "shift.folder", 1)) from None
     with archive:
         files, styles = _numbered(folder, archive.files())
-        key = cache_key(size, [[file.name, *file.stamp] for file in files])
+        key = cache_key(size, archive.identity(files))
 
         def decode() -> Dataset:
             decoded = decode_files([file.name for file in files], archive.read, size)

@@ -60,7 +60,8 @@ class Stl10(Source):
             train, test = (_image_set(root, folder, part, limits[part], size) for part in PARTS)
             return Dataset(self.data.name, train, test)
 
-        key = cache_key(stamps, self.data.image_size, limits)
+        # The files of all such folders are of equal sizes, so the folder counts as well.
+        key = cache_key(str(folder.resolve()), stamps, self.data.image_size, limits)
         return cached(cache_dir(self.settings.cache), self.data.name, key, decode)
 
 

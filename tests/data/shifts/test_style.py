@@ -1,5 +1,7 @@
 """Styles: five filters, or the copies that a user has made."""
 
+import os
+
 import pytest
 import torch
 from PIL import Image
@@ -7,6 +9,7 @@ from PIL import Image
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import ShiftConfig
 from orchestra_flwr.data import ImageSet, shift_images
+from orchestra_flwr.data.image_files.styled_copies import read_copies
 from orchestra_flwr.data.shifts import drawn_variants
 from orchestra_flwr.data.shifts.style import FILTERS
 
@@ -96,6 +99,16 @@ def test_copies_of_a_users_own(copies):
         assert shifted[:, 0, 5, 5].tolist() == indices.tolist()
         styles = drawn_variants(2, 1e6, indices, "3", 0)
         assert shifted[:, 1, 5, 5].tolist() == (100 * styles).tolist()
+
+
+def test_two_folders_of_copies_are_read_each(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for red in (5, 6):
+        file = tmp_path / f"set {red}" / "style" / "0.bmp"
+        file.parent.mkdir(parents=True)
+        Image.new("RGB", (16, 16), (red, 0, 0)).save(file)
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        assert read_copies(str(file.parents[1]), 16)[0, 0, 0, 0, 0] == red
 
 
 def _refusal(copies, count=12):

@@ -1,6 +1,7 @@
 import copy
 import logging
 import os
+import shutil
 import warnings
 import zipfile
 from pathlib import Path
@@ -169,6 +170,54 @@ def test_a_changed_file_is_decoded_anew(tmp_path: Path):
     os.utime(file, ns=(1, 1))
 
     assert _shades(_load(root).train.images) == [200, 1]
+
+
+@pytest.fixture
+def alike():
+    """Makes a folder whose files have names, sizes and times of every other such folder's."""
+
+    def make(root: Path, shade: int) -> Path:
+        for name in ("a/1.bmp", "b/1.bmp"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9), (shade,) * 3).save(root / name)
+            os.utime(root / name, (1_700_000_000, 1_700_000_000))  # a whole second, as of tar
+        return root
+
+    return make
+
+
+def test_folders_with_equal_names_sizes_and_times_are_decoded_each(tmp_path: Path, alike):
+    for shade in (5, 6):
+        assert _shades(_load(alike(tmp_path / f"site{shade}", shade)).train.images) == [shade] * 2
+
+
+def test_another_folder_at_the_same_path_is_decoded(tmp_path: Path, alike):
+    """As where two containers show their images at one path and share a cache."""
+    for shade in (5, 6):
+        assert _shades(_load(alike(tmp_path / "data", shade)).train.images) == [shade] * 2
+
+
+def test_a_file_that_is_not_compared_counts_by_its_folder(tmp_path: Path, alike):
+    roots = [alike(tmp_path / name, 5) for name in ("one", "two")]
+    for root in roots:
+        for number in range(40):
+            shutil.copy2(root / "a" / "1.bmp", root / "a" / f"{number + 10}.bmp")
+    content = (roots[1] / "a" / "1.bmp").read_bytes()
+    with Archive(roots[1]) as archive:
+        names = [file.name for file in archive.files()]
+    changed = roots[1] / names[1]  # the first of each three is compared
+    changed.write_bytes(content[:-200] + b"\xff" * 200)
+    os.utime(changed, (1_700_000_000, 1_700_000_000))
+    first, second = (_load(root).train.images for root in roots)
+    assert (first != second).flatten(1).any(1).nonzero().tolist() == [[1]]
+
+
+def test_a_copied_zip_needs_no_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    archive = _zipped(_write(tmp_path / "images", ["a/1.png", "b/1.png"]))
+    _load(archive)
+    copied = shutil.copy(archive, tmp_path / "copy.zip")
+    monkeypatch.setattr(Image, "open", lambda *_: pytest.fail("decoded again"))
+    assert _shades(_load(copied).train.images) == [0, 1]
 
 
 def test_a_second_load_needs_no_decoding(packed, monkeypatch: pytest.MonkeyPatch):

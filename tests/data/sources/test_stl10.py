@@ -1,5 +1,8 @@
 """Small files in the layout of the binary ones."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +50,16 @@ def test_made_to_fit_other_encoders(root):
     assert small.train.labels.sort().values.tolist() == list(range(10))
     whole = _load(root, image_size=32).train.images[0, 0].float()
     assert (whole.diff(dim=0) >= 2).all() and (whole.diff(dim=1) == 0).all()  # three rows make one
+
+
+def test_files_of_equal_sizes_and_times_are_read_each(root, tmp_path_factory):
+    other = shutil.copytree(root, tmp_path_factory.mktemp("other"), dirs_exist_ok=True)
+    file = other / "stl10_binary" / "train_X.bin"
+    content, status = file.read_bytes(), file.stat()
+    file.write_bytes(bytes(255 - value for value in content[:9]) + content[9:])
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    first, second = (_load(r, cache=str(root / "cache")).train.images for r in (root, other))
+    assert not torch.equal(first, second)
 
 
 def _line(root):
