@@ -21,6 +21,7 @@ from orchestra_flwr.data.subset import balanced_subset
 from orchestra_flwr.extras import require
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
+SLASH = "%2F"  # for one in the name of a group, which is the name of one folder
 
 
 class HuggingFaceOptions(CacheOptions):
@@ -67,7 +68,9 @@ class HuggingFace(Source):
         ]
         key = cache_key(
             self.data.image_size,
-            [self.settings.image, self.settings.label, self.settings.group],
+            [self.settings.image, self.settings.label],
+            # Caches of before names had SLASH in them are not used.
+            self.settings.group and [self.settings.group, SLASH],
             [None if rows is None else [rows.fingerprint, len(rows.indices)] for rows in chosen],
         )
 
@@ -175,11 +178,16 @@ class _Rows:
         return decode_files(names, self._read, size)
 
     def files(self, decoded: Decoded) -> tuple[str, ...]:
-        """For `partition=groups`: each image as a file in the folder of its group."""
+        """For `partition=groups`: each image as a file in the folder of its group.
+
+        As in addresses, % is %25 and / is %2F: "a/x" and "b/x" are not one folder x.
+        """
         if self._groups is None:
             return ()
         indices = self.indices[decoded.good].tolist()
-        return tuple(f"{self._groups[index]}/{index}" for index in indices)
+        groups = (str(self._groups[index]) for index in indices)
+        folders = (group.replace("%", "%25").replace("/", SLASH) for group in groups)
+        return tuple(f"{folder}/{index}" for folder, index in zip(folders, indices, strict=True))
 
     def _read(self, name: str) -> bytes:
         value = self._encoded[int(name.rpartition("/")[2])][self._column]

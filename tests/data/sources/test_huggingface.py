@@ -105,6 +105,20 @@ def test_each_writer_is_a_client(config, saved):
     }
 
 
+def test_groups_with_a_slash_are_no_folders_in_folders(config, saved):
+    cameras = ["a/cam", "b/cam", "a/cam", "a//cam", "a%2Fcam", "50%/"]
+    folder = saved(train=split(6, camera=cameras))
+    dataset = load_dataset(config(folder, group="camera"))
+    parts = partition_by_name(PartitionConfig(name="groups"), dataset.train, 5, 0)
+    assert {name: part.tolist() for name, part in parts.items()} == {
+        "a%2Fcam": [0, 2],
+        "b%2Fcam": [1],
+        "a%2F%2Fcam": [3],
+        "a%252Fcam": [4],
+        "50%25%2F": [5],
+    }
+
+
 def test_classes_that_are_words(config, saved):
     folder = saved(train=split(4, breed=["x", "z", "y", "x"]), test=split(2, breed=["z", "x"]))
     dataset = load_dataset(config(folder, label="breed"))
