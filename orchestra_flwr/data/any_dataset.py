@@ -18,6 +18,7 @@ from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.square_image import square_image
 
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used
+LABEL = "label"  # the name of a column
 NO_LABEL = -1  # in the data sets of torchvision and Hugging Face
 
 
@@ -30,19 +31,21 @@ def dataset_of(given: Any, name: str, size: int) -> Dataset:
             number or one after another, images, pairs of an image and its label, or mappings with
             an image and maybe a label: torch's and torchvision's, Hugging Face's, tensors
             (N, C, H, W), arrays (N, H, W, C), lists. Labels are whole numbers or texts; -1 and
-            None are none.
+            None are none. In a mapping the label is what is called so; else the only column of
+            class labels, or called class or target; else the only one with "label" in its name.
         name: what the result is called.
         size: height and width of its images in pixels.
 
     Raises:
-        ConfigError: there is no image, one cannot be used, or labels do not fit together.
+        ConfigError: there is no image, one cannot be used, several columns may be the label, or
+            labels do not fit together.
     """
     train_set, test_set = _splits(given)
     train = _read(train_set, "training", size)
     test = None if test_set is None else _read(test_set, "test", size)
     if not train.labelled:
         return Dataset(name, ImageSet(train.stacked))
-    names, numbers = _classes(train_set, train)
+    names, numbers = _classes(train)
     train_images = ImageSet(train.stacked, _labels(train, numbers), names)
     if test is None or not test.labelled:
         return Dataset(name, train_images)
@@ -51,11 +54,19 @@ def dataset_of(given: Any, name: str, size: int) -> Dataset:
 
 @dataclass(frozen=True)
 class _Items:
-    """What a data set held; `labels` are as it had them, None for none."""
+    """What a data set held.
+
+    Attributes:
+        part: training or test, for messages.
+        images: n of uint8, (3, size, size).
+        labels: n, as the data set had them; None for none.
+        classes: their names by number; None where the data set does not say them.
+    """
 
     part: str
     images: list[Tensor]
     labels: list[int | str | None]
+    classes: Sequence[str] | None
 
     @property
     def stacked(self) -> Tensor:
@@ -92,20 +103,23 @@ def _splits(given: Any) -> tuple[Any, Any]:
 
 
 def _read(items: Any, part: str, size: int) -> _Items:
-    read = _Items(part, [], [])
+    images: list[Tensor] = []
+    labels: list[int | str | None] = []
+    classes = _declared(items)
     for number, item in enumerate(_each(items, part)):
-        image, label = _image_and_label(item, items)
+        image, label, names = _image_and_label(item, items)
+        classes = names or classes
         try:
-            read.images.append(square_image(image, size))
-            read.labels.append(_plain(label))
+            images.append(square_image(image, size))
+            labels.append(_plain(label))
         except (OSError, TypeError, ValueError) as error:
             hint = (
                 "; transforms must not normalise them" if "values of images" in str(error) else ""
             )
             raise ConfigError(f"dataset: {part} image {number}: {error}{hint}") from None
-    if not read.images:
+    if not images:
         raise ConfigError(f"dataset: there are no {part} images")
-    return read
+    return _Items(part, images, labels, classes)
 
 
 def _each(items: Any, part: str) -> Iterator[Any]:
@@ -117,16 +131,18 @@ def _each(items: Any, part: str) -> Iterator[Any]:
     raise ConfigError(f"dataset: the {part} images are no data set, but {type(items).__name__}")
 
 
-def _image_and_label(item: Any, items: Any) -> tuple[Any, Any]:
+def _image_and_label(item: Any, items: Any) -> tuple[Any, Any, Sequence[str] | None]:
+    """The image, its label, and the names of the classes where its column declares them."""
     if isinstance(item, Mapping):
         image = next((key for key, value in item.items() if _is_image(value)), None)
         if image is None:
             raise ConfigError(f"dataset: no image among {', '.join(map(str, item))}")
-        label = next((key for key in _label_columns(items, item) if key in item), None)
-        return item[image], None if label is None else item[label]
+        column = _label_column(items, [key for key in item if key != image])
+        label = None if column is None else item[column]
+        return item[image], label, _class_names_of(items, column)
     if isinstance(item, tuple | list):
-        return (item[0], item[1]) if len(item) > 1 else (item[0], None)
-    return item, None
+        return item[0], item[1] if len(item) > 1 else None, None
+    return item, None, None
 
 
 def _is_image(value: Any) -> bool:
@@ -135,10 +151,25 @@ def _is_image(value: Any) -> bool:
     )
 
 
-def _label_columns(items: Any, item: Iterable[Any]) -> list[Any]:
-    """Where labels may be: columns of class labels, then those that are called so."""
-    declared = [key for key in _features(items) if _class_names_of(items, key) is not None]
-    return [*declared, *(key for key in item if "label" in str(key) or key in ("class", "target"))]
+def _label_column(items: Any, columns: Sequence[Any]) -> Any:
+    """The one of these columns that holds the label; None without one.
+
+    Raises:
+        ConfigError: several could be meant.
+    """
+    if LABEL in columns:
+        return LABEL
+    declared = [key for key in columns if _class_names_of(items, key) is not None]
+    exact = [key for key in columns if key in declared or key in ("class", "target")]
+    for fitting in (exact, [key for key in columns if LABEL in str(key)]):
+        if len(fitting) > 1:
+            raise ConfigError(
+                f"dataset: several columns may hold the label: {', '.join(map(str, fitting))}; "
+                f"rename the one with the classes to {LABEL}, or remove the others"
+            )
+        if fitting:
+            return fitting[0]
+    return None
 
 
 def _features(items: Any) -> Mapping[str, Any]:
@@ -146,7 +177,7 @@ def _features(items: Any) -> Mapping[str, Any]:
     return features if isinstance(features, Mapping) else {}
 
 
-def _class_names_of(items: Any, column: str) -> Sequence[str] | None:
+def _class_names_of(items: Any, column: Any) -> Sequence[str] | None:
     return getattr(_features(items).get(column), "names", None)
 
 
@@ -165,10 +196,9 @@ def _plain(label: Any) -> int | str | None:
     return label
 
 
-def _classes(items: Any, train: _Items) -> tuple[tuple[str, ...], dict[int | str | None, int]]:
+def _classes(train: _Items) -> tuple[tuple[str, ...], dict[int | str | None, int]]:
     """The classes' names, and the number of each label."""
-    columns = (_class_names_of(items, key) for key in _features(items))
-    names = next((found for found in columns if found is not None), None) or _declared(items)
+    names = train.classes
     if names is not None:
         numbers: dict[int | str | None, int] = {number: number for number in range(len(names))}
         numbers |= {name: number for number, name in enumerate(names)}

@@ -106,6 +106,7 @@ def test_labels_that_are_texts_are_sorted():
         ([(PICTURES[0], 0), (PICTURES[1], None)], "1 of 2 training images have no label"),
         ([(PICTURES[0], 0.5)], "training image 0: its label must be a whole number or a text"),
         ([torch.zeros(3, 9, 9), torch.full((3, 9, 9), -2.0)], "training image 1: values of .*norm"),
+        ([{"image": PICTURES[0], "label": PICTURES[1]}], "its label must be a whole number"),
         ([{"label": 3}], "dataset: no image among label"),
         (([(PICTURES[0], 0)], [(PICTURES[1], 7)]), "test image 0: its label 7 is no class"),
         (Subset(Pictures(), []), "there are no training images"),
@@ -115,6 +116,57 @@ def test_what_cannot_be_used_is_one_line(given, words):
     with pytest.raises(ConfigError, match=words) as error:
         dataset_of(given, "mine", 8)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"label_source": "human", "label": 1}, "1"),
+        ({"label_source": "human", "label_id": 7, "class": 1}, "1"),
+        ({"target": 1, "label_source": "human"}, "1"),
+        ({"my_label": 1, "weight": 0.5}, "1"),
+    ],
+)
+def test_the_label_of_a_mapping(columns, expected):
+    data = dataset_of([{**columns, "image": picture} for picture in PICTURES], "mine", 8)
+    assert data.train.classes == (expected,)
+
+
+@pytest.mark.parametrize("names", [("label_a", "label_b"), ("class", "target")])
+def test_several_columns_that_may_be_the_label_are_named(names):
+    items = [{"image": picture, **dict.fromkeys(names, 0)} for picture in PICTURES]
+    with pytest.raises(ConfigError) as error:
+        dataset_of(items, "mine", 8)
+    assert str(error.value) == (
+        f"dataset: several columns may hold the label: {', '.join(names)}; "
+        "rename the one with the classes to label, or remove the others"
+    )
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("datasets"), reason="needs Hugging Face datasets")
+def test_columns_of_class_labels():
+    import datasets
+
+    fine, coarse = (datasets.ClassLabel(names=names) for names in (["a", "b", "c"], ["x", "y"]))
+
+    def made(**columns):
+        features = {name: kind for name, (kind, _) in columns.items()}
+        values = {name: value for name, (_, value) in columns.items()}
+        return datasets.Dataset.from_dict(
+            {**values, "img": PICTURES},
+            features=datasets.Features({**features, "img": datasets.Image()}),
+        )
+
+    both = made(coarse=(coarse, [0, 1] * 3), fine=(fine, LABELS))
+    with pytest.raises(ConfigError, match=r"several columns .*: coarse, fine; rename"):
+        dataset_of(both, "mine", 8)
+    text = datasets.Value("string")
+    for given in (
+        both.rename_column("fine", "label"),  # its names, not those of the other column
+        made(fine=(fine, LABELS), label_by=(text, ["human"] * 6)),
+    ):
+        train = dataset_of(given, "mine", 8).train
+        assert train.classes == ("a", "b", "c") and train.labels.tolist() == LABELS
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("datasets"), reason="needs Hugging Face datasets")
