@@ -185,15 +185,20 @@ def _plain(label: Any) -> int | str | None:
     """A label as a number or text of Python's own.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is neither, as where an image has several labels, or a vector for them.
     """
     if isinstance(label, Tensor | np.ndarray | np.generic) and len(label.reshape(-1)) == 1:
         label = label.item()
-    if label is None or label == NO_LABEL:
+    if label is None:
         return None
-    if isinstance(label, bool) or not isinstance(label, int | str):
-        raise TypeError(f"its label must be a whole number or a text, not {label!r}"[:200])
-    return label
+    if isinstance(label, bool) or not isinstance(label, int | str):  # before it is compared
+        shown = " ".join(repr(label).split())[:100]
+        if isinstance(label, Tensor | np.ndarray):
+            shown = f"an array of shape {tuple(label.shape)}"
+        raise TypeError(
+            f"its label must be a whole number or a text, the one class of the image, not {shown}"
+        )
+    return None if label == NO_LABEL else label
 
 
 def _classes(train: _Items) -> tuple[tuple[str, ...], dict[int | str | None, int]]:

@@ -106,6 +106,13 @@ def test_labels_that_are_texts_are_sorted():
         ([(PICTURES[0], 0), (PICTURES[1], None)], "1 of 2 training images have no label"),
         ([(PICTURES[0], 0.5)], "training image 0: its label must be a whole number or a text"),
         ([torch.zeros(3, 9, 9), torch.full((3, 9, 9), -2.0)], "training image 1: values of .*norm"),
+        (
+            [(PICTURES[0], torch.eye(3)[1])],
+            r"one class of the image, not an array of shape \(3,\)$",
+        ),
+        ([(PICTURES[0], np.zeros((2, 20)))], r"not an array of shape \(2, 20\)$"),
+        ([(PICTURES[0], {"boxes": torch.zeros(3, 4)})], "the one class of the image, not {'boxes'"),
+        ([(PICTURES[0], [0, 1])], r"the one class of the image, not \[0, 1\]$"),
         ([{"image": PICTURES[0], "label": PICTURES[1]}], "its label must be a whole number"),
         ([{"label": 3}], "dataset: no image among label"),
         (([(PICTURES[0], 0)], [(PICTURES[1], 7)]), "test image 0: its label 7 is no class"),
