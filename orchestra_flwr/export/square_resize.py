@@ -13,9 +13,11 @@ LEVELS = 255  # the largest value of an image's pixel
 class SquareResize(nn.Module):
     """The middle square of images of any size, bicubic with antialiasing.
 
-    What training images went through (PIL's `ImageOps.fit`), to half a grey level: PIL rounds, this
-    does not. Rows and columns are each one product with a matrix of weights, because few runtimes
-    resize with antialiasing, and those that do differ in their bits.
+    What training images went through (PIL's `ImageOps.fit`), to a grey level or two: PIL rounds
+    after each pass, this does not. Pillow 13 makes the passes of some tall images in the other
+    order; beside pixels that were cut to 0 or 255 in between, a few levels more may lie between.
+    Rows and columns are each one product with a matrix of weights, because few runtimes resize with
+    antialiasing, and those that do differ in their bits.
 
     Args:
         size: height and width of the result in pixels.

@@ -175,14 +175,16 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     """Writes `path` (safetensors) and, beside it with `.json`, the spec and `about`.
 
     Of the users' packages, the spec names the one that the backbone is from, and no other: who
-    loads the encoder needs no more.
+    loads the encoder needs no more. Nor does it say where the run's first weights came from.
 
     Raises:
         OSError: a file cannot be written; the old one is still there.
     """
     path = Path(path)
     weights = {k: v.detach().cpu().contiguous() for k, v in encoder.backbone.state_dict().items()}
-    spec = encoder.spec.model_copy(update={"plugins": _users_package(encoder.spec.model)})
+    model = encoder.spec.model
+    about_model = {"model": _without_first_weights(model), "plugins": _users_package(model)}
+    spec = encoder.spec.model_copy(update=about_model)
     with replacing(path) as temporary:
         save_file(weights, temporary)
         digest = file_sha256(temporary)
@@ -263,6 +265,11 @@ def read_description(file: Path) -> dict[str, Any]:
 def _digest_of(description: Mapping[str, Any]) -> str:
     """Of the values, however they are set out in the file."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def _without_first_weights(model: ModelConfig) -> ModelConfig:
+    options = {*model.plugin.first_weights} & {*model.options}
+    return model.model_copy(update=dict.fromkeys(options)) if options else model
 
 
 def _users_package(model: ModelConfig) -> tuple[str, ...]:

@@ -22,19 +22,22 @@ def normalise(images: Tensor, by: Normalisation) -> Tensor:
     """Images (..., C, H, W) in [0, 1] as networks take them: (x - mean) / deviation by channel.
 
     Args:
-        images: float; three channels, but for "half".
+        images: of any floating-point type; three channels, but for "half".
         by: "half" takes any images to [-1, 1]; "cifar" and "imagenet" are of those data sets.
+
+    Returns:
+        The same shape and type.
     """
     if by == "half":
         return (images * 2).sub_(1)
-    mean, deviation = _on(images.device, by)
+    mean, deviation = _on(images.device, images.dtype, by)
     return (images - mean).div_(deviation)
 
 
 @lru_cache
-def _on(device: torch.device, by: Normalisation) -> tuple[Tensor, Tensor]:
+def _on(device: torch.device, dtype: torch.dtype, by: Normalisation) -> tuple[Tensor, Tensor]:
     """Mean and deviation, (C, 1, 1). A step that is captured as a CUDA graph must not copy them."""
     mean, deviation = (
-        torch.tensor(values, device=device).view(-1, 1, 1) for values in STATISTICS[by]
+        torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1) for values in STATISTICS[by]
     )
     return mean, deviation

@@ -63,7 +63,7 @@ def initial_encoder(config: Config) -> Encoder | None:
 def _kind(spec: EncoderSpec) -> dict[str, object]:
     """What two encoders must have in common, by the keys of a run; heads are no part of one."""
     model = {"name": spec.model.name, "norm": spec.model.norm, "width": spec.model.width}
-    own = spec.model.settings.model_dump()
+    own = spec.model.settings.model_dump(exclude={*spec.model.plugin.first_weights})
     return {
         "model": model.pop("name"),
         **{f"model.{key}": value for key, value in {**model, **own}.items()},

@@ -17,6 +17,7 @@ from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embedding_files import (
     Embeddings,
     check_format,
+    check_names,
     embedded_before,
     read_embeddings,
     write_embeddings,
@@ -46,7 +47,7 @@ def run_embed(config: EmbedConfig) -> None:
     with embedded_images(config) as embedded:
         if config.page.write:
             print("making the page (a minute or two for 5,000 images)", file=sys.stderr, flush=True)
-            title = printable(Path(config.images).expanduser().resolve().name)
+            title = printable(_whole(config.images).name)
             page = write_page(embedded.folder, embedded, config.page, title)
             print(f"page: {printable(str(page))} ({size(page.stat().st_size)})")
 
@@ -62,10 +63,35 @@ def embedded_images(config: UseConfig) -> Iterator[EmbeddedImages]:
     """
     check_format(config.format)
     encoder = load_for_use(config)
-    with opened_images(config.images, "images") as (archive, files), _own(config.results) as folder:
+    with opened_images(config.images, "images") as (archive, found), _own(config.results) as folder:
+        files = _without_results(found, config)
+        check_names([printable(file.name) for file in files], config.format)
         embeddings = _made_or_read(config, encoder, archive, files)
         names = {printable(file.name): file.name for file in files}
         yield EmbeddedImages(archive, embeddings, names, folder)
+
+
+def _without_results(files: list[ImageFile], config: UseConfig) -> list[ImageFile]:
+    """The files that are not in the folder of the results, where the page has pictures of its own.
+
+    Raises:
+        ConfigError: all images are there.
+    """
+    images, results = _whole(config.images), _whole(str(config.results))
+    if not results.is_relative_to(images):
+        return files
+    inside = results.relative_to(images).parts
+    kept = [file for file in files if file.parts[: len(inside)] != inside]
+    if not kept:
+        raise ConfigError(
+            f"folder={config.results}: holds all of images={config.images}; the page's pictures "
+            "beside them would be images the next time, so it must be another folder"
+        )
+    return kept
+
+
+def _whole(path: str) -> Path:
+    return Path(path).expanduser().resolve()
 
 
 def _check_same_images(config: UseConfig) -> None:
@@ -74,11 +100,10 @@ def _check_same_images(config: UseConfig) -> None:
     Raises:
         ConfigError: the results that are there are of other images, which still exist.
     """
-    before = embedded_before(config.results)
-    if config.folder or before is None or before == printable(config.images):
+    before, here = embedded_before(config.results), _whole(config.images)
+    if config.folder or before is None or before == printable(str(here)):
         return
-    there, here = (Path(each).expanduser().resolve() for each in (before, config.images))
-    if there.exists() and there != here:
+    if (there := _whole(before)).exists() and there != here:  # before 0.3 it stood there as typed
         raise ConfigError(
             f"images={config.images}: {config.results} holds the results of {before}; folder= "
             "names another place"
@@ -119,7 +144,7 @@ def _made_or_read(
             folder,
             embeddings,
             format=config.format,
-            images=printable(config.images),
+            images=printable(str(_whole(config.images))),
             encoder=printable(encoder_file),
             key=key,
         )

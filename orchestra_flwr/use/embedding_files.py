@@ -20,6 +20,7 @@ from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.use.use_config import Format
 
 DESCRIPTION = "embeddings.json"
+MOST_NAMES = 99_000_000  # bytes; the header of safetensors, which holds them, ends at 100 million
 MISSING_PYARROW = (
     "format=parquet: pyarrow is not installed; pip install 'orchestra-flwr[parquet]', or "
     "format=safetensors or npz"
@@ -47,7 +48,7 @@ class Description:
 
     Attributes:
         file: its name.
-        images: the folder or zip of the images.
+        images: the whole path of the folder or zip of the images.
         encoder: the encoder's file.
         count: images in it.
         dim: width of an embedding.
@@ -77,6 +78,22 @@ def check_format(format: Format) -> None:
             import pyarrow.parquet  # noqa: F401
         except ImportError:
             raise ConfigError(MISSING_PYARROW) from None
+
+
+def check_names(names: Sequence[str], format: Format) -> None:
+    """Refuses more names than a format can hold, before anything is computed.
+
+    Raises:
+        ConfigError: says which formats hold any number.
+    """
+    if format != "safetensors":
+        return
+    length = len(json.dumps(_names_as_text(names), ensure_ascii=False).encode())
+    if length > MOST_NAMES:
+        raise ConfigError(
+            f"format=safetensors: the names of {len(names):,} images take {length / 1e6:.0f} MB, "
+            f"it holds at most {MOST_NAMES / 1e6:.0f}: give format=npz or format=parquet"
+        )
 
 
 def write_embeddings(
@@ -123,7 +140,7 @@ def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | N
 
 
 def embedded_before(folder: Path) -> str | None:
-    """The images whose embeddings a folder holds, as `images=` named them; None without any."""
+    """The path of the images whose embeddings a folder holds; None without any."""
     try:
         return str(json.loads((folder / DESCRIPTION).read_text())["images"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -143,8 +160,12 @@ def save_plain(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
 
 
 def _write_safetensors(path: Path, embeddings: Embeddings) -> None:
-    names = json.dumps(embeddings.paths, ensure_ascii=False)
+    names = _names_as_text(embeddings.paths)
     save_plain(path, {"embeddings": embeddings.vectors.contiguous()}, {"paths": names})
+
+
+def _names_as_text(names: Sequence[str]) -> str:
+    return json.dumps(names, ensure_ascii=False)
 
 
 def _read_safetensors(path: Path) -> tuple[Sequence[str], Tensor]:

@@ -32,6 +32,16 @@ def test_an_image_is_left_as_it_is(by):
     assert torch.equal(images, before)
 
 
+@pytest.mark.parametrize("by", STATISTICS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_an_encoder_of_any_precision_takes_images(tiny, by, dtype):
+    config = tiny("data=image_folder", "data.root=.", f"data.normalise={by}")
+    spec = EncoderSpec(model=config.model, channels=3, image_size=32, normalise=by)
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    features = Encoder(spec).to(dtype)(images)
+    assert features.dtype == dtype and features.isfinite().all()
+
+
 def test_the_encoder_takes_its_normalisation_along(tiny, tmp_path):
     config = tiny("data=image_folder", "data.root=.", "data.normalise=imagenet")
     spec = EncoderSpec(model=config.model, channels=3, image_size=32, normalise="imagenet")

@@ -90,6 +90,44 @@ def test_images_of_equal_names_sizes_and_times_have_vectors_of_their_own(run, co
     assert not torch.equal(*found)
 
 
+def test_a_folder_is_the_same_however_it_is_written(run, photos, command, tmp_path, monkeypatch):
+    """Typed within it, from its parent, or elsewhere, where another one has its name."""
+    arguments = (f"run={run}", "page.write=false")
+    monkeypatch.chdir(photos)
+    assert command(*arguments, "images=.")[0] == 0
+    (photos / "red" / "00.png").unlink()
+    monkeypatch.chdir(photos.parent)
+    assert command(*arguments, "images=photos")[0] == 0
+    other = tmp_path / "other" / "photos"
+    shutil.copytree(photos, other)
+    (other / "red" / "01.png").unlink()
+    monkeypatch.chdir(other.parent)
+    code, _, err = command(*arguments, "images=photos")
+    assert code == 2 and f"holds the results of {photos}; folder= names another place" in err
+
+
+def test_pictures_of_the_page_are_no_images(run, photos, command):
+    """Results may lie among the images, but not be their folder."""
+    arguments = (f"run={run}", f"images={photos}", "page.pictures=beside")
+    for _ in range(2):
+        code, out, _ = command(*arguments, f"folder={photos / 'results'}")
+        assert code == 0 and "36 images" in out
+    assert list((photos / "results").glob("pictures-*.webp"))
+    code, _, err = command(*arguments, f"folder={photos}")
+    assert code == 2 and err.startswith(
+        f"error: folder={photos}: holds all of images={photos}; the"
+    )
+    assert not list(photos.glob("pictures-*.webp"))
+
+
+def test_more_names_than_a_format_holds_are_told_before_the_work(run, photos, command, monkeypatch):
+    monkeypatch.setattr("orchestra_flwr.use.embedding_files.MOST_NAMES", 500)
+    monkeypatch.setattr(embed_command, "embed", None)  # it is not called
+    code, _, err = command(f"run={run}", f"images={photos}")
+    assert code == 2 and "format=safetensors: the names of 36 images take" in err
+    assert err.rstrip().endswith("give format=npz or format=parquet")
+
+
 def test_years_and_encoders_have_results_of_their_own(run, photos, command):
     year = photos.rename(photos.with_name("photos.2023"))
     encoder = run / "model_1.safetensors"

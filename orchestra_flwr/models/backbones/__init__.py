@@ -16,6 +16,8 @@ class Backbone(Plugin, nn.Module):
     Class attributes:
         obeys_norm: whether its norms are those of `model.norm`; others have no BatchNorm, unless
             :meth:`has_batch_norm` says so.
+        first_weights: options that only say where first weights come from. A saved encoder does not
+            name them: they are no part of the network, and may be a path.
 
     Attributes:
         dim: width of the features; set in `__init__`.
@@ -27,6 +29,7 @@ class Backbone(Plugin, nn.Module):
     """
 
     obeys_norm: ClassVar[bool] = True
+    first_weights: ClassVar[tuple[str, ...]] = ()
     dim: int
 
     def __init__(self, settings: Any, model: ModelConfig, channels: int) -> None:

@@ -42,6 +42,7 @@ class Timm(Backbone):
 
     Settings = TimmSettings
     obeys_norm: ClassVar[bool] = False
+    first_weights: ClassVar[tuple[str, ...]] = ("weights",)
 
     def __init__(self, settings: TimmSettings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
@@ -209,8 +210,11 @@ def _without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        elif "drop_prob" in vars(module):  # timm's DropPath and DropBlock
-            vars(module)["drop_prob"] = 0.0
+        # `drop_prob` of timm's DropPath and DropBlock; `drop_rate` and the like of networks that
+        # call the function instead of a module.
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                vars(module)[name] = 0.0
 
 
 @cache

@@ -1,5 +1,6 @@
 """Any network of timm as a backbone."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -44,8 +45,10 @@ def test_features_are_those_of_the_model_without_its_classifier(timm, name, chan
     torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_the_same_seed_gives_the_same_bits_for_there_is_no_dropout(timm):
-    backbone = build("vit_tiny_patch16_224", 3, 32).train()
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "ghostnet_050"])
+def test_the_same_seed_gives_the_same_bits_for_there_is_no_dropout(timm, name):
+    """Dropout is a module, or a function that a network calls with a rate of its own."""
+    backbone = build(name, 3, 32).train()
     for module in backbone.modules():
         assert getattr(module, "p", 0) == 0 and not getattr(module, "drop_prob", 0)
     images, state = torch.randn(2, 3, 32, 32), torch.get_rng_state()
@@ -147,10 +150,16 @@ def test_offline_the_published_weights_are_refused_in_one_line(tiny, tmp_path, t
     assert "without a network, name a file" in last
 
 
-def test_a_saved_encoder_is_read_back_without_the_weights_it_began_with(timm, tmp_path):
+def test_a_saved_encoder_knows_nothing_of_the_weights_it_began_with(timm, tiny, tmp_path):
+    """It is read back without them, gives no path away, and a run may begin with it."""
     spec = EncoderSpec(
         model=ModelConfig.model_validate(
-            {"name": "timm", "timm": "mobilenetv3_small_050", "weights": "gone.safetensors"}
+            {
+                "name": "timm",
+                "timm": "mobilenetv3_small_050",
+                "weights": "gone.safetensors",
+                "width": 8,
+            }
         ),
         channels=3,
         image_size=32,
@@ -159,3 +168,13 @@ def test_a_saved_encoder_is_read_back_without_the_weights_it_began_with(timm, tm
     save_encoder(tmp_path / "encoder.safetensors", encoder)
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     assert torch.equal(encoder(images), load_encoder(tmp_path / "encoder.safetensors")(images))
+    assert "gone" not in (tmp_path / "encoder.json").read_text()
+    of_digits = EncoderSpec(model=spec.model.model_copy(update={"image_size": 8}), channels=1,
+                            image_size=8)  # fmt: skip
+    save_encoder(tmp_path / "encoder.safetensors", Encoder(of_digits))
+    named = json.loads((tmp_path / "encoder.json").read_text())["spec"]["model"]
+    assert named["weights"] is None
+    learner = starting_learner(tiny(*SMALL, f"init={tmp_path}"), 1)
+    expected = load_encoder(tmp_path).backbone.state_dict()
+    begun = learner.method.backbone.state_dict()
+    assert all(torch.equal(begun[name], tensor) for name, tensor in expected.items())
