@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ def dataset_of(given: Any, name: str, size: int) -> Dataset:
     train_images = ImageSet(train.stacked, _labels(train, numbers), names)
     if test is None or not test.labelled:
         return Dataset(name, train_images)
-    return Dataset(name, train_images, ImageSet(test.stacked, _labels(test, numbers), names))
+    labels = _labels(_named_as(train, test), numbers)
+    return Dataset(name, train_images, ImageSet(test.stacked, labels, names))
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,15 @@ def _declared(items: Any) -> Sequence[str] | None:
     if isinstance(names, list | tuple) and names:
         return [str(name) for name in names]
     return _declared(items.dataset) if hasattr(items, "dataset") else None
+
+
+def _named_as(train: _Items, test: _Items) -> _Items:
+    """Test images with names for their labels where their numbers are of other classes."""
+    names = test.classes
+    if train.classes is None or names is None or list(names) == list(train.classes):
+        return test
+    by_number: dict[int | str | None, str] = dict(enumerate(names))
+    return replace(test, labels=[by_number.get(each, each) for each in test.labels])
 
 
 def _labels(read: _Items, numbers: Mapping[int | str | None, int]) -> Tensor:

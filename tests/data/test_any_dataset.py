@@ -89,6 +89,20 @@ def test_training_and_test_images():
         assert data.train.classes == data.test.classes == ("zebra", "ant", "cat")
 
 
+def test_test_images_may_number_their_classes_in_another_order():
+    """Folders that lack a class, for example: the names are what counts."""
+    test = Pictures()
+    test.classes = ["cat", "zebra", "ant"]
+    data = dataset_of((Pictures(), test), "mine", 8)
+    assert data.test.classes == ("zebra", "ant", "cat")
+    assert data.test.labels.tolist() == [{0: 2, 1: 0, 2: 1}[label] for label in LABELS]
+    test.classes = ["cat", "zebra", "owl"]
+    with pytest.raises(
+        ConfigError, match=r"test image \d: its label 'owl' is no class of the train"
+    ):
+        dataset_of((Pictures(), test), "mine", 8)
+
+
 def test_labels_that_are_texts_are_sorted():
     names = ["cat", "ant", "cat", "zebra", "ant", "ant"]
     data = dataset_of([*zip(PICTURES, names, strict=True)], "mine", 8)
