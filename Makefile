@@ -49,7 +49,7 @@ bench: setup
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[docs]'
-	$(BIN)/python -m mkdocs build --quiet --strict
+	$(BIN)/python -m mkdocs build --strict
 
 lint: setup
 	$(BIN)/ruff check .

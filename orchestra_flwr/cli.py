@@ -144,7 +144,7 @@ def _run_several(flags: Flags) -> int:
 
 
 def evaluate_main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m orchestra_flwr.evaluation`: judges a saved encoder; returns the exit code."""
+    """`python -m orchestra_flwr.evaluation`: evaluates a saved encoder; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = shlex.join(["python", "-m", "orchestra_flwr.evaluation", *given])
     return _command(

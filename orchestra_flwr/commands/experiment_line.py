@@ -19,7 +19,7 @@ class ExperimentLine:
         experiment: its name.
         scale: its scale.
         seeds, only: as in `make_plan`.
-        transfer_root: where the other images are that encoders are judged by; None: not given.
+        transfer_root: where the other images are that encoders are evaluated on; None: not given.
         folder: of all runs and the report.
         jobs: runs side by side; None: the scale's own.
         extra: overrides of every run.

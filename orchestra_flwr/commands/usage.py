@@ -68,7 +68,7 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
 
   run_server.py                                       clients on this machine
   run_server.py host=0.0.0.0                          clients on a network, with TLS and keys
-  run_server.py data.root=labelled.zip                judge the encoder with labelled images
+  run_server.py data.root=labelled.zip                evaluate the encoder with labelled images
   run_server.py resume=outputs/<name>/<date_time>     go on with an interrupted run
 
 Keys: python -m orchestra_flwr.deployment.keys server --host <name or address of this machine>
@@ -100,7 +100,7 @@ usage: run_experiment.py experiment=NAME [key=value ...]      reproduce a table 
   scale=       small, medium or paper (small)
   seeds=       of which each row is run, such as 0,1,2 (the experiment's own)
   only=        values of rows; rows with others on the same axes are left out
-  transfer_root=  where the other images are that encoders are judged by (dec_ssl_table4)
+  transfer_root=  where the other images are that encoders are evaluated on (dec_ssl_table4)
   folder=      where all runs and the report are (outputs/experiments)
   jobs=        runs side by side (the scale's own)
   --list       the experiment's runs and how they stand, nothing is run
@@ -115,7 +115,7 @@ Exit code 0: done, 1: runs failed, 2: the command is wrong and nothing was run,
 130: stopped, 143: stopped by SIGTERM.
 """
 EVALUATE = f"""\
-usage: python -m orchestra_flwr.evaluation run=RUN [key=value ...]      judge a saved encoder
+usage: python -m orchestra_flwr.evaluation run=RUN [key=value ...]      evaluate a saved encoder
 
   run=outputs/<name>/<date_time>                          by the run's own images
   run=encoder.safetensors data=cifar100 data.root=...     any encoder by other images (transfer)

@@ -99,7 +99,7 @@ class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
 
 
 class EvaluateConfig(SavedEncoderConfig):
-    """A saved encoder, the images to judge it with, and how."""
+    """A saved encoder, the images to evaluate it with, and how."""
 
     file = "evaluate"
 

@@ -286,9 +286,9 @@ class EvaluationConfig(ScoresConfig):
 
     @property
     def personal_by_clients(self) -> bool:
-        """Whether each client judges its own head, on other labelled images of its own.
+        """Whether each client evaluates its own head, on other labelled images of its own.
 
-        With `clients` the server's test images judge it.
+        With `clients` it is evaluated on the server's test images.
         """
         return self.personal_labels is not None and not self.clients
 

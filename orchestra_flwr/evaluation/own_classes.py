@@ -1,4 +1,4 @@
-"""A client's own model or head, judged on the classes that the client holds."""
+"""A client's own model or head, evaluated on the classes that the client holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 
 @dataclass(frozen=True)
 class OwnClasses:
-    """What one client's own model is judged by: everybody's labelled images, and its own labels.
+    """What one client's own model is evaluated on: everybody's labelled images, and its own labels.
 
     Attributes:
         train: images (N, C, H, W) uint8 and their classes (N,), of all clients; a probe is fitted
@@ -90,7 +90,7 @@ def personal_accuracy(
         batch_size: images at once.
 
     Returns:
-        A fraction; None: no more than `count` images have a label, so none is left to judge by.
+        A fraction; None: no more than `count` images have a label, so none is left to evaluate on.
     """
     own = (labels != UNLABELLED).nonzero().squeeze(1).cpu()
     if len(own) <= count:

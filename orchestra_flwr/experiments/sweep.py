@@ -75,7 +75,7 @@ def run_plan(
         The runs that failed; the others are complete.
 
     Raises:
-        ConfigError: the other images that encoders are judged by cannot be read; nothing was run.
+        ConfigError: the images that encoders are evaluated on cannot be read; nothing was run.
         KeyboardInterrupt: all processes have ended, and everything can be resumed.
         OSError: the folder cannot be written.
     """

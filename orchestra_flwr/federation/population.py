@@ -50,7 +50,7 @@ def load_population(config: Config) -> Population:
 
 
 def evaluation_dataset(config: Config, population: Population) -> Dataset:
-    """The images that judge a simulation's encoders.
+    """The images on which a simulation's encoders are evaluated.
 
     Training images are those with a label. With `evaluation.training_images=shifted` they are as
     the clients see them, without those that no client has. With `labels.fraction` the data set says
@@ -84,7 +84,7 @@ def _shown(config: Config, population: Population) -> Tensor | None:
 
 
 def own_classes(config: Config, population: Population, client: str) -> OwnClasses:
-    """What a client's own model is judged by (`evaluation.clients`).
+    """What a client's own model is evaluated on (`evaluation.clients`).
 
     Raises:
         ConfigError: training or test images have no labels, or none of its classes is tested.

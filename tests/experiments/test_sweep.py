@@ -305,7 +305,7 @@ def test_nothing_is_trained_for_images_that_are_not_there(root, says, tmp_path, 
     command = ["experiment=dec_ssl_table4", "scale=paper", "seeds=0", f"folder={folder}", *root]
     assert experiment_main([*command, "only=no pre-training"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: the other images that encoders are judged by: ")
+    assert error.startswith("error: the other images that encoders are evaluated on: ")
     assert says in error and error.count("\n") == 1 and not folder.exists()
     assert experiment_main([*command, "only=no pre-training", "--list"]) == 0
 

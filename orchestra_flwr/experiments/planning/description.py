@@ -118,7 +118,7 @@ class AtScale(Section):
         preset: whose settings stand in place of the scale's.
         overrides: further ones, of every run.
         axes, leave_out: in place of the experiment's.
-        transfer: other images to judge the encoders by; arguments of the evaluation's command.
+        transfer: other images to evaluate the encoders on; arguments of the evaluation's command.
     """
 
     preset: str | None = None

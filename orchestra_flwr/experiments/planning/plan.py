@@ -161,7 +161,7 @@ def make_plan(
         only: values of axes: rows with another value on these axes are left out. A value may be
             cut at its commas.
         extra: further Hydra overrides, of every run; none that an axis or a rule would lose by.
-        transfer_root: where the other images are that encoders are judged by.
+        transfer_root: where the other images are that encoders are evaluated on.
 
     Returns:
         The plan, and the configuration of each run by the run's name.

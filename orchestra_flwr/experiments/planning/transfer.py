@@ -1,4 +1,4 @@
-"""Other images that an experiment judges its encoders by (transfer)."""
+"""Other images that an experiment evaluates its encoders on (transfer)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def transfer_name(images: Overrides, root: str | None) -> str | None:
     if not images:
         if root:
             raise ConfigError(
-                f"{ROOT}={root}: the experiment judges its encoders by no other images at its scale"
+                f"{ROOT}={root}: the experiment evaluates its encoders on no other images at its "
+                "scale"
             )
         return None
     data = _composed(with_root(images, root))
@@ -70,4 +71,4 @@ def _of_other_images() -> Iterator[None]:
         yield
     except ConfigError as error:
         why = str(error).replace("data.root", ROOT)
-        raise ConfigError(f"the other images that encoders are judged by: {why}") from None
+        raise ConfigError(f"the other images that encoders are evaluated on: {why}") from None

@@ -78,8 +78,8 @@ class OrchestraClient(NumPyClient):
         labels: (n,) int64 beside them, for methods that learn from labels; those that
             `labels.fraction` hides are dropped here, before anything sees them.
         state_folder: where its state is kept from round to round, for runs in which clients do.
-        own_classes: what its own model is judged by; simulations alone have it.
-        personal: (n,) classes of its images, to judge a head of its own by
+        own_classes: what its own model is evaluated on; simulations alone have it.
+        personal: (n,) classes of its images, to evaluate a head of its own on
             (`evaluation.personal_labels`), UNLABELLED where there is none; None: the accuracy is
             not to leave the client.
         secret_noise: whether the noise of private releases is drawn afresh from the system, as it

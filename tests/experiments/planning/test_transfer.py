@@ -24,9 +24,9 @@ def test_images_that_were_moved_keep_their_name():
 @pytest.mark.parametrize(
     ("images", "root", "says"),
     [
-        (("data=imagenet",), None, "judged by: data=imagenet: must be one of"),
-        (DIGITS, "x", "judged by: transfer_root: unknown option of data=digits"),
-        ((), "x", "^transfer_root=x: the experiment judges its encoders by no other images"),
+        (("data=imagenet",), None, "evaluated on: data=imagenet: must be one of"),
+        (DIGITS, "x", "evaluated on: transfer_root: unknown option of data=digits"),
+        ((), "x", "^transfer_root=x: the experiment evaluates its encoders on no other images"),
     ],
 )
 def test_images_that_cannot_be_are_refused(images, root, says):
@@ -37,11 +37,11 @@ def test_images_that_cannot_be_are_refused(images, root, says):
 def test_images_are_read_before_anything_is_trained(tiny, tmp_path):
     sixteen = tiny("data.image_size=16")
     check_transfer(DIGITS, None, [sixteen])
-    with pytest.raises(ConfigError, match="judged by: transfer_root must name the folder of"):
+    with pytest.raises(ConfigError, match="evaluated on: transfer_root must name the folder of"):
         check_transfer(("data=stl10",), None, [tiny("data.image_size=32")])
     with pytest.raises(ConfigError, match="the encoder expects images of 8 x 8"):
         check_transfer(DIGITS, None, [sixteen, tiny()])
-    with pytest.raises(ConfigError, match=f"judged by: transfer_root={tmp_path}"):
+    with pytest.raises(ConfigError, match=f"evaluated on: transfer_root={tmp_path}"):
         photographs = ("data=image_folder", "data.image_size=16")
         check_transfer(photographs, str(tmp_path), [sixteen])
 
