@@ -14,6 +14,7 @@ from orchestra_flwr.config import (
     Config,
     ConfigError,
     load_config,
+    path_keys,
     swept_values,
     without_unread,
 )
@@ -71,7 +72,8 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
     """The keys with several values, and the overrides that all runs share."""
     axes: dict[str, list[str]] = {}
     shared = []
-    for text, values in zip(arguments, swept_values(arguments), strict=True):
+    found = swept_values(arguments, set(path_keys(Config)))
+    for text, values in zip(arguments, found, strict=True):
         key = text.partition("=")[0].lstrip("+")
         if key in OWN:
             raise ConfigError(f"{key}: must not be given with --multirun, runs are in {FOLDER}/")

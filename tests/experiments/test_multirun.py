@@ -34,6 +34,19 @@ def test_folders_of_one_name_are_two_runs():
     assert len({row.run for row in plan.rows}) == 2 and roots == ["a/images", "b/images"]
 
 
+@pytest.mark.parametrize(
+    "root", ["/a=b", "/it's", "/Jürgen's (2020)", "/[2020]", '/say "x"', "/a b", "'/a, b'"]
+)
+def test_paths_are_taken_literally(root):
+    """As by a run alone; a comma between two of them divides, as it does elsewhere."""
+    plan, configs = make_sweep(["data=image_folder", f"data.root={root}", "seed=0,1"])
+    assert {c.data.options["root"] for c in configs.values()} == {root.strip("'")}
+    roots = [f"{root}/one", f"{root}/two"] if "," not in root else ["'/a, b'", "/c"]
+    plan, configs = make_sweep(["data=image_folder", f"data.root={','.join(roots)}"])
+    found = [configs[row.run].data.options["root"] for row in plan.rows]
+    assert found == [each.strip("'") for each in roots]
+
+
 def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
     plan, configs = make_sweep(["method=simclr,orchestra", "clustering.memory=64", "seed=3"])
     simclr, orchestra = plan.rows

@@ -112,6 +112,13 @@ def test_local_epochs_are_the_same_over_all_numbers_of_rounds():
     assert settings == [(5, 2), (2, 5), (1, 10)]
 
 
+@pytest.mark.parametrize("root", ["/a=b", "/it's", "/Jürgen's (2020)", "/a,b", "/[2020]"])
+def test_paths_are_taken_literally(root):
+    _, configs = make_plan("table6", "small", seeds=[0], only=["base"], extra=[f"data.root={root}"])
+    (config,) = configs.values()
+    assert config.data.options["root"] == root
+
+
 def test_the_sweeps_change_one_thing_at_a_time():
     plan, configs = make_plan("mi_sweeps", "small", seeds=[0])
     assert len(plan.rows) == 2 * 7 + 5
