@@ -290,6 +290,12 @@ def test_an_override_cannot_set_what_is_varied():
         ConfigError, match=r"training.local_epochs=3: makes .* 1 and 2 the same run"
     ):
         make_plan("figure8", "small", extra=["training.local_epochs=3"])
+    for only, override, says in (  # one row is left, whose name would be wrong
+        (["0.1", "Orchestra"], "partition.alpha=5", "alpha 0.1 and 1e5 the same run"),
+        (["0.1", "f-SimCLR"], "method=spectral", "method f-SimCLR and "),
+    ):
+        with pytest.raises(ConfigError, match=f"{override}: makes {says}"):
+            make_plan("figure5", "small", seeds=[0], only=only, extra=[override])
     for override in ("seed=7", "run_dir=x", "resume=x"):
         with pytest.raises(ConfigError, match=f"{override}: each run of an experiment has its own"):
             make_plan("figure8", "small", extra=[override])
