@@ -41,7 +41,7 @@ def write_report(folder: str | Path) -> Path:
 
     Args:
         folder: holds run folders, of experiments (listed in `plans/`) or of none. Runs may be
-            missing, unfinished or failed.
+            missing, unfinished, failed or damaged.
 
     Returns:
         The HTML page.
@@ -49,7 +49,6 @@ def write_report(folder: str | Path) -> Path:
     Raises:
         ConfigError: no such folder, or no run in it.
         OSError: a file cannot be written.
-        ValueError: a file of a run is damaged.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -156,9 +155,7 @@ def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterat
     yield runs_table(readable, folder)
     for path, reason in errors.items():
         name = path.relative_to(folder).as_posix()
-        yield Paragraph(
-            f"{name} is left out, its configuration was written by another version: {reason}"
-        )
+        yield Paragraph(f"{name} is left out, it is of another version or damaged: {reason}")
     seconds = sum(run.summary.get("seconds") or 0 for run in readable)
     traffic = sum(
         (run.summary.get(f"bytes_{way}") or 0) for run in readable for way in ("up", "down")

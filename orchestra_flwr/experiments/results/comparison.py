@@ -114,10 +114,7 @@ def read_results(plan: Plan, folder: Path) -> Results:
     """Reads the runs of a plan.
 
     A run counts if it is complete and no longer than the plan has it: one that was resumed with
-    more rounds is left out, and so is one that this version cannot read.
-
-    Raises:
-        ValueError: a file of a run is damaged.
+    more rounds is left out, and so is one that this version cannot read, or that is damaged.
     """
     by_row: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     incomplete: dict[str, Incomplete] = {}

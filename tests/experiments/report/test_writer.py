@@ -97,6 +97,23 @@ def test_a_run_that_went_on_or_cannot_be_read_is_left_out(make_experiment, make_
     write_report(tmp_path)
 
 
+def test_damaged_runs_are_named_in_the_report(make_experiment, make_run, tmp_path):
+    """The others stay in it, whether the damaged ones belong to an experiment or to none."""
+    plan = make_experiment("table6", "small", ablations)
+    empty, cut = (row.run for row in plan.rows if row.values["variant"] == "base")
+    (tmp_path / empty / "summary.json").write_text("")
+    (tmp_path / cut / "metrics.jsonl").write_text('{"round": 0}\n{"rou\n')
+    (make_run("mine", {"knn": 0.5}) / "summary.json").write_text("{")
+    reasons = {run.name: run.reason for run in read_results(plan, tmp_path).incomplete}
+    assert reasons[empty].startswith(
+        f"cannot be read: {tmp_path / empty / 'summary.json'}: no JSON"
+    )
+    assert reasons[cut].endswith("metrics.jsonl, line 2: no record of a round")
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "mine is left out, it is of another version or damaged" in text and "50.00" in text
+
+
 def test_a_damaged_plan_is_named_in_the_report(make_experiment, tmp_path):
     make_experiment("table6", "small", ablations)
     (tmp_path / "plans" / "other.json").write_text("{}")
