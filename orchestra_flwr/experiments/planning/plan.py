@@ -186,7 +186,7 @@ def make_plan(
     for override in extra:
         if all(override not in row.overrides for row in rows):
             load_config([*rows[0].overrides, override], all_read=True)  # says why nothing reads it
-    places = [shlex.quote(f"{ROOT}={transfer_root}")] if transfer_root else []
+    places = [f"{ROOT}={transfer_root}"] if transfer_root else []
     plan = Plan(
         name=name,
         scale=scale,
@@ -241,8 +241,8 @@ def _command(
 ) -> str:
     command = [f"orchestra-experiment experiment={name} scale={scale}"]
     command += [f"seeds={','.join(map(str, seeds))}"] if seeds is not None else []
-    command += [f"only='{','.join(only)}'"] if only else []
-    return " ".join([*command, *extra])
+    command += [f"only={shlex.quote(','.join(only))}"] if only else []
+    return " ".join([*command, *map(shlex.quote, extra)])
 
 
 def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -133,15 +134,10 @@ def _reproduction(results: Results) -> Iterator[Block]:
     yield Code(results.plan.command)
     yield Items(tuple(provenance(results.runs)))
     commands = [
-        f"orchestra-sim {' '.join(_quoted(o) for o in row.overrides)} seed={row.seed}"
-        for row in results.plan.rows
+        f"orchestra-sim {shlex.join(row.overrides)} seed={row.seed}" for row in results.plan.rows
     ]
     if results.plan.experiment.work == "train":
         yield Folded("The command of each run", (Code("\n".join(dict.fromkeys(commands))),))
-
-
-def _quoted(override: str) -> str:
-    return f"'{override}'" if set(override) & set(" ()&;|<>*?$") else override
 
 
 def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterator[Block]:

@@ -269,7 +269,7 @@ def test_rows_that_an_earlier_command_asked_for_stay(tmp_path):
         *[("no target", 1), ("no target", 2)],
     ]
     assert plan.command.splitlines() == [
-        "orchestra-experiment experiment=table6 scale=small seeds=0 only='base'",
+        "orchestra-experiment experiment=table6 scale=small seeds=0 only=base",
         "orchestra-experiment experiment=table6 scale=small seeds=2,1,1",
     ]
     _, found = rows(0, only=["base"], extra=["training.lr=0.5"])  # is another experiment

@@ -2,12 +2,14 @@
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.experiments import make_plan
 from orchestra_flwr.experiments.__main__ import main
 from orchestra_flwr.experiments.report import presentations
 from orchestra_flwr.experiments.report.presentations import rounds_to_accuracy
@@ -338,6 +340,18 @@ def test_provenance_and_commands_are_shown(make_experiment, tmp_path):
         "6 min in 6 runs, 60 s each",
     ):
         assert fact in text, fact
+
+
+def test_commands_can_be_typed_again(tmp_path):
+    """Whatever stands in their paths."""
+    extra = ["data.root=/it's mine/a b.zip", "data.cache=/a;b"]
+    plan, _ = make_plan("table6", "small", seeds=[0], only=["base"], extra=extra)
+    plan.write(tmp_path)
+    write_report(tmp_path)
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    for program in ("orchestra-experiment", "orchestra-sim"):
+        (line,) = [line for line in lines if line.startswith(program)]
+        assert {*extra} < {*shlex.split(line)}
 
 
 def test_a_plain_folder_of_runs(make_run, tmp_path):
