@@ -98,7 +98,8 @@ class Plan(Section):
         """Writes `<folder>/plans/<name>-<scale>.json`.
 
         Rows that an earlier command asked for, with other seeds or other values of `only`, stay in
-        the report; those of a command with other overrides are replaced.
+        the report; those of a command with other overrides are replaced, and so are those whose
+        runs would have other settings today.
         """
         file = folder / PLANS / f"{self.name}-{self.scale}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -112,12 +113,26 @@ class Plan(Section):
         if any(getattr(self, key) != getattr(earlier, key) for key in same):
             return self
         asked = [(row.values, row.seed) for row in self.rows]
-        rows = [*self.rows, *(r for r in earlier.rows if (r.values, r.seed) not in asked)]
+        others = [row for row in earlier.rows if (row.values, row.seed) not in asked]
+        rows = [*self.rows, *_of_today(others, self.experiment.work)]
         axes = _axes(self.name, self.experiment, self.settings, self.scale)
         order = {axis: list(values) for axis, values in axes.items()}
         rows.sort(key=lambda r: ([order[axis].index(v) for axis, v in r.values.items()], r.seed))
         commands = dict.fromkeys([*earlier.command.splitlines(), self.command])
         return self.model_copy(update={"rows": tuple(rows), "command": "\n".join(commands)})
+
+
+def _of_today(rows: Iterable[Row], work: str) -> Iterator[Row]:
+    """The rows whose runs have the names, and so the settings, that this version gives them."""
+    configs: dict[Overrides, Config | None] = {}
+    for row in rows:
+        if row.overrides not in configs:
+            configs[row.overrides] = None
+            with contextlib.suppress(ConfigError):
+                configs[row.overrides] = load_config(row.overrides)
+        config = configs[row.overrides]
+        if config and run_name(config.model_copy(update={"seed": row.seed}), work) == row.run:
+            yield row
 
 
 def read_plans(folder: Path) -> tuple[list[Plan], dict[str, str]]:

@@ -1,3 +1,4 @@
+import json
 from collections import Counter
 from itertools import product
 
@@ -274,6 +275,20 @@ def test_rows_that_an_earlier_command_asked_for_stay(tmp_path):
     ]
     _, found = rows(0, only=["base"], extra=["training.lr=0.5"])  # is another experiment
     assert found == [("base", 0)]
+
+
+def test_rows_of_an_earlier_version_do_not_stay(tmp_path):
+    """Its defaults were others, and so are the names of its runs."""
+    make_plan("table6", "small", seeds=[0, 1], only=["base"])[0].write(tmp_path)
+    file = tmp_path / "plans" / "table6-small.json"
+    written = json.loads(file.read_text())
+    written["rows"][0]["run"] += "0"
+    written["rows"][1]["overrides"].append("some.key=1")
+    file.write_text(json.dumps(written))
+    plan, _ = make_plan("table6", "small", seeds=[2], only=["base"])
+    plan.write(tmp_path)
+    (found,), _ = read_plans(tmp_path)
+    assert found.rows == plan.rows
 
 
 def test_a_rule_follows_its_axis_from_what_an_override_sets():
