@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, is_free
 from orchestra_flwr.experiments.planning import Plan, read_plans
 from orchestra_flwr.experiments.report.document import (
     Block,
@@ -78,7 +78,7 @@ def write_report(folder: str | Path) -> Path:
 
 
 def _scale_warning(plans: Sequence[Plan]) -> Iterator[Block]:
-    small = {plan.settings.title for plan in plans if not plan.settings.comparable}
+    small = {p.settings.title for p in plans if not p.settings.comparable and p.scale != "paper"}
     if small:
         yield Paragraph(
             f"Experiments at {' and '.join(sorted(small))} use other images, a smaller network and "
@@ -93,8 +93,10 @@ def _experiment(results: Results, folder: Path) -> Iterator[Block]:
     yield Heading(2, f"{experiment.reference}: {experiment.title} ({plan.settings.title})")
     yield Paragraph(experiment.about)
     if not plan.settings.comparable:
+        changed = " ".join(o for o in plan.extra or () if not is_free(o))
+        title = plan.settings.title + (f" with {changed}" if changed else "")
         yield Paragraph(
-            f"{plan.settings.title.capitalize()}: not comparable with the paper in absolute value.",
+            f"{title[0].upper()}{title[1:]}: not comparable with the paper in absolute value.",
             "warning",
         )
     settings = dict.fromkeys(_images_and_model(run) for run in results.runs)

@@ -172,6 +172,16 @@ def test_the_papers_scale_has_no_warning(make_experiment, tmp_path):
     assert "NOT be compared" not in write_report(tmp_path).read_text()
 
 
+def test_overrides_are_what_keeps_the_papers_scale_from_being_compared(tmp_path):
+    """Its images, network and rounds are the paper's."""
+    extra = ["training.lr=0.5", "device=cpu"]
+    plan, _ = make_plan("table4", "paper", only=["10"], extra=extra)
+    plan.write(tmp_path)
+    text = write_report(tmp_path).read_text()
+    assert "The paper&#x27;s scale with training.lr=0.5: not comparable" in text
+    assert "use other images" not in text
+
+
 class Page(HTMLParser):
     """What a page loads, shows and links to."""
 
