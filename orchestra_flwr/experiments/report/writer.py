@@ -94,7 +94,8 @@ def _experiment(results: Results, folder: Path) -> Iterator[Block]:
     yield Paragraph(experiment.about)
     if not plan.settings.comparable:
         changed = " ".join(o for o in plan.extra or () if not is_free(o))
-        title = plan.settings.title + (f" with {changed}" if changed else "")
+        beside = f" with {changed}" if changed and plan.scale == "paper" else ""
+        title = plan.settings.title + beside
         yield Paragraph(
             f"{title[0].upper()}{title[1:]}: not comparable with the paper in absolute value.",
             "warning",
