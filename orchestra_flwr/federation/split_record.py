@@ -46,7 +46,7 @@ def check_split(config: Config, population: Population) -> None:
         )
 
 
-def _counts(population: Population) -> tuple[NDArray[np.integer[Any]], list[str]]:
+def _counts(population: Population) -> tuple[NDArray[np.int64], list[str]]:
     """(clients, classes) images, and the names of the classes; one column without labels."""
     parts, train = list(population.parts.values()), population.dataset.train
     if train.labels is None:
