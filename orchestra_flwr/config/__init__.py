@@ -16,6 +16,7 @@ from orchestra_flwr.config.section import (
     PathText,
     Section,
     parse,
+    path_keys,
 )
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
@@ -115,6 +116,7 @@ __all__ = [
     "load_config",
     "migrated",
     "parse",
+    "path_keys",
     "read_config_file",
     "renamed",
     "requested_plugins",

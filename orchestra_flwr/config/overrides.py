@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException
 
 from orchestra_flwr.config.renamed import renamed
@@ -40,18 +41,40 @@ def read_overrides(
     ]
 
 
-def swept_values(texts: Sequence[str]) -> list[list[str]]:
+def swept_values(texts: Sequence[str], paths: Container[str] = ()) -> list[list[str]]:
     """The values of each override, as they are written: `seed=0,1` and `seed=range(0,2)` have two.
+
+    Args:
+        texts: as on a command line.
+        paths: keys whose values are paths. Commas divide them, but in quotes; all else is literal.
 
     Raises:
         ConfigError: one of them cannot be read.
     """
-    found = []
-    for text in texts:
-        override = _parsed(text)
-        values = override.sweep_string_iterator() if override.is_sweep_override() else [text]
-        found.append(list(values))
-    return found
+    return [
+        _swept_paths(text) if text.partition("=")[0].lstrip("+") in paths else _swept(text)
+        for text in texts
+    ]
+
+
+def _swept(text: str) -> list[str]:
+    override = _parsed(text)
+    return list(override.sweep_string_iterator()) if override.is_sweep_override() else [text]
+
+
+def _swept_paths(text: str) -> list[str]:
+    """Each as it is written: Hydra's own texts have backslashes before spaces."""
+    value = text.partition("=")[2]
+    override = None
+    if set(value) & set("'\"("):  # quoted ones may hold commas; choice(a,b)
+        with suppress(ConfigError):
+            override = _parsed(text)
+    if override is not None:
+        if not override.is_sweep_override():
+            return [text]
+        each = override.sweep_iterator()
+        return [v.with_quotes() if isinstance(v, QuotedString) else str(v) for v in each]
+    return value.split(",") if "," in value else [text]
 
 
 def values_of(overrides: Iterable[Override]) -> dict[str, Any]:

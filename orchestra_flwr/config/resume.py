@@ -65,6 +65,11 @@ def resumed(
         elif key == MAY_GROW and new != old:
             _check_growth(before, new, old)
             OmegaConf.update(saved, key, new)
+        elif key == "run_dir" and new not in (None, old) and not _is_same(new, folder):
+            raise ConfigError(
+                f"run_dir={new}: a resumed run stays in its own folder; a copy of that can be "
+                "resumed elsewhere"
+            )
         elif key not in ("resume", "run_dir"):
             _refuse_difference(key, new, old)
     if "host" in saved:  # of a real server, which counts as many clients as it waits for
@@ -72,6 +77,10 @@ def resumed(
     values = OmegaConf.to_container(saved)
     assert isinstance(values, dict)
     return {**values, "resume": str(folder), "run_dir": str(folder)}
+
+
+def _is_same(path: str, folder: Path) -> bool:
+    return Path(path).expanduser().resolve() == folder.resolve()
 
 
 def _check_growth(run: Any, new: Any, old: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hydra.core.override_parser.types import Override
 
 from orchestra_flwr.config.overrides import read_overrides
-from orchestra_flwr.config.section import Composed, ConfigError
+from orchestra_flwr.config.section import Composed, ConfigError, path_keys
 
 
 def refuse_unread(config: Composed, overrides: Iterable[Override]) -> None:
@@ -29,8 +29,8 @@ def without_unread(config: Composed, overrides: Sequence[str]) -> list[str]:
 
     For overrides that several runs share, some of which read them.
     """
-    unread = config.unread()
-    keys = [override.key_or_group for override in read_overrides(overrides)]
+    unread, paths = config.unread(), set(path_keys(type(config)))
+    keys = [override.key_or_group for override in read_overrides(overrides, paths=paths)]
     return [text for text, key in zip(overrides, keys, strict=True) if not why_unread(key, unread)]
 
 

@@ -14,12 +14,14 @@ from orchestra_flwr.config import (
     Config,
     ConfigError,
     load_config,
+    path_keys,
     swept_values,
     without_unread,
 )
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.experiments.planning import Plan, Row, run_name
 from orchestra_flwr.experiments.planning.description import Experiment, Presentation, Scale
+from orchestra_flwr.experiments.results.comparison import why_left_out
 from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.reporting.text import percent
 
@@ -61,7 +63,15 @@ def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
             )
         configs[run] = config
         named = {key.lstrip("+"): value for key, value in chosen.items()}
-        rows.append(Row(values=named, seed=config.seed, overrides=_unseeded(overrides), run=run))
+        rows.append(
+            Row(
+                values=named,
+                seed=config.seed,
+                overrides=_unseeded(overrides),
+                run=run,
+                rounds=config.federation.rounds,
+            )
+        )
     if unread:
         load_config([*shared, *swept], all_read=True)  # says why nothing reads it
     return _plan(arguments, axes, rows), configs
@@ -71,7 +81,8 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
     """The keys with several values, and the overrides that all runs share."""
     axes: dict[str, list[str]] = {}
     shared = []
-    for text, values in zip(arguments, swept_values(arguments), strict=True):
+    found = swept_values(arguments, set(path_keys(Config)))
+    for text, values in zip(arguments, found, strict=True):
         key = text.partition("=")[0].lstrip("+")
         if key in OWN:
             raise ConfigError(f"{key}: must not be given with --multirun, runs are in {FOLDER}/")
@@ -85,20 +96,29 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
 
 
 def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> None:
-    """Prints a row for every run: its values, its accuracies, its folder."""
+    """Prints a row for every run: its values, its accuracies, its folder.
+
+    One that was resumed with more rounds has no accuracies, and a line below says so.
+    """
     table = Table(box=box.MARKDOWN)
     for axis in plan.rows[0].values:
         table.add_column(printable(axis))
     for title in MEASURES:
         table.add_column(title, justify="right")
     table.add_column("run")
+    left_out = {}
     for row in plan.rows:
         run = read_run(folder / row.run)
+        if run and (why := why_left_out(run, row)):
+            left_out[row.run], run = why, None
         scores = [run.measure(name) if run else None for name in MEASURES.values()]
         cells = ["-" if score is None else percent(score) for score in scores]
         table.add_row(*map(printable, row.values.values()), *cells, row.run)
     console = console or Console()
     console.print(table, soft_wrap=True)
+    for name, why in left_out.items():
+        line = printable(f"left out: {name} {why}")
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"runs: {folder}", markup=False, highlight=False)
 
 

@@ -18,7 +18,7 @@ from orchestra_flwr.federation.population import (
 )
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
-from orchestra_flwr.federation.split_record import recorded_split
+from orchestra_flwr.federation.split_record import check_split, recorded_split
 from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.training import check_memory, resolve_device, starting_learner
@@ -31,13 +31,14 @@ def prepared(config: Config) -> Iterator[Callable[[RunFolder, Progress], dict[st
     The engine starts what it needs meanwhile, and ends it with the block.
 
     Raises:
-        ConfigError: resources, images or labels that are not there, or a model that cannot be
-            built.
+        ConfigError: resources, images or labels that are not there, other images than a resumed
+            run began with, or a model that cannot be built.
     """
     engine = check_resources(config)
     engine.begin()  # while images are decoded
     try:
         population = load_population(config)
+        check_split(config, population)
         named = with_class_names(config, population.dataset.train.classes)
         check_population(named, population)
         check_memory(named, config.data.channels)

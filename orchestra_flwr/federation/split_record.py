@@ -6,15 +6,57 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from orchestra_flwr.config import Config
+from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import UNLABELLED, Partition, class_counts, earth_movers_distance
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.reporting import RunFolder
+
+FILE = "partition.json"
+
+
+def check_split(config: Config, population: Population) -> None:
+    """Refuses to resume a run with other images, by the numbers that its folder says.
+
+    Pixels are not compared: decoders of two machines may differ in the last bit.
+
+    Raises:
+        ConfigError: clients hold other numbers of images than when the run began.
+    """
+    if config.resume is None:
+        return
+    now = _counts(population)[0]
+    try:
+        before = json.loads((Path(config.resume) / FILE).read_bytes())["clients"].values()
+        same = sorted(before) == sorted(now.tolist())  # names may be those of another version
+        total = sum(map(sum, before))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return  # there is nothing to hold the images against
+    if not same:
+        raise ConfigError(
+            f"resume={config.resume}: these are other images than the run began with ({total:,} "
+            f"then, {now.sum():,} now), or clients hold others; data.root may only name another "
+            "place of the same ones"
+        )
+
+
+def _counts(population: Population) -> tuple[NDArray[np.int64], list[str]]:
+    """(clients, classes) images, and the names of the classes; one column without labels."""
+    parts, train = list(population.parts.values()), population.dataset.train
+    if train.labels is None:
+        return np.array([[len(part)] for part in parts]), ["images"]
+    names, labels = list(train.classes), train.labels
+    unlabelled = labels == UNLABELLED
+    if unlabelled.any():
+        labels = labels.masked_fill(unlabelled, len(names))
+        names.append("no label")
+    return class_counts(parts, labels, len(names)), names
 
 
 @contextmanager
@@ -28,28 +70,21 @@ def recorded_split(config: Config, population: Population, folder: RunFolder) ->
     Raises:
         OSError: names the file that could not be written.
     """
-    parts, train = list(population.parts.values()), population.dataset.train
+    train = population.dataset.train
     facts: dict[str, Any] = {"partition": config.partition.name, "shift": config.shift.name}
-    if train.labels is None:
-        counts, names = np.array([[len(part)] for part in parts]), ["images"]
-    else:
-        names, labels = list(train.classes), train.labels
-        unlabelled = labels == UNLABELLED
-        if unlabelled.any():
-            labels = labels.masked_fill(unlabelled, len(names))
-            names.append("no label")
-        counts = class_counts(parts, labels, len(names))
+    counts, names = _counts(population)
+    if train.labels is not None:
         facts["emd"] = earth_movers_distance(counts)
     plugin: Partition = config.partition.build()
     if type(plugin).groups is not Partition.groups:
         groups, group_names = plugin.groups(train)
         if groups is not None:
             facts["group_emd"] = earth_movers_distance(
-                class_counts(parts, groups, len(group_names))
+                class_counts(list(population.parts.values()), groups, len(group_names))
             )
     by_client = dict(zip(population.parts, counts.tolist(), strict=True))
     facts |= {"classes": names, "clients": by_client}
-    write_atomically(folder.path / "partition.json", (json.dumps(facts) + "\n").encode())
+    write_atomically(folder.path / FILE, (json.dumps(facts) + "\n").encode())
 
     def draw() -> None:
         from orchestra_flwr.reporting import plots  # a second of imports

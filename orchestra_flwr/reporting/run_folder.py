@@ -194,7 +194,9 @@ def _begin(path: Path, config: Config) -> None:
     """Writes `config.yaml` into a folder that holds nothing yet but a lock."""
     run_dir = config.run_dir or str(path)
     try:
-        names = {entry.name for entry in path.iterdir()} - {LOCK}
+        # A kill in the middle of the last line below leaves a temporary file.
+        left = path.glob(".config.yaml.*.tmp")
+        names = {entry.name for entry in path.iterdir()} - {LOCK, *(each.name for each in left)}
     except OSError as error:
         raise _no_folder(run_dir, error) from None
     if "config.yaml" in names:

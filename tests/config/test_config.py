@@ -208,6 +208,16 @@ def test_resume_may_repeat_the_configuration_and_move_the_run(run):
     assert load_config([f"resume={run}", "engine.workers=1"]).engine.settings.workers == 1
 
 
+def test_a_resumed_run_stays_in_its_folder(run, monkeypatch):
+    """Another one was passed over without a word."""
+    monkeypatch.chdir(run.parent)
+    assert load_config([f"resume={run}", f"run_dir={run.name}"]).run_dir == str(run)
+    with pytest.raises(ConfigError, match="run_dir=elsewhere: a resumed run stays in its own"):
+        load_config([f"resume={run}", "run_dir=elsewhere"])
+    moved = run.rename(run.with_name("moved"))
+    assert load_config([f"resume={moved}", f"run_dir={run}"]).run_dir == str(moved)
+
+
 def test_resume_may_repeat_a_method_and_its_values(tmp_path):
     given = ["data=cifar10", "method=byol", f"run_dir={tmp_path}"]
     (tmp_path / "config.yaml").write_text(config_to_yaml(load_config(given)))

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from orchestra_flwr.cli import main
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.experiments.multirun import make_sweep, print_sweep
 from orchestra_flwr.experiments.planning import run_name
 from orchestra_flwr.reporting import RunFolder
@@ -32,6 +32,19 @@ def test_folders_of_one_name_are_two_runs():
     plan, configs = make_sweep(["data=image_folder", "data.root=a/images,b/images"])
     roots = [configs[row.run].data.options["root"] for row in plan.rows]
     assert len({row.run for row in plan.rows}) == 2 and roots == ["a/images", "b/images"]
+
+
+@pytest.mark.parametrize(
+    "root", ["/a=b", "/it's", "/Jürgen's (2020)", "/[2020]", '/say "x"', "/a b", "'/a, b'"]
+)
+def test_paths_are_taken_literally(root):
+    """As by a run alone; a comma between two of them divides, as it does elsewhere."""
+    plan, configs = make_sweep(["data=image_folder", f"data.root={root}", "seed=0,1"])
+    assert {c.data.options["root"] for c in configs.values()} == {root.strip("'")}
+    roots = [f"{root}/one", f"{root}/two"] if "," not in root else ["'/a, b'", "/c"]
+    plan, configs = make_sweep(["data=image_folder", f"data.root={','.join(roots)}"])
+    found = [configs[row.run].data.options["root"] for row in plan.rows]
+    assert found == [each.strip("'") for each in roots]
 
 
 def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
@@ -79,6 +92,22 @@ def test_the_table_has_a_row_for_every_run(tmp_path):
     ]  # fmt: skip
     assert "50.0 %" in lines[2] and "75.0 %" in lines[2] and first.run in lines[2]
     assert " - " in lines[3] and plan.rows[1].run in lines[3]
+
+
+def test_a_run_that_was_resumed_with_more_rounds_is_left_out(tmp_path):
+    plan, _ = make_sweep(["seed=0,1", "federation.rounds=3"])
+    for row, rounds in zip(plan.rows, (3, 5), strict=True):
+        folder = RunFolder.create(
+            load_config(["federation.rounds=3", f"run_dir={tmp_path / row.run}"])
+        )
+        folder.write_summary({"knn": 0.5, "linear": 0.75})
+        text = (folder.path / "config.yaml").read_text()
+        (folder.path / "config.yaml").write_text(text.replace("rounds: 3", f"rounds: {rounds}"))
+    console = Console(width=200, record=True)
+    print_sweep(plan, tmp_path, console)
+    text = console.export_text()
+    assert text.count("75.0 %") == 1
+    assert f"left out: {plan.rows[1].run} has 5 rounds, not 3" in text
 
 
 @pytest.mark.slow

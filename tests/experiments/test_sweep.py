@@ -150,6 +150,19 @@ def test_a_run_that_was_begun_is_resumed_where_it_may_run_elsewhere(tmp_path):
     assert "engine=inline" in arguments and not any("federation" in word for word in arguments)
 
 
+def test_a_run_with_a_damaged_summary_is_resumed(tmp_path, capsys):
+    """Its checkpoint makes the same summary once more; the others are not held up."""
+    plan, configs = make_plan("table6", "small", seeds=[0], only=["base"])
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run])
+    (tmp_path / row.run / "summary.json").write_text("")
+    (begun,) = jobs_of(plan, tmp_path)
+    assert begun.was_begun and f"resume={tmp_path / row.run}" in begun.steps[0]
+    words = ["experiment=table6", "seeds=0", "only=base", f"folder={tmp_path}", "--list"]
+    assert experiment_main(words) == 0
+    assert capsys.readouterr().out.startswith("begun")
+
+
 def test_a_run_is_resumed_with_keys_of_version_0_1(tmp_path):
     moved = ["engine=ray", "ray.workers=2", "federation.merge=replace"]
     plan, configs = make_plan("table6", "small", seeds=[0], only=["base"], extra=moved)

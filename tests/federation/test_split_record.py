@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import Dataset, ImageSet
 from orchestra_flwr.federation.population import Population, load_population
-from orchestra_flwr.federation.split_record import recorded_split
+from orchestra_flwr.federation.split_record import check_split, recorded_split
 from orchestra_flwr.reporting import RunFolder
 
 pytestmark = pytest.mark.usefixtures("pictures")
@@ -54,3 +55,18 @@ def test_without_labels_there_is_no_emd_of_classes(tiny, tmp_path):
     facts = record(config, Population(Dataset("x", photos(False)), parts), tmp_path)
     assert "emd" not in facts
     assert (facts["classes"], facts["clients"]) == (["images"], {"0": [5], "1": [3]})
+
+
+def test_a_run_is_resumed_with_its_own_images_alone(tiny, tmp_path):
+    config = tiny("partition=iid", "federation.clients=2")
+    dataset = Dataset("x", photos(True))
+    record(config, Population(dataset, {"0": np.arange(5), "1": np.arange(5, 8)}), tmp_path)
+    resumed = config.model_copy(update={"resume": str(tmp_path)})
+    same = Population(dataset, {"one": np.arange(5), "two": np.arange(5, 8)})
+    check_split(resumed, same)  # clients may have the names of a later version
+    fewer = Population(dataset, {"0": np.arange(4), "1": np.arange(5, 8)})
+    check_split(config, fewer)
+    with pytest.raises(ConfigError, match=r"resume=.*: these are other images .*8 then, 7 now"):
+        check_split(resumed, fewer)
+    (tmp_path / "partition.json").write_text("")
+    check_split(resumed, fewer)

@@ -58,6 +58,13 @@ def test_a_run_is_never_written_over(config, tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_a_run_begins_where_one_was_killed_before_it_had_a_configuration(config, tmp_path):
+    """Or the same command would be refused for ever."""
+    (tmp_path / ".config.yaml.0a1b2c3d.tmp").write_text("method:")
+    with RunFolder.opened(config.model_copy(update={"run_dir": str(tmp_path)})) as folder:
+        assert load_config([f"resume={folder.path}"]).federation == config.federation
+
+
 def test_a_folder_with_other_files_and_a_file_are_refused(config, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     before = contents(tmp_path)

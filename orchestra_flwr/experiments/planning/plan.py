@@ -98,7 +98,8 @@ class Plan(Section):
         """Writes `<folder>/plans/<name>-<scale>.json`.
 
         Rows that an earlier command asked for, with other seeds or other values of `only`, stay in
-        the report; those of a command with other overrides are replaced.
+        the report; those of a command with other overrides are replaced, and so are those whose
+        runs would have other settings today.
         """
         file = folder / PLANS / f"{self.name}-{self.scale}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -112,12 +113,26 @@ class Plan(Section):
         if any(getattr(self, key) != getattr(earlier, key) for key in same):
             return self
         asked = [(row.values, row.seed) for row in self.rows]
-        rows = [*self.rows, *(r for r in earlier.rows if (r.values, r.seed) not in asked)]
+        others = [row for row in earlier.rows if (row.values, row.seed) not in asked]
+        rows = [*self.rows, *_of_today(others, self.experiment.work)]
         axes = _axes(self.name, self.experiment, self.settings, self.scale)
         order = {axis: list(values) for axis, values in axes.items()}
         rows.sort(key=lambda r: ([order[axis].index(v) for axis, v in r.values.items()], r.seed))
         commands = dict.fromkeys([*earlier.command.splitlines(), self.command])
         return self.model_copy(update={"rows": tuple(rows), "command": "\n".join(commands)})
+
+
+def _of_today(rows: Iterable[Row], work: str) -> Iterator[Row]:
+    """The rows whose runs have the names, and so the settings, that this version gives them."""
+    configs: dict[Overrides, Config | None] = {}
+    for row in rows:
+        if row.overrides not in configs:
+            configs[row.overrides] = None
+            with contextlib.suppress(ConfigError):
+                configs[row.overrides] = load_config(row.overrides)
+        config = configs[row.overrides]
+        if config and run_name(config.model_copy(update={"seed": row.seed}), work) == row.run:
+            yield row
 
 
 def read_plans(folder: Path) -> tuple[list[Plan], dict[str, str]]:
@@ -182,11 +197,11 @@ def make_plan(
     rows, configs = composer.rows(chosen, experiment.seeds if seeds is None else seeds)
     if not rows:
         raise ConfigError(f"only={','.join(only)}: no row has all of these values")
-    _check_rows_differ(rows, replace(composer, extra=()), extra)
+    _check_rows_differ(rows, composer)
     for override in extra:
         if all(override not in row.overrides for row in rows):
             load_config([*rows[0].overrides, override], all_read=True)  # says why nothing reads it
-    places = [shlex.quote(f"{ROOT}={transfer_root}")] if transfer_root else []
+    places = [f"{ROOT}={transfer_root}"] if transfer_root else []
     plan = Plan(
         name=name,
         scale=scale,
@@ -209,24 +224,31 @@ def _check_extra(extra: Sequence[str]) -> None:
             raise ConfigError(f"{override}: each run of an experiment has its own; use {instead}")
 
 
-def _check_rows_differ(rows: Sequence[Row], without: _Composer, extra: Sequence[str]) -> None:
-    """Refuses overrides in whose place an axis has its values.
+def _check_rows_differ(rows: Sequence[Row], composer: _Composer) -> None:
+    """Refuses overrides in whose place an axis has its values, also where `only` leaves one value.
 
     Raises:
-        ConfigError: two rows would be the same run, and are not without the overrides.
+        ConfigError: a row and one with another value of an axis would be the same run, and are not
+            without the overrides.
     """
-    first: dict[str, Row] = {}
-    for row in rows if extra else ():
-        other = first.setdefault(row.run, row)
-        if other.values == row.values:
-            continue
-        names = {run_name(without.compose(each.values)[1]) for each in (other, row)}
-        if len(names) > 1:
-            axis = next(a for a in row.values if row.values[a] != other.values[a])
-            raise ConfigError(
-                f"{' '.join(extra)}: makes {axis} {other.values[axis]} and {row.values[axis]} the "
-                "same run; an override cannot set what the experiment varies"
-            )
+    if all(map(is_free, composer.extra)):
+        return
+    plain, seed = replace(composer, extra=()), rows[0].seed
+    runs = {tuple(row.values.items()): row.run for row in rows if row.seed == seed}
+    for values, run in list(runs.items()):
+        row = dict(values)
+        for axis, choice in ((axis, c) for axis, choices in composer.axes.items() for c in choices):
+            other = {**row, axis: choice}
+            key = tuple(other.items())
+            if choice == row[axis]:
+                continue
+            if key not in runs:
+                runs[key] = composer.run(other, seed)
+            if runs[key] == run and plain.run(other, seed) != plain.run(row, seed):
+                raise ConfigError(
+                    f"{' '.join(composer.extra)}: makes {axis} {row[axis]} and {choice} the same "
+                    "run; an override cannot set what the experiment varies"
+                )
 
 
 def _command(
@@ -234,8 +256,8 @@ def _command(
 ) -> str:
     command = [f"orchestra-experiment experiment={name} scale={scale}"]
     command += [f"seeds={','.join(map(str, seeds))}"] if seeds is not None else []
-    command += [f"only='{','.join(only)}'"] if only else []
-    return " ".join([*command, *extra])
+    command += [f"only={shlex.quote(','.join(only))}"] if only else []
+    return " ".join([*command, *map(shlex.quote, extra)])
 
 
 def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -> str:
@@ -333,6 +355,14 @@ class _Composer:
                     Row(values=values, seed=seed, overrides=overrides, run=run, rounds=rounds)
                 )
         return rows, configs
+
+    def run(self, values: Mapping[str, str], seed: int) -> str:
+        """The name of a row's run; "" of a row that does not compose, such as one left out."""
+        try:
+            _, config = self.compose(values)
+        except ConfigError:
+            return ""
+        return run_name(config.model_copy(update={"seed": seed}), self.experiment.work)
 
     def compose(self, values: Mapping[str, str]) -> tuple[Overrides, Config]:
         overrides = [*self._overrides(values), *self.extra]

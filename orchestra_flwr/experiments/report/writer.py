@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, is_free
 from orchestra_flwr.experiments.planning import Plan, read_plans
 from orchestra_flwr.experiments.report.document import (
     Block,
@@ -41,7 +42,7 @@ def write_report(folder: str | Path) -> Path:
 
     Args:
         folder: holds run folders, of experiments (listed in `plans/`) or of none. Runs may be
-            missing, unfinished or failed.
+            missing, unfinished, failed or damaged.
 
     Returns:
         The HTML page.
@@ -49,7 +50,6 @@ def write_report(folder: str | Path) -> Path:
     Raises:
         ConfigError: no such folder, or no run in it.
         OSError: a file cannot be written.
-        ValueError: a file of a run is damaged.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -78,7 +78,7 @@ def write_report(folder: str | Path) -> Path:
 
 
 def _scale_warning(plans: Sequence[Plan]) -> Iterator[Block]:
-    small = {plan.settings.title for plan in plans if not plan.settings.comparable}
+    small = {p.settings.title for p in plans if not p.settings.comparable and p.scale != "paper"}
     if small:
         yield Paragraph(
             f"Experiments at {' and '.join(sorted(small))} use other images, a smaller network and "
@@ -93,8 +93,11 @@ def _experiment(results: Results, folder: Path) -> Iterator[Block]:
     yield Heading(2, f"{experiment.reference}: {experiment.title} ({plan.settings.title})")
     yield Paragraph(experiment.about)
     if not plan.settings.comparable:
+        changed = " ".join(o for o in plan.extra or () if not is_free(o))
+        beside = f" with {changed}" if changed and plan.scale == "paper" else ""
+        title = plan.settings.title + beside
         yield Paragraph(
-            f"{plan.settings.title.capitalize()}: not comparable with the paper in absolute value.",
+            f"{title[0].upper()}{title[1:]}: not comparable with the paper in absolute value.",
             "warning",
         )
     settings = dict.fromkeys(_images_and_model(run) for run in results.runs)
@@ -134,15 +137,10 @@ def _reproduction(results: Results) -> Iterator[Block]:
     yield Code(results.plan.command)
     yield Items(tuple(provenance(results.runs)))
     commands = [
-        f"orchestra-sim {' '.join(_quoted(o) for o in row.overrides)} seed={row.seed}"
-        for row in results.plan.rows
+        f"orchestra-sim {shlex.join(row.overrides)} seed={row.seed}" for row in results.plan.rows
     ]
     if results.plan.experiment.work == "train":
         yield Folded("The command of each run", (Code("\n".join(dict.fromkeys(commands))),))
-
-
-def _quoted(override: str) -> str:
-    return f"'{override}'" if set(override) & set(" ()&;|<>*?$") else override
 
 
 def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterator[Block]:
@@ -156,9 +154,7 @@ def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterat
     yield runs_table(readable, folder)
     for path, reason in errors.items():
         name = path.relative_to(folder).as_posix()
-        yield Paragraph(
-            f"{name} is left out, its configuration was written by another version: {reason}"
-        )
+        yield Paragraph(f"{name} is left out, it is of another version or damaged: {reason}")
     seconds = sum(run.summary.get("seconds") or 0 for run in readable)
     traffic = sum(
         (run.summary.get(f"bytes_{way}") or 0) for run in readable for way in ("up", "down")

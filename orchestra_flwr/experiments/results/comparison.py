@@ -114,21 +114,15 @@ def read_results(plan: Plan, folder: Path) -> Results:
     """Reads the runs of a plan.
 
     A run counts if it is complete and no longer than the plan has it: one that was resumed with
-    more rounds is left out, and so is one that this version cannot read.
-
-    Raises:
-        ValueError: a file of a run is damaged.
+    more rounds is left out, and so is one that this version cannot read, or that is damaged.
     """
     by_row: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     incomplete: dict[str, Incomplete] = {}
     for row in plan.rows:
         runs = by_row.setdefault(tuple(row.values.items()), [])
         run, log = read_run(folder / row.run), folder / LOGS / f"{row.run}.log"
-        if run is not None and (why := unreadable([run])):
-            incomplete[row.run] = Incomplete(row.run, f"cannot be read: {why[run.folder]}")
-        elif run is not None and run.summary and _has_more_rounds(run, row):
-            rounds = run.config.federation.rounds
-            incomplete[row.run] = Incomplete(row.run, f"has {rounds} rounds, not {row.rounds}")
+        if run is not None and (why := why_left_out(run, row)):
+            incomplete[row.run] = Incomplete(row.run, why)
         elif run is not None and run.summary:
             runs.append(run)
             missing = [m for m in plan.experiment.measures if run.lacks(m, plan.transfer)]
@@ -142,8 +136,14 @@ def read_results(plan: Plan, folder: Path) -> Results:
     return Results(plan, rows, tuple(incomplete.values()))
 
 
-def _has_more_rounds(run: Run, row: Row) -> bool:
-    return row.rounds is not None and run.config.federation.rounds > row.rounds
+def why_left_out(run: Run, row: Row) -> str | None:
+    """Why a run does not count as a row's, complete or not; None: it does."""
+    if wrong := unreadable([run]):
+        return f"cannot be read: {wrong[run.folder]}"
+    rounds = run.config.federation.rounds
+    if run.summary and row.rounds is not None and rounds > row.rounds:
+        return f"has {rounds} rounds, not {row.rounds}"
+    return None
 
 
 def _result(plan: Plan, values: dict[str, str], runs: list[Run]) -> Result:

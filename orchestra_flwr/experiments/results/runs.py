@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.config import Config, ConfigError, migrated, parse, read_config_file
+from orchestra_flwr.config import Config, migrated, parse, read_config_file
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
@@ -58,12 +59,15 @@ class Run:
         folder: where it is.
         summary: `summary.json`; empty where the run has not ended.
         evaluations: `evaluation/<name>.json` by name, of the weights that the run saves. Those of
-            an experiment have names of their own, so that no other command replaces them.
+            an experiment have names of their own, so that no other command replaces them. Damaged
+            ones count as missing.
+        damage: what is wrong with its records, if anything; then there is no summary.
     """
 
     folder: Path
     summary: dict[str, Any]
     evaluations: dict[str, dict[str, Any]]
+    damage: str | None = None
 
     @property
     def name(self) -> str:
@@ -123,23 +127,21 @@ class Run:
 
 
 def read_run(folder: Path) -> Run | None:
-    """The run in a folder, complete or not; None if there is none.
-
-    Raises:
-        ValueError: a file is damaged; the message names it.
-    """
+    """The run in a folder, complete or not, damaged or not; None if there is none."""
     if not (folder / "config.yaml").is_file():
         return None
-    found = {file: _read_json(file) for file in sorted((folder / EVALUATIONS).glob("*.json"))}
-    return Run(
-        folder,
-        summary=_read_json(folder / "summary.json"),
-        evaluations={
-            file.stem: stored
-            for file, stored in found.items()
-            if is_of_saved_weights(file, stored, folder)
-        },
-    )
+    try:
+        summary = _read_json(folder / "summary.json")
+        _read_json(folder / ENCODER)
+    except ValueError as error:
+        return Run(folder, {}, {}, str(error))
+    evaluations = {}
+    for file in sorted((folder / EVALUATIONS).glob("*.json")):
+        with suppress(ValueError):
+            stored = _read_json(file)
+            if is_of_saved_weights(file, stored, folder):
+                evaluations[file.stem] = stored
+    return Run(folder, summary, evaluations)
 
 
 def saved_weights(folder: Path) -> str | None:
@@ -188,13 +190,15 @@ def last_error(log: Path) -> str | None:
 
 
 def unreadable(runs: Sequence[Run]) -> dict[Path, str]:
-    """The folders of runs whose configuration this version cannot read, with the error."""
+    """The folders of runs that this version cannot read, or that are damaged, with the error."""
     wrong = {}
     for run in runs:
         try:
-            _ = run.config
-        except ConfigError as error:
+            _ = run.config, run.metrics
+        except ValueError as error:  # ConfigError among them
             wrong[run.folder] = str(error)
+        if run.damage:
+            wrong[run.folder] = run.damage
     return wrong
 
 

@@ -388,8 +388,8 @@ class _Run:
         if len(exchange.evaluated()) > 1:
             summary["model"] = chosen
         for key in (*OF_CLIENTS, "models", "nodes", "consensus", "exchange"):
-            if found := [record[key] for record in metrics if record.get(key)]:
-                summary[key] = found[-1]
+            if found := metrics[-1].get(key):  # of an earlier round it would be another encoder's
+                summary[key] = found
         from orchestra_flwr.reporting import plots  # a second of imports, which only the end needs
 
         plots.plot_curves(metrics, self.folder.path / "curves.png", self.folder.label)

@@ -14,7 +14,7 @@ from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.privacy.updates import composed_epsilon
 
-# What a round's record may hold of its clients; the last ones stand in the summary.
+# What a round's record may hold of its clients; the last round's stand in the summary.
 OF_CLIENTS = ("unsupervised", "drift", "clients_own")
 
 

@@ -18,7 +18,7 @@ from orchestra_flwr.federation.population import (
 )
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
-from orchestra_flwr.federation.split_record import recorded_split
+from orchestra_flwr.federation.split_record import check_split, recorded_split
 from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import RunFolder, check_trackers, make_progress
 
@@ -32,6 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     config = load_config(shlex.split(str(context.run_config.get("overrides", ""))), all_read=True)
     check_trackers(config)
     population = load_population(config)
+    check_split(config, population)
     named = with_class_names(config, population.dataset.train.classes)
     check_population(named, population)
     with (

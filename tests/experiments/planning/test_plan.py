@@ -1,3 +1,4 @@
+import json
 from collections import Counter
 from itertools import product
 
@@ -110,6 +111,13 @@ def test_local_epochs_are_the_same_over_all_numbers_of_rounds():
     )
     settings = [(c.federation.rounds, c.training.local_epochs) for c in configs.values()]
     assert settings == [(5, 2), (2, 5), (1, 10)]
+
+
+@pytest.mark.parametrize("root", ["/a=b", "/it's", "/Jürgen's (2020)", "/a,b", "/[2020]"])
+def test_paths_are_taken_literally(root):
+    _, configs = make_plan("table6", "small", seeds=[0], only=["base"], extra=[f"data.root={root}"])
+    (config,) = configs.values()
+    assert config.data.options["root"] == root
 
 
 def test_the_sweeps_change_one_thing_at_a_time():
@@ -262,11 +270,25 @@ def test_rows_that_an_earlier_command_asked_for_stay(tmp_path):
         *[("no target", 1), ("no target", 2)],
     ]
     assert plan.command.splitlines() == [
-        "orchestra-experiment experiment=table6 scale=small seeds=0 only='base'",
+        "orchestra-experiment experiment=table6 scale=small seeds=0 only=base",
         "orchestra-experiment experiment=table6 scale=small seeds=2,1,1",
     ]
     _, found = rows(0, only=["base"], extra=["training.lr=0.5"])  # is another experiment
     assert found == [("base", 0)]
+
+
+def test_rows_of_an_earlier_version_do_not_stay(tmp_path):
+    """Its defaults were others, and so are the names of its runs."""
+    make_plan("table6", "small", seeds=[0, 1], only=["base"])[0].write(tmp_path)
+    file = tmp_path / "plans" / "table6-small.json"
+    written = json.loads(file.read_text())
+    written["rows"][0]["run"] += "0"
+    written["rows"][1]["overrides"].append("some.key=1")
+    file.write_text(json.dumps(written))
+    plan, _ = make_plan("table6", "small", seeds=[2], only=["base"])
+    plan.write(tmp_path)
+    (found,), _ = read_plans(tmp_path)
+    assert found.rows == plan.rows
 
 
 def test_a_rule_follows_its_axis_from_what_an_override_sets():
@@ -283,6 +305,12 @@ def test_an_override_cannot_set_what_is_varied():
         ConfigError, match=r"training.local_epochs=3: makes .* 1 and 2 the same run"
     ):
         make_plan("figure8", "small", extra=["training.local_epochs=3"])
+    for only, override, says in (  # one row is left, whose name would be wrong
+        (["0.1", "Orchestra"], "partition.alpha=5", "alpha 0.1 and 1e5 the same run"),
+        (["0.1", "f-SimCLR"], "method=spectral", "method f-SimCLR and "),
+    ):
+        with pytest.raises(ConfigError, match=f"{override}: makes {says}"):
+            make_plan("figure5", "small", seeds=[0], only=only, extra=[override])
     for override in ("seed=7", "run_dir=x", "resume=x"):
         with pytest.raises(ConfigError, match=f"{override}: each run of an experiment has its own"):
             make_plan("figure8", "small", extra=[override])

@@ -2,12 +2,14 @@
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.experiments import make_plan
 from orchestra_flwr.experiments.__main__ import main
 from orchestra_flwr.experiments.report import presentations
 from orchestra_flwr.experiments.report.presentations import rounds_to_accuracy
@@ -97,6 +99,23 @@ def test_a_run_that_went_on_or_cannot_be_read_is_left_out(make_experiment, make_
     write_report(tmp_path)
 
 
+def test_damaged_runs_are_named_in_the_report(make_experiment, make_run, tmp_path):
+    """The others stay in it, whether the damaged ones belong to an experiment or to none."""
+    plan = make_experiment("table6", "small", ablations)
+    empty, cut = (row.run for row in plan.rows if row.values["variant"] == "base")
+    (tmp_path / empty / "summary.json").write_text("")
+    (tmp_path / cut / "metrics.jsonl").write_text('{"round": 0}\n{"rou\n')
+    (make_run("mine", {"knn": 0.5}) / "summary.json").write_text("{")
+    reasons = {run.name: run.reason for run in read_results(plan, tmp_path).incomplete}
+    assert reasons[empty].startswith(
+        f"cannot be read: {tmp_path / empty / 'summary.json'}: no JSON"
+    )
+    assert reasons[cut].endswith("metrics.jsonl, line 2: no record of a round")
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "mine is left out, it is of another version or damaged" in text and "50.00" in text
+
+
 def test_a_damaged_plan_is_named_in_the_report(make_experiment, tmp_path):
     make_experiment("table6", "small", ablations)
     (tmp_path / "plans" / "other.json").write_text("{}")
@@ -151,6 +170,16 @@ def test_the_figures_of_the_dec_ssl_paper_stand_beside_ours(make_experiment, tmp
 def test_the_papers_scale_has_no_warning(make_experiment, tmp_path):
     make_experiment("table6", "paper", ablations)
     assert "NOT be compared" not in write_report(tmp_path).read_text()
+
+
+def test_overrides_are_what_keeps_the_papers_scale_from_being_compared(tmp_path):
+    """Its images, network and rounds are the paper's."""
+    extra = ["training.lr=0.5", "device=cpu"]
+    plan, _ = make_plan("table4", "paper", only=["10"], extra=extra)
+    plan.write(tmp_path)
+    text = write_report(tmp_path).read_text()
+    assert "The paper&#x27;s scale with training.lr=0.5: not comparable" in text
+    assert "use other images" not in text
 
 
 class Page(HTMLParser):
@@ -321,6 +350,18 @@ def test_provenance_and_commands_are_shown(make_experiment, tmp_path):
         "6 min in 6 runs, 60 s each",
     ):
         assert fact in text, fact
+
+
+def test_commands_can_be_typed_again(tmp_path):
+    """Whatever stands in their paths."""
+    extra = ["data.root=/it's mine/a b.zip", "data.cache=/a;b"]
+    plan, _ = make_plan("table6", "small", seeds=[0], only=["base"], extra=extra)
+    plan.write(tmp_path)
+    write_report(tmp_path)
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    for program in ("orchestra-experiment", "orchestra-sim"):
+        (line,) = [line for line in lines if line.startswith(program)]
+        assert {*extra} < {*shlex.split(line)}
 
 
 def test_a_plain_folder_of_runs(make_run, tmp_path):

@@ -109,11 +109,22 @@ def test_a_run_with_a_plugin_that_is_not_here_is_left_out(make_run):
     assert "partition=mine: must be one of" in unreadable([read_run(path)])[path]
 
 
-def test_a_broken_file_is_named(make_run):
-    path = make_run("r", {})
-    (path / "summary.json").write_text("{")
-    with pytest.raises(ValueError, match=r"summary.json: no JSON"):
-        read_run(path)
+@pytest.mark.parametrize("name", ["summary.json", "encoder.json", "metrics.jsonl"])
+def test_a_broken_file_is_named(make_run, name):
+    path = make_run("r", {"knn": 0.5})
+    (path / name).write_text("{\n")
+    run = read_run(path)
+    assert name in unreadable([run])[path]
+    assert (run.measure("knn") is None) == (name != "metrics.jsonl")
+
+
+def test_a_broken_evaluation_counts_as_missing(make_run):
+    path = make_run("r", {"knn": 0.5}, finetune={"0.01": 0.31})
+    (path / "evaluation" / "mine.json").write_text("[]")
+    assert read_run(path).measure("finetune_1") == 0.31
+    (path / "evaluation" / "finetuning.json").write_text("")
+    run = read_run(path)
+    assert unreadable([run]) == {} and run.measure("knn") == 0.5 and run.lacks("finetune_1")
 
 
 def test_the_last_error_of_a_log(tmp_path):

@@ -735,6 +735,19 @@ def test_clients_score_the_averages_and_only_figures_leave(config):
     assert records[2]["bytes_down"] > 1.9 * records[1]["bytes_down"]
 
 
+def test_scores_of_an_earlier_round_are_not_those_of_the_run(config):
+    """No client answered after the last round; what they said before is of another encoder."""
+
+    def evaluate(message, context):
+        if message.content[CONFIG]["round"] == 2:
+            return Message(Error(TIMEOUT_CODE, "no reply"), reply_to=message)
+        return client_app(message, context)
+
+    summary, folder = run(config("evaluation.unsupervised=true"), app=app_of(evaluate=evaluate))
+    assert ["unsupervised" in record for record in folder.read_metrics()] == [True, False, False]
+    assert "unsupervised" not in summary
+
+
 def test_a_client_that_did_not_answer_is_not_waited_for_again_in_the_round(config):
     scored = []
 
