@@ -212,8 +212,11 @@ class ConnectedMembers:
             self._rest(node, f"client {name} is refused: {refusal}")
             return
         self._refused.pop(node, None)
-        self._nodes[name] = node  # a client that was started anew has a new node
-        self._tell(f"client {name} joined with {images} images")
+        # One without a key that was started anew has a new node, and so has its twin.
+        twin = self._nodes.get(name, node) != node
+        self._nodes[name] = node
+        place = f", in place of another client {name}: if both run, give one another name"
+        self._tell(f"client {name} joined with {images} images{place * twin}")
 
     def _rest(self, node: int, line: str) -> None:
         """Shows why a client does not take part, and asks it again in a while."""

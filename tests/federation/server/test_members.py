@@ -84,6 +84,23 @@ def test_clients_are_greeted_once_and_known_by_their_own_names(network, said, me
     assert said == ["client b joined with 20 images", "client a joined with 20 images"]
 
 
+def test_a_second_client_of_a_name_is_said_to_take_the_first_ones_place(network, said, members):
+    """As of a copied state folder, without keys: the first one would be left out unnoticed."""
+    network.join(1, "a")
+    known = members()
+    assert known.connected() == {"a": 1}
+    network.join(2, "a")
+    assert known.connected() == {"a": 2}
+    network.join(3, "b")
+    known.connected()
+    assert said == [
+        "client a joined with 20 images",
+        "client a joined with 20 images, in place of another client a: if both run, give one "
+        "another name",
+        "client b joined with 20 images",
+    ]
+
+
 def test_an_answer_that_cannot_be_read_hinders_nobody_else(network, said, members):
     network.join(1, "", registered="mallory")
     network.join(2, "b")
