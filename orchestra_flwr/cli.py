@@ -351,6 +351,9 @@ def _take_part(config: ClientConfig) -> int:
         run_client(config)
     except KeyboardInterrupt:
         return 0
+    except OSError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return 1
     return 0
 
 

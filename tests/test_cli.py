@@ -1,11 +1,13 @@
 """`run_sim.py` as a person calls it: exit codes, one clear line, nothing written over."""
 
+import errno
 import os
 import platform
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -302,6 +304,17 @@ def test_bad_servers_and_clients_are_one_line_and_exit_code_2(
     err = capsys.readouterr().err
     assert err.startswith("error: ") and names in err and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_client_that_cannot_write_is_one_line_and_exit_code_1(tmp_path, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "orchestra-1")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    assert client_main(["server=127.0.0.1:1", f"data.root={tmp_path}", "security=none"]) == 1
+    assert capsys.readouterr().err.endswith("No space left on device: 'orchestra-1'\n")
 
 
 @pytest.mark.parametrize("command", [main, server_main, client_main])

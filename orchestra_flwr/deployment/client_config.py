@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
@@ -89,11 +90,17 @@ class ClientConfig(WithPlugins, Composed):
 
     @model_validator(mode="after")
     def _names_server_and_images(self) -> ClientConfig:
+        if re.search(r"[\s/@]", self.server or ""):
+            raise ValueError(f"server={self.server}: must be HOST:PORT alone, without https://")
         host, _, port = (self.server or "").rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"server={self.server}: must be HOST:PORT, the server's address")
         if ":" in host and not (host.startswith("[") and host.endswith("]")):
             raise ValueError(f"server={self.server}: must be [{host}]:{port}, an IPv6 address")
+        try:
+            host.encode("idna")  # as it is looked up
+        except UnicodeError:
+            raise ValueError(f"server={self.server}: {host} can be no host's name") from None
         if not self.data.root:
             raise ValueError("data.root must name a folder or a zip of this client's images")
         return self

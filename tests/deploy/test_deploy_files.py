@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from orchestra_flwr.cli import client_main
 from orchestra_flwr.config import load
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
@@ -209,3 +210,11 @@ def test_scripts_parse_and_explain_themselves(script):
     subprocess.run(["bash", "-n", script], check=True)
     done = subprocess.run(["bash", script, "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage:")
+
+
+def test_a_client_is_started_again_after_what_may_pass(tmp_path, capsys):
+    """Images on a disk that is not mounted yet are refused like a wrong argument."""
+    assert client_main(["server=127.0.0.1:1", f"data.root={tmp_path / 'not mounted'}"]) == 2
+    assert "not mounted" in capsys.readouterr().err
+    unit = (DEPLOY / "orchestra-client.service").read_text()
+    assert "\nRestart=on-failure\n" in unit and "\nRestartPreventExitStatus=" not in unit

@@ -16,6 +16,7 @@ from typing import IO, Any, Self
 
 FRAME = struct.Struct("!Q")
 LARGEST = 1 << 40  # a length above it is no frame of ours
+SOCKET = "channel"  # its name in a folder
 
 
 class ChannelClosedError(ConnectionError):
@@ -129,7 +130,7 @@ class Channel:
 
 def channel_address(folder: Path) -> str:
     """What :meth:`Channel.connect` takes for the listener in a folder."""
-    return str(folder / "channel")
+    return str(folder / SOCKET)
 
 
 class ChannelListener:

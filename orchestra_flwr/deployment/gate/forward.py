@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -18,7 +19,7 @@ from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerpr
 from orchestra_flwr.deployment.gate.connection import peer_name
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
-from orchestra_flwr.federation.messages.fleet import withdrawal
+from orchestra_flwr.federation.messages.fleet import CLOCK_SECONDS, withdrawal
 
 _log = logging.getLogger(__name__)
 SMALL = 64 * 1024
@@ -41,7 +42,6 @@ METHODS = {
 PASSED = {b"content-type", b"content-length", b"accept"}
 NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
 NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
-CLOCK_SECONDS = 300  # what Flower tolerates
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
 DEACTIVATE = "/v1/fleet/deactivate-node"
 ARRIVALS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
@@ -178,7 +178,8 @@ class Forwarder:
                 self._upstream.request("GET", "/health", [], _chunks()) as response,
             ):
                 healthy = response.status == 200
-        content = {"version": __version__, "superlink": healthy}
+        # A client compares the time with its own: Flower refuses what is signed at another one.
+        content = {"version": __version__, "superlink": healthy, "time": time.time()}
         if healthy:
             await call.answer(200, content)
         else:

@@ -8,6 +8,7 @@ on one port. So it listens on this machine alone, and the gate passes the Fleet 
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 import socket
 import threading
@@ -163,9 +164,22 @@ def listen(host: str, port: int) -> socket.socket:
             backlog=1024,
             dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
         )
+    except TypeError as error:  # a name that cannot even be looked up
+        raise ConfigError(f"host={host} port={port}: {error}") from None
     except OSError as error:
-        raise ConfigError(f"host={host} port={port}: {error.strerror}") from None
+        raise ConfigError(f"host={host} port={port}: {_why_not(error)}") from None
     # Connections inherit it. asyncio sets it only on sockets that name their protocol, and
     # without it every response waits 40 ms for the client's acknowledgement of its head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
+
+
+def _why_not(error: OSError) -> str:
+    """Why an address cannot be listened on, and what to do."""
+    cures = {
+        errno.EADDRINUSE: "another program listens there: stop it, or choose another port",
+        errno.EADDRNOTAVAIL: "must be an address of this machine; 0.0.0.0 is all of them",
+        errno.EACCES: "may not be listened on by this user: choose a port above 1023",
+    }
+    reason = str(error.strerror or error).partition(" (while")[0]  # which Python adds
+    return cures.get(error.errno or 0, f"{reason}: give an address of this machine")

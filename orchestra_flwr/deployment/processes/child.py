@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -112,7 +113,18 @@ class Child:
 
 
 class _PrivateLog(RotatingFileHandler):
-    """For its owner alone: addresses and names of others stand in it."""
+    """For its owner alone: addresses and names of others stand in it.
+
+    On a full disk the program goes on without its log, and without a traceback for every line.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Nothing."""
+
+    def close(self) -> None:
+        """As usual, but what cannot be written is lost."""
+        with suppress(OSError):
+            super().close()
 
     def _open(self) -> TextIOWrapper:
         def opened(name: str, flags: int) -> int:

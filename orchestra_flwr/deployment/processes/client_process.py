@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 import time
@@ -19,23 +20,31 @@ from orchestra_flwr.deployment.channel.unix_socket import (
 )
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.trainer import Trainer
-from orchestra_flwr.deployment.keys.client_keys import ClientFiles, client_files, default_name
-from orchestra_flwr.deployment.processes.scratch_folder import scratch_folder
+from orchestra_flwr.deployment.keys.client_keys import (
+    NAME_PATTERN,
+    ClientFiles,
+    client_files,
+    default_name,
+)
+from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, scratch_folder
 from orchestra_flwr.deployment.processes.supernode import Health, Supernode
 from orchestra_flwr.files import make_private_folder, only_for_owner, write_atomically
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 
 POLL_SECONDS = 1.0
+LONGEST_SOCKET = "pymp-12345678/listener-12345678"  # of Python's forkserver
 
 
 def run_client(config: ClientConfig) -> None:
     """Serves a federation until it is interrupted.
 
     Raises:
-        ConfigError: images, keys or a state folder that cannot be used, or a privacy.delta that
-            protects none of so many images.
+        ConfigError: images, keys, a state or a temporary folder that cannot be used, or a
+            privacy.delta that protects none of so many images.
+        OSError: files cannot be written.
         KeyboardInterrupt: a person or a supervisor stopped the client.
     """
+    check_room_for(LONGEST_SOCKET)
     keys = client_files(Path(config.security)) if config.tls else None
     root = str(config.data.root)
     count, labelled = survey(root)
@@ -90,9 +99,12 @@ def _name(config: ClientConfig, keys: ClientFiles | None) -> str:
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, f"{default_name(secrets.token_hex(3))}\n".encode())
-        return file.read_text().strip()
+        name = file.read_text(errors="replace").strip()
     except OSError as error:
         raise ConfigError(f"state={config.state}: {error}") from None
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise ConfigError(f"{file} holds no name of a client: put it back as it was, or give name=")
+    return name
 
 
 @contextmanager

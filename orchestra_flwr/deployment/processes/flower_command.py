@@ -67,7 +67,9 @@ class Flower:
         self._folders = flower_folders(scratch)
         self._home = home = Path(self._folders["FLWR_HOME"])
         home.mkdir(exist_ok=True)
-        security = "insecure = true" if ca is None else f'root-certificates = "{ca.resolve()}"'
+        security = "insecure = true"
+        if ca is not None:  # JSON's strings are TOML's, too
+            security = f"root-certificates = {json.dumps(str(ca.resolve()), ensure_ascii=False)}"
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n'
         text += f'[superlink.{CONNECTION}]\naddress = "{address}"\n{security}\n'
         write_atomically(home / "config.toml", text.encode())
@@ -84,9 +86,8 @@ class Flower:
         override = f"channel={json.dumps(channel)}"
         (outcome,) = self._call([["run", str(app), CONNECTION, "--run-config", override]])
         if not outcome.get("success"):
-            raise FlowerError(
-                f"the run could not be started: {outcome.get('error-message', outcome)}"
-            )
+            why = " ".join(str(outcome.get("error-message", outcome)).split())
+            raise FlowerError(f"the run could not be started: {why}")
 
     def register(self, clients: Sequence[tuple[str, Path]]) -> dict[str, str | None]:
         """Registers (name, public key file) pairs; what Flower has against each, None: nothing.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ssl
+import time
 from pathlib import Path
 
 import httpx
 
 from orchestra_flwr import __version__
+from orchestra_flwr.deployment.keys.key_files import COMMAND
+from orchestra_flwr.federation.messages.fleet import CLOCK_SECONDS
 
 TIMEOUT = 10.0
 
@@ -25,7 +28,7 @@ def check_server(server: str, ca: Path | None) -> None:
 
     Raises:
         UnreachableError: no answer, a certificate that is not to be trusted, plain text against
-            TLS, or another version of this software.
+            TLS, another version of this software, or a clock that is wrong.
     """
     try:
         answer = _get(server, ca)
@@ -36,13 +39,19 @@ def check_server(server: str, ca: Path | None) -> None:
     if answer.status_code >= 500:
         raise UnreachableError(f"{server} is starting or stopping")
     try:
-        version = answer.json()["version"]
-    except (ValueError, KeyError, TypeError):
+        version, there = answer.json()["version"], float(answer.json().get("time", time.time()))
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise UnreachableError(f"{server} answers, but is no server of orchestra_flwr") from None
     if version != __version__:
         raise UnreachableError(
             f"{server} runs orchestra_flwr {version}, this client {__version__}: "
             "install the same version on both"
+        )
+    ahead = time.time() - there
+    if ca is not None and not abs(ahead) <= CLOCK_SECONDS:
+        raise UnreachableError(
+            f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} "
+            f"that of {server}: set the one that is wrong"
         )
 
 
@@ -57,11 +66,7 @@ def _get(server: str, ca: Path | None) -> httpx.Response:
 def _explain(error: httpx.HTTPError, server: str, ca: Path | None) -> str:
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return (
-            f"{server} shows a certificate that {ca} does not vouch for "
-            f"({_reason(text)}): if the server's keys were made anew, copy its ca.crt again; "
-            "if not, somebody else is answering"
-        )
+        return _distrusted(_reason(text), server, ca)
     if "WRONG_VERSION_NUMBER" in text or "record layer" in text.lower():
         return f"{server} speaks plain text and this client TLS: one of both is set up otherwise"
     if ca is None and isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
@@ -72,6 +77,26 @@ def _explain(error: httpx.HTTPError, server: str, ca: Path | None) -> str:
     if isinstance(error, httpx.TimeoutException):
         return f"{server} does not answer within {TIMEOUT:.0f} s"
     return f"{server} cannot be reached ({text})"
+
+
+def _distrusted(reason: str, server: str, ca: Path | None) -> str:
+    today, host = f"{time.strftime('%Y-%m-%d')}, this machine's date", server.rpartition(":")[0]
+    if "expired" in reason:
+        return (
+            f"{server} shows a certificate that has expired by {today}: if the date is right, run "
+            f"{COMMAND} server at the server and start it again; if not, set the clock"
+        )
+    if "not yet valid" in reason:
+        return f"{server} shows a certificate that is not yet valid on {today}: set the clock"
+    if "mismatch" in reason:
+        return (
+            f"{server} shows a certificate that is not for {host}: use a name or address that it "
+            f"is for, or run {COMMAND} server with every --host at the server and start it again"
+        )
+    return (
+        f"{server} shows a certificate that {ca} does not vouch for ({reason}): if the server's "
+        "keys were made anew, copy its ca.crt again; if not, somebody else is answering"
+    )
 
 
 def _reason(text: str) -> str:

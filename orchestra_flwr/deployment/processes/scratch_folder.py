@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,9 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from orchestra_flwr.config import ConfigError
+
 PREFIX = "orchestra-"
 LOCK = "lock"
 YOUNG = 60.0  # seconds in which a new folder certainly gets its lock
+LONGEST_PATH = 107 if sys.platform == "linux" else 103  # bytes that a socket's path may have
 
 
 @contextmanager
@@ -39,6 +43,24 @@ def scratch_folder() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         lock.close()
+
+
+def check_room_for(socket: str) -> None:
+    """Checks that a socket in a scratch folder can have its path.
+
+    Args:
+        socket: the longest path of one, below the folder.
+
+    Raises:
+        ConfigError: the system's temporary folder has too long a path itself.
+    """
+    parent = tempfile.gettempdir()
+    longest = LONGEST_PATH - len(f"/{PREFIX}12345678/{socket}")
+    if len(os.fsencode(parent)) > longest:
+        raise ConfigError(
+            f"TMPDIR={parent}: must have at most {longest} bytes, since sockets lie below it; "
+            "set it to a shorter folder, such as TMPDIR=/tmp"
+        )
 
 
 def flower_folders(scratch: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.channel.progress_events import show
 from orchestra_flwr.deployment.channel.unix_socket import (
+    SOCKET,
     Channel,
     ChannelClosedError,
     ChannelListener,
@@ -21,7 +22,11 @@ from orchestra_flwr.deployment.keys import server_files
 from orchestra_flwr.deployment.processes.child import Child, free_port
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 from orchestra_flwr.deployment.processes.roster import Roster
-from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
+from orchestra_flwr.deployment.processes.scratch_folder import (
+    check_room_for,
+    flower_folders,
+    scratch_folder,
+)
 from orchestra_flwr.deployment.processes.superlink import (
     check_alive,
     superlink_command,
@@ -98,9 +103,10 @@ def check(config: ServerConfig) -> None:
     """Checks what could prevent the run from starting, before anything is written.
 
     Raises:
-        ConfigError: wrong options of the method, keys, address or the server's own images, or a
-            package that is not installed.
+        ConfigError: wrong options of the method, keys, address or the server's own images, a
+            package that is not installed, or a temporary folder that cannot be used.
     """
+    check_room_for(SOCKET)
     check_trackers(config)
     listen(config.host, config.port).close()
     starting_learner(config, config.data.channels, begun=config.resume is not None)

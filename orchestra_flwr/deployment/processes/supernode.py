@@ -128,9 +128,10 @@ class Supernode:
         try:
             while node.returncode is None and not self._stopping.wait(ALIVE_SECONDS):
                 # Flower's SuperNode takes in messages that nobody answers once the process is gone
-                # that it started for this.
+                # that it started for this, which it does before it connects.
+                started = served or self._connected
                 is_served = node.is_served()
-                self._deserted = served and is_served is False
+                self._deserted = started and is_served is False
                 served = served or bool(is_served)
                 if self._gave_up or self._deserted:
                     break
@@ -175,7 +176,8 @@ class Supernode:
                 "if this client was killed a moment ago, it is taken again within a minute"
             )
         if self._deserted:
-            return "a process of Flower's SuperNode was killed"
+            log = self._folder / "supernode.log"
+            return f"a process of Flower's SuperNode was killed, or could not start (see {log})"
         if self._connected or self._gave_up:
             return f"the connection to {self._server} ended"
         start = next((i for i, line in enumerate(tail) if "Exit Code" in line), len(tail))

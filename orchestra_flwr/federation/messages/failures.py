@@ -73,5 +73,9 @@ def describe_error(error: Error) -> str:
     failure = Failure.of(error.code)
     if failure is not None and (error.reason or failure.word) == failure.word:
         return failure.line
-    text = (error.reason or f"error code {error.code}")[:LONGEST_TEXT]
-    return "".join(c if c.isprintable() else "?" for c in text)  # may be a stranger's
+    return as_shown(error.reason or f"error code {error.code}")
+
+
+def as_shown(text: str) -> str:
+    """A text that may hold a stranger's, as a line that a terminal and a record can take."""
+    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST_TEXT])

@@ -1,9 +1,11 @@
-"""The messages of Flower's Fleet API that the gate has to understand."""
+"""What the gate and a client have to know of Flower's Fleet API."""
 
 from __future__ import annotations
 
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+CLOCK_SECONDS = 300  # by which the time of a signed request may be wrong
 
 
 def withdrawal(push_messages: bytes) -> bytes:

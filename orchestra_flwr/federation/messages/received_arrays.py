@@ -13,9 +13,18 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_children_ids_from_object_content,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflatable_class_registry
+from google.protobuf.message import DecodeError
 
 # What Flower raises where a client's bytes are not what they should be.
-UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    DecodeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class UnreadableReplyError(ValueError):

@@ -23,18 +23,22 @@ from orchestra_flwr.federation.messages.arrays import (
     size_in_bytes,
 )
 from orchestra_flwr.federation.messages.codec import Form
-from orchestra_flwr.federation.messages.failures import describe_error
+from orchestra_flwr.federation.messages.failures import as_shown, describe_error
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.methods import Method, Release, classification_head_of, kept_first
 
 SLACK = 1 << 20  # bytes of a reply beside its arrays
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
 MOST_IMAGES = 2**40  # of a client: as a weight more of them would make sums infinite
+MOST = float(np.finfo(np.float32).max)  # of a metric: no client measures more, and sums stay finite
 ROUNDING = 1e-4  # by which float32 may exceed a limit
 
 
 class BadReplyError(ValueError):
-    """A reply that cannot be used; its text says why."""
+    """A reply that cannot be used; its text, which may hold some of the reply's, says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(as_shown(reason))
 
 
 @dataclass(frozen=True)
@@ -213,7 +217,7 @@ def _metrics(record: Mapping[str, object]) -> dict[str, float]:
             metrics[name] = float(value) if isinstance(value, int | float) else math.nan
         except OverflowError:
             metrics[name] = math.inf
-        if not math.isfinite(metrics[name]):
+        if not abs(metrics[name]) <= MOST:
             raise BadReplyError(f"metric {name} is {str(value)[:100]}")
     return metrics
 

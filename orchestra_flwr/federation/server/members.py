@@ -20,6 +20,7 @@ NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 NODE_POLL_SECONDS = 0.1
 POLL_SECONDS = 0.5
 GREETING_SECONDS = 15.0  # a round waits so long for the answer of a client that has just come
+LONGEST_NAME = 64  # characters of a real client's
 # Until a client that refused is asked again; doubled each time.
 FIRST_PATIENCE, LONGEST_PATIENCE = 15.0, 300.0
 
@@ -201,7 +202,7 @@ class ConnectedMembers:
         name, word = str(answer.get("client", "")), str(answer.get("refusal", ""))
         images = int(count) if isinstance(count := answer.get("images"), int) else None
         refusal = Failure.named(word).line if word else ""
-        if not name or not name.isprintable():
+        if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
             name, refusal = who, "it gives no name"
         elif registered_name and registered_name != name:
             refusal = f"its key is registered as {registered_name}: start it with that name"
@@ -211,8 +212,11 @@ class ConnectedMembers:
             self._rest(node, f"client {name} is refused: {refusal}")
             return
         self._refused.pop(node, None)
-        self._nodes[name] = node  # a client that was started anew has a new node
-        self._tell(f"client {name} joined with {images} images")
+        # One without a key that was started anew has a new node, and so has its twin.
+        twin = self._nodes.get(name, node) != node
+        self._nodes[name] = node
+        place = f", in place of another client {name}: if both run, give one another name"
+        self._tell(f"client {name} joined with {images} images{place * twin}")
 
     def _rest(self, node: int, line: str) -> None:
         """Shows why a client does not take part, and asks it again in a while."""

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.gate import Gate, GateTls, connection, forward, listening
+from orchestra_flwr.deployment.gate import Gate, GateTls, connection, forward, listen, listening
 
 # A key and what `ssh-keygen -l` says of it.
 KEY = b"""-----BEGIN PUBLIC KEY-----
@@ -333,7 +333,9 @@ def test_health(client, tls_client):
     assert version[0].isdigit()
     for made in (client, tls_client):
         status, body = made.request("GET", "/health")
-        assert (status, json.loads(body)) == (200, {"version": version, "superlink": True})
+        told = json.loads(body)
+        assert abs(told.pop("time") - time.time()) < 60
+        assert (status, told) == (200, {"version": version, "superlink": True})
 
 
 @pytest.mark.parametrize("port", ["dead", "mute"])
@@ -839,11 +841,24 @@ def test_an_address_that_is_taken(plain_gate):
         refused=print,
     )
     with pytest.raises(
-        ConfigError, match=f"port={plain_gate.port}: Address already in use"
+        ConfigError, match=f"port={plain_gate.port}: another program listens there: stop it"
     ) as error:
         taken.start()
     assert "\n" not in str(error.value)
     taken.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("203.0.113.7", "must be an address of this machine; 0.0.0.0"),
+        ("none.invalid", "[^()]+: give an address of this machine"),
+        (f"{70 * 'x'}.ü", "encoding of hostname failed"),
+    ],
+)
+def test_an_address_that_cannot_be_listened_on_is_said_with_what_to_do(host, why):
+    with pytest.raises(ConfigError, match=f"port=0: {why}"):
+        listen(host, 0)
 
 
 @pytest.mark.parametrize("missing", ["certificate", "key", "ca"])

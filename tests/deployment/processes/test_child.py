@@ -40,6 +40,15 @@ def test_output_is_logged_told_and_its_end_remembered(tmp_path):
     assert child.returncode == 0
 
 
+def test_without_room_for_its_log_a_child_runs_on_without_a_word(tmp_path, capfd):
+    log = tmp_path / "log"
+    log.symlink_to("/dev/full")
+    child = Child(["python", "-c", "print('one'); print('two')"], {}, log)
+    wait_until(lambda: child.returncode is not None)
+    assert child.tail() == ["one", "two"]
+    assert capfd.readouterr().err == ""
+
+
 def test_a_child_that_does_not_want_to_end_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("orchestra_flwr.deployment.processes.child.STOP_SECONDS", 0.3)
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); "

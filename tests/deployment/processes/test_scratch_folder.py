@@ -1,5 +1,7 @@
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -8,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.deployment.processes.scratch_folder import (
+    check_room_for,
+    flower_folders,
+    scratch_folder,
+)
 
 HOLD = """
 import sys, time
@@ -72,3 +79,25 @@ def test_what_is_not_ours_stays(temporary):
 def test_two_at_a_time_do_not_disturb_each_other():
     with scratch_folder() as one, scratch_folder() as two:
         assert one != two and one.is_dir() and two.is_dir()
+
+
+@pytest.mark.parametrize("name", ["channel", "pymp-12345678/listener-12345678"])
+def test_a_temporary_folder_is_refused_where_no_socket_would_fit(monkeypatch, name):
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    limit = int(_refusal(monkeypatch, "/" + 200 * "x", name).split()[5])
+    deepest = folder / ("x" * (limit - len(str(folder)) - 1))
+    assert "at most" in _refusal(monkeypatch, f"{deepest}x", name)
+    deepest.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deepest))
+    check_room_for(name)
+    with scratch_folder() as scratch, socket.socket(socket.AF_UNIX) as listening:
+        (scratch / name).parent.mkdir(exist_ok=True)
+        listening.bind(str(scratch / name))
+    shutil.rmtree(folder)
+
+
+def _refusal(monkeypatch, folder, name):
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    with pytest.raises(ConfigError) as refused:
+        check_room_for(name)
+    return str(refused.value)

@@ -11,7 +11,8 @@ from orchestra_flwr.deployment.processes.supernode import Health, Supernode
 
 # What Flower 1.41 writes, in a program that stays as its own does.
 DEAF = """
-import sys, time
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 print("\\x1b[92mINFO \\x1b[0m:      SuperNode ID: 17", flush=True)
 time.sleep(0.5)
 print("\\x1b[91mERROR \\x1b[0m:     SSL/TLS handshake error detected.", flush=True)
@@ -30,7 +31,15 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(params=[DEAF, DESERTED], ids=["deaf", "deserted"])
+# That process ended before anybody looked, as where it cannot be imported.
+NEVER_SERVED = """
+import time
+print("SuperNode ID: 17", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(params=[DEAF, DESERTED, NEVER_SERVED], ids=["deaf", "deserted", "never served"])
 def program(request):
     return request.param
 
@@ -56,18 +65,18 @@ def said(tmp_path, monkeypatch, program):
     made.stop()
 
 
-def test_one_that_stays_but_does_nothing_is_started_again(said, program):
+def test_one_that_stays_but_does_nothing_is_started_again(said, program, tmp_path):
     """Without a new one the client would be deaf for good, and look well."""
     connected = "connected to fl.example.org:8443; waiting for a run"
     deadline = time.monotonic() + 30
     while said.count(connected) < 2:
         assert time.monotonic() < deadline, said
         time.sleep(0.02)
-    why = {
-        DEAF: "the connection to fl.example.org:8443 ended",
-        DESERTED: "a process of Flower's SuperNode was killed",
-    }
-    assert said[:3] == [connected, f"{why[program]}; trying again", connected]
+    gone = f"was killed, or could not start (see {tmp_path / 'supernode.log'})"
+    why = "the connection to fl.example.org:8443 ended"
+    if program != DEAF:
+        why = f"a process of Flower's SuperNode {gone}"
+    assert said[:3] == [connected, f"{why}; trying again", connected]
 
 
 def test_what_is_no_address_is_said_and_does_not_end_the_client():

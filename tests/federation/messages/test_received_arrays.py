@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.inflatable.inflatable_object import (
     add_header_to_object_body,
@@ -60,6 +60,15 @@ def test_what_is_no_list_of_chunks_is_one_error(listed, most):
     key, contents = pushed(listed)
     with pytest.raises(UnreadableReplyError, match="cannot be read"), bounded_arrays(most):
         inflate_object_from_contents(key, contents)
+
+
+@pytest.mark.parametrize("kind", [Message, MetricRecord, ConfigRecord])
+def test_what_is_no_message_of_protobuf_is_one_error(kind):
+    content = add_header_to_object_body(b"\xff", type(kind.__name__, (), {"children": {}})())
+    validate_object_content(content)
+    key = get_object_id(content)
+    with pytest.raises(UnreadableReplyError, match="DecodeError"), bounded_arrays(1000):
+        inflate_object_from_contents(key, {key: content})
 
 
 def test_other_errors_are_their_own():

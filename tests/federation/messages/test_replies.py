@@ -101,9 +101,10 @@ def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
         (reply(metrics={"examples": 0}), "it reports 0 images"),
         (reply(metrics={"examples": -3}), "it reports -3 images"),
         (reply(metrics={"examples": 2.5}), "it reports 2.5 images"),
-        (reply(metrics={"examples": 1e308}), "it reports 1e[+]308 images"),
+        (reply(metrics={"examples": 1e308}), "metric examples is 1e[+]308"),
         (reply(metrics={"examples": 2**41}), "images"),
         (reply(metrics={"loss/x": 10**400}), "metric loss/x is 1000"),
+        (reply(metrics={"loss/x": -1e308}), "metric loss/x is -1e[+]308"),
         (reply(metrics={"loss/x": float("nan")}), "metric loss/x is nan"),
         (reply(metrics={"loss/x": [1.0]}), "metric loss/x is"),
     ],
@@ -111,6 +112,21 @@ def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
 def test_a_bad_reply_is_dropped_with_its_reason(message, says):
     with pytest.raises(BadReplyError, match=says):
         check(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        reply(schema="\x1b[2J\n" + 5000 * "x"),
+        reply({5000 * "x": bad(1)}),
+        reply(metrics={5000 * "x": float("nan")}),
+    ],
+)
+def test_a_reason_holds_no_more_of_a_reply_than_a_line_can_take(message):
+    """It goes to the operator's terminal and into metrics.jsonl."""
+    with pytest.raises(BadReplyError) as dropped:
+        check(message)
+    assert len(str(dropped.value)) <= 1000 and str(dropped.value).isprintable()
 
 
 INT8 = Schemas(Schema((("w", (2, 2)), ("b", (1,)))), Schema((("c", (3,)),)), "int8")

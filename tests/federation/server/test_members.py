@@ -84,6 +84,23 @@ def test_clients_are_greeted_once_and_known_by_their_own_names(network, said, me
     assert said == ["client b joined with 20 images", "client a joined with 20 images"]
 
 
+def test_a_second_client_of_a_name_is_said_to_take_the_first_ones_place(network, said, members):
+    """As of a copied state folder, without keys: the first one would be left out unnoticed."""
+    network.join(1, "a")
+    known = members()
+    assert known.connected() == {"a": 1}
+    network.join(2, "a")
+    assert known.connected() == {"a": 2}
+    network.join(3, "b")
+    known.connected()
+    assert said == [
+        "client a joined with 20 images",
+        "client a joined with 20 images, in place of another client a: if both run, give one "
+        "another name",
+        "client b joined with 20 images",
+    ]
+
+
 def test_an_answer_that_cannot_be_read_hinders_nobody_else(network, said, members):
     network.join(1, "", registered="mallory")
     network.join(2, "b")
@@ -137,6 +154,7 @@ def test_refusals_are_shown_with_their_meaning_and_no_text_of_the_client(network
     network.join(4, "d", images="many")
     network.nodes[5], network.answers[5] = "", "out_of_memory"
     network.join(6, "e\033[2J")
+    network.join(7, 65 * "x")
     known = members()
     assert known.connected() == {"b": 2}
     details = "details are on the client's terminal; it is asked again"
@@ -146,13 +164,14 @@ def test_refusals_are_shown_with_their_meaning_and_no_text_of_the_client(network
     )
     assert f"client c is refused: failed (an error that it did not expect); {details}" in said
     assert "client d is refused: it does not say how many images it has; it is asked again" in said
-    assert "client at node 6 is refused: it gives no name; it is asked again" in said
+    for node in (6, 7):
+        assert f"client at node {node} is refused: it gives no name; it is asked again" in said
     assert (
         f"client at node 5 cannot take part: out_of_memory (its memory was not enough); {details}"
         in said
     )
     known.connected()
-    assert len(network.sent) == 6  # who was refused is not asked again at once
+    assert len(network.sent) == 7  # who was refused is not asked again at once
 
 
 def test_a_client_that_refused_is_asked_again_less_and_less_often(

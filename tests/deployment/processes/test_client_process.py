@@ -1,0 +1,27 @@
+"""A client as it starts, before it connects."""
+
+import pytest
+
+from orchestra_flwr.config import ConfigError, load
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.processes.client_process import run_client
+
+
+@pytest.mark.parametrize("left", [b"", b"../other", b"\xff\xfe"])
+def test_a_damaged_name_is_named_and_not_used(tmp_path, photos, left):
+    """It is a folder's name, and the server's for this client."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/name").write_bytes(left)
+    keys = ["server=127.0.0.1:1", "security=none", "device=cpu"]
+    config = load(ClientConfig, [*keys, f"data.root={photos}", f"state={tmp_path / 'state'}"])
+    with pytest.raises(ConfigError, match="state/name holds no name of a client: put it back"):
+        run_client(config)
+    assert [each.name for each in (tmp_path / "state").iterdir()] == ["name"]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"not looked into before it connects")
+    return folder

@@ -1,0 +1,95 @@
+"""What a client says of a server that it cannot use: the cause, and what to do."""
+
+import http.server
+import json
+import ssl
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from orchestra_flwr import __version__
+from orchestra_flwr.deployment.keys.certificates import (
+    certificate_pem,
+    new_authority,
+    new_server_certificate,
+    parse_host,
+    private_pem,
+)
+from orchestra_flwr.deployment.processes.reachability import UnreachableError, check_server
+
+
+class Quiet(http.server.ThreadingHTTPServer):
+    def handle_error(self, *_):
+        """A handshake that the client breaks off."""
+
+
+@pytest.fixture
+def answering(tmp_path):
+    """Starts a server with TLS; returns its address and the CA's file."""
+    started = []
+
+    def start(*, host="127.0.0.1", begins=timedelta(0), ahead=0.0):
+        now = datetime.now(UTC)
+        authority = new_authority(now - timedelta(days=99))
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = new_server_certificate(authority, key, [parse_host(host)], now + begins, 9)
+        (tmp_path / "server.crt").write_bytes(certificate_pem(certificate))
+        (tmp_path / "server.key").write_bytes(private_pem(key))
+        (tmp_path / "ca.crt").write_bytes(certificate_pem(authority.certificate))
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+
+        class Answer(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                body = json.dumps({"version": __version__, "time": time.time() + ahead}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                """Nothing."""
+
+        server = Quiet(("127.0.0.1", 0), Answer)
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        started.append(server)
+        return f"127.0.0.1:{server.server_port}", tmp_path / "ca.crt"
+
+    yield start
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("certificate", "says"),
+    [
+        ({"begins": timedelta(days=-20)}, "has expired .*keys server at the server .* set the cl"),
+        ({"begins": timedelta(days=20)}, "is not yet valid on .*: set the clock"),
+        ({"host": "example.org"}, "is not for 127.0.0.1: .*keys server with every --host"),
+    ],
+)
+def test_a_certificate_that_does_not_fit_is_told_apart_from_a_stranger(
+    answering, certificate, says
+):
+    with pytest.raises(UnreachableError, match=says):
+        check_server(*answering(**certificate))
+
+
+@pytest.mark.parametrize(("ahead", "says"), [(400, "\\d+ s behind"), (-400, "\\d+ s ahead of")])
+def test_a_clock_that_flower_would_refuse_is_said_where_it_can_be_set(answering, ahead, says):
+    """The server's operator is told by the gate; at the client Flower gives no reason."""
+    server, ca = answering(ahead=ahead)
+    with pytest.raises(
+        UnreachableError, match=f"this machine's clock is .*{says} that of {server}"
+    ):
+        check_server(server, ca)
+
+
+@pytest.mark.parametrize("ahead", [200, -200])
+def test_clocks_may_differ_a_little(answering, ahead):
+    check_server(*answering(ahead=ahead))
