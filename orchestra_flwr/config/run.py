@@ -171,7 +171,7 @@ class Config(WithPlugins, Composed):
         for key in ("unsupervised", "drift", "clients"):
             if getattr(self.evaluation, key) and noise > 0:
                 raise ValueError(
-                    f"evaluation.{key}=True: clients' scores are not differentially private, "
+                    f"evaluation.{key}=true: clients' scores are not differentially private, "
                     "must be false with privacy.noise_multiplier"
                 )
         private = "noise_multiplier" if noise > 0 else "epsilon"

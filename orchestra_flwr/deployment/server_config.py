@@ -48,7 +48,7 @@ class ServerConfig(Config):
             )
         if self.evaluation.clients:
             raise ValueError(
-                "evaluation.clients=True: must be false, real clients' classes are not known, "
+                "evaluation.clients=true: must be false, real clients' classes are not known, "
                 "only simulated ones'"
             )
         if self.data.channels != CLIENT_CHANNELS:

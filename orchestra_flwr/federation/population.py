@@ -92,7 +92,7 @@ def own_classes(config: Config, population: Population, client: str) -> OwnClass
     train, test = population.dataset.train.labelled, population.dataset.test
     if train.labels is None or test is None or test.labels is None:
         raise ConfigError(
-            f"evaluation.clients=True: data={config.data.name} must have labelled training and "
+            f"evaluation.clients=true: data={config.data.name} must have labelled training and "
             "test images"
         )
     everything, own = population.dataset.train, torch.from_numpy(population.parts[client])
@@ -101,7 +101,7 @@ def own_classes(config: Config, population: Population, client: str) -> OwnClass
     held = everything.labels[own]
     if not torch.isin(held, test.labels).any():
         raise ConfigError(
-            f"evaluation.clients=True: there is no test image of any class of client {client}"
+            f"evaluation.clients=true: there is no test image of any class of client {client}"
         )
     targets = labels_for(config, test)
     few, labels = None, config.evaluation.personal_labels

@@ -165,7 +165,7 @@ class Method(Plugin, nn.Module, ABC):
         for key in ("unsupervised", "clients"):
             if private and getattr(config.evaluation, key):
                 raise ValueError(
-                    f"evaluation.{key}=True: clients' scores are not differentially private, "
+                    f"evaluation.{key}=true: clients' scores are not differentially private, "
                     "must be false with private releases (privacy.epsilon)"
                 )
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -152,11 +153,16 @@ def composed_epsilon(
     Returns:
         Epsilon; 0 without rounds, infinite without noise.
     """
-    drawn = list(drawn)
-    if not drawn:
+    rounds = tuple((clients, cohort, count) for clients, cohort, count in drawn)
+    if not rounds:
         return 0.0
     if noise_multiplier <= 0:
         return math.inf
+    return _composed(noise_multiplier, rounds, delta)
+
+
+@cache
+def _composed(noise_multiplier: float, drawn: Sequence[Sequence[int]], delta: float) -> float:
     import dp_accounting  # takes seconds, and only noisy runs need it
     from dp_accounting.rdp import RdpAccountant
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -26,8 +27,14 @@ def environment() -> dict[str, str | int | None]:
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
-        "commit": git_commit(Path(orchestra_flwr.__file__)),
+        "commit": _own_commit(),
     }
+
+
+@cache
+def _own_commit() -> str | None:
+    """Of the code that runs: that was imported once, whatever is committed meanwhile."""
+    return git_commit(Path(orchestra_flwr.__file__))
 
 
 def git_commit(file: Path) -> str | None:

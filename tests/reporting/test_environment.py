@@ -1,6 +1,7 @@
 import json
 import platform
 import subprocess
+from pathlib import Path
 
 import torch
 
@@ -48,4 +49,10 @@ def test_commit_of_a_clean_a_changed_and_no_checkout(tmp_path):
 
 def test_without_git_there_is_no_commit(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert environment()["commit"] is None
+    assert git_commit(Path(orchestra_flwr.__file__)) is None
+
+
+def test_git_is_asked_once_in_a_process(monkeypatch):
+    first = environment()
+    monkeypatch.setattr(subprocess, "run", None)
+    assert environment() == first

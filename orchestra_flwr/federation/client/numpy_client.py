@@ -352,7 +352,7 @@ class OrchestraClient(NumPyClient):
 
     def _own_scores(self, backbone: Backbone, head: nn.Module | None) -> dict[str, float]:
         if self.own_classes is None:
-            raise ValueError("evaluation.clients=True: only simulated clients know their classes")
+            raise ValueError("evaluation.clients=true: only simulated clients know their classes")
         encoder = self._encoder(backbone)
         scores = self.own_classes.scores(encoder, head, self.config.evaluation.batch_size)
         return {OWN + name: value for name, value in scores.items()}

@@ -228,11 +228,11 @@ def test_without_own_state_and_with_all_classes_it_is_the_servers_score(config, 
 
 @pytest.mark.parametrize("key", ["drift", "clients"])
 def test_what_is_not_noisy_is_refused_beside_noise(tiny, key):
-    with pytest.raises(ConfigError, match=f"evaluation.{key}=True: .* not differentially private"):
+    with pytest.raises(ConfigError, match=f"evaluation.{key}=true: .* not differentially private"):
         tiny("method=simclr", f"evaluation.{key}=true", "privacy.clip=1",
              "privacy.noise_multiplier=1", "federation.weighting=uniform")  # fmt: skip
 
 
 def test_real_clients_classes_are_not_asked_for():
-    with pytest.raises(ConfigError, match="evaluation.clients=True: must be false, real clients'"):
+    with pytest.raises(ConfigError, match="evaluation.clients=true: must be false, real clients'"):
         load(ServerConfig, ["evaluation.clients=true"])
