@@ -11,7 +11,8 @@ from orchestra_flwr.experiments.planning.description import (
     load_experiment,
     load_scale,
 )
-from orchestra_flwr.experiments.planning.plan import Plan, Row, make_plan, read_plans, run_name
+from orchestra_flwr.experiments.planning.plan import Plan, make_plan, read_plans
+from orchestra_flwr.experiments.planning.rows import Row, run_name
 from orchestra_flwr.experiments.planning.scaling import scaled_local_epochs, scaled_lr
 
 __all__ = [

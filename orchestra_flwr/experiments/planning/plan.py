@@ -1,76 +1,28 @@
-"""From an experiment to its runs: one for every row and seed, with a unique name."""
+"""The plan of an experiment: all of its runs, stored beside them for the report."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from orchestra_flwr.config import (
-    RESUME_MAY_CHANGE,
-    Config,
-    ConfigError,
-    Section,
-    is_free,
-    load_config,
-    parse,
-    without_unread,
-)
+from orchestra_flwr.config import Config, ConfigError, Section, is_free, load_config, parse
+from orchestra_flwr.experiments.planning.axes import axes_of, combinations, selected
 from orchestra_flwr.experiments.planning.description import (
-    AxisValues,
-    Cells,
     Experiment,
     Overrides,
     Scale,
-    covers,
     load_experiment,
     load_scale,
     reading_order,
 )
-from orchestra_flwr.experiments.planning.joined_values import joined_values
-from orchestra_flwr.experiments.planning.scaling import scaled_override
+from orchestra_flwr.experiments.planning.rows import Composer, Row, check_rows_differ, run_name
 from orchestra_flwr.experiments.planning.transfer import ROOT, transfer_name
 from orchestra_flwr.files import write_atomically
-from orchestra_flwr.fingerprints import fingerprint_of
 
-Axes = Mapping[str, AxisValues]
-Values = dict[str, str]  # of a row, by axis
-# Overrides that a measure needs.
-NEEDED: Mapping[str, Overrides] = {
-    "unsupervised": ("evaluation.unsupervised=true",),
-    **dict.fromkeys(("linear_10", "linear_1"), ("evaluation.few_labels=true",)),
-    **dict.fromkeys(
-        ("linear_recalibrated", "accuracy_recalibrated"), ("evaluation.recalibrated=true",)
-    ),
-    **dict.fromkeys(("drift", "drift_pairs"), ("evaluation.drift=true",)),
-    **dict.fromkeys(
-        ("own_linear", "own_linear_worst", "own_accuracy", "own_accuracy_worst"),
-        ("evaluation.clients=true",),
-    ),
-}
 PLANS = "plans"  # the folder, beside the runs, that says which runs belong to which experiment
-
-
-class Row(Section):
-    """One run of an experiment.
-
-    Attributes:
-        values: the row's value on each axis.
-        seed: of the run.
-        overrides: arguments of `orchestra-sim`, without the seed.
-        run: the name of its folder.
-        rounds: that the run has when it is complete; None in plans of before.
-    """
-
-    values: dict[str, str]
-    seed: int
-    overrides: Overrides
-    run: str
-    rounds: int | None = None
 
 
 class Plan(Section):
@@ -115,7 +67,7 @@ class Plan(Section):
         asked = [(row.values, row.seed) for row in self.rows]
         others = [row for row in earlier.rows if (row.values, row.seed) not in asked]
         rows = [*self.rows, *_of_today(others, self.experiment.work)]
-        axes = _axes(self.name, self.experiment, self.settings, self.scale)
+        axes = axes_of(self.name, self.experiment, self.settings, self.scale)
         order = {axis: list(values) for axis, values in axes.items()}
         rows.sort(key=lambda r: ([order[axis].index(v) for axis, v in r.values.items()], r.seed))
         commands = dict.fromkeys([*earlier.command.splitlines(), self.command])
@@ -189,15 +141,15 @@ def make_plan(
     _check_extra(extra)
     if any(not is_free(override) for override in extra):
         settings = settings.model_copy(update={"comparable": False})
-    axes = _axes(name, experiment, settings, scale)
-    composer = _Composer(experiment, settings, scale, axes, extra)
+    axes = axes_of(name, experiment, settings, scale)
+    composer = Composer(experiment, settings, scale, axes, extra)
     left_out = experiment.at(scale).leave_out
     left_out = experiment.leave_out if left_out is None else left_out
-    chosen = _combinations(axes, _selected(axes, only), left_out)
+    chosen = combinations(axes, selected(axes, only), left_out)
     rows, configs = composer.rows(chosen, experiment.seeds if seeds is None else seeds)
     if not rows:
         raise ConfigError(f"only={','.join(only)}: no row has all of these values")
-    _check_rows_differ(rows, composer)
+    check_rows_differ(rows, composer)
     for override in extra:
         if all(override not in row.overrides for row in rows):
             load_config([*rows[0].overrides, override], all_read=True)  # says why nothing reads it
@@ -224,33 +176,6 @@ def _check_extra(extra: Sequence[str]) -> None:
             raise ConfigError(f"{override}: each run of an experiment has its own; use {instead}")
 
 
-def _check_rows_differ(rows: Sequence[Row], composer: _Composer) -> None:
-    """Refuses overrides in whose place an axis has its values, also where `only` leaves one value.
-
-    Raises:
-        ConfigError: a row and one with another value of an axis would be the same run, and are not
-            without the overrides.
-    """
-    if all(map(is_free, composer.extra)):
-        return
-    plain, seed = replace(composer, extra=()), rows[0].seed
-    runs = {tuple(row.values.items()): row.run for row in rows if row.seed == seed}
-    for values, run in list(runs.items()):
-        row = dict(values)
-        for axis, choice in ((axis, c) for axis, choices in composer.axes.items() for c in choices):
-            other = {**row, axis: choice}
-            key = tuple(other.items())
-            if choice == row[axis]:
-                continue
-            if key not in runs:
-                runs[key] = composer.run(other, seed)
-            if runs[key] == run and plain.run(other, seed) != plain.run(row, seed):
-                raise ConfigError(
-                    f"{' '.join(composer.extra)}: makes {axis} {row[axis]} and {choice} the same "
-                    "run; an override cannot set what the experiment varies"
-                )
-
-
 def _command(
     name: str, scale: str, seeds: Sequence[int] | None, only: Sequence[str], extra: Sequence[str]
 ) -> str:
@@ -258,142 +183,3 @@ def _command(
     command += [f"seeds={','.join(map(str, seeds))}"] if seeds is not None else []
     command += [f"only={shlex.quote(','.join(only))}"] if only else []
     return " ".join([*command, *map(shlex.quote, extra)])
-
-
-def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -> str:
-    """A run's folder: readable, and equal for two runs only if they compute the same.
-
-    Experiments share runs by it. Where a run is computed and what is shown meanwhile makes no
-    difference (`RESUME_MAY_CHANGE`), nor does a term of weight 0.
-
-    Args:
-        config: of the run.
-        work: what is done, the first part of the name where it is no training.
-        whole_root: whether the whole path of `data.root` makes a difference, and not only its last
-            part, by which images that were moved are still the same.
-    """
-    values = config.model_dump()
-    values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
-    root = config.data.options.get("root")
-    for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
-        *path, last = key.split(".")
-        section = values
-        for part in path:
-            section = section[part]
-        section.pop(last, None)
-    if root and whole_root:
-        values["root"] = str(Path(root).expanduser().resolve())
-    else:
-        values["root"] = Path(root).name if root else None
-    digest = fingerprint_of(json.dumps(values, sort_keys=True), digits=10)
-    dirichlet = config.partition.name == "dirichlet"
-    split = f"-a{config.partition.settings.alpha:g}" if dirichlet else ""
-    clients = f"k{config.federation.clients}"
-    what = config.method.name if work == "train" else work
-    return f"{what}-{config.data.name}-{clients}{split}-s{config.seed}-{digest}"
-
-
-def _axes(name: str, experiment: Experiment, settings: Scale, scale: str) -> Axes:
-    """The values of all axes at a scale."""
-    axes = {}
-    for axis, choices in {**experiment.axes, **experiment.at(scale).axes}.items():
-        if not isinstance(choices, str):
-            axes[axis] = choices
-        elif choices in settings.axes:
-            axes[axis] = settings.axes[choices]
-        else:
-            raise ConfigError(
-                f"{name}.axes.{axis}={choices}: must be choices or one of "
-                f"{', '.join(settings.axes)}"
-            )
-    return axes
-
-
-def _selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The values that `only` allows, by axis."""
-    selected: dict[str, tuple[str, ...]] = {}
-    for value in joined_values(only, {value for choices in axes.values() for value in choices}):
-        matching = [axis for axis, choices in axes.items() if value in choices]
-        if not matching:
-            values = ", ".join(value for choices in axes.values() for value in choices)
-            raise ConfigError(f"only={value}: must be among {values}")
-        selected[matching[0]] = (*selected.get(matching[0], ()), value)
-    return selected
-
-
-def _combinations(axes: Axes, selected: Cells, left_out: Sequence[Cells]) -> Iterator[Values]:
-    """The combinations that are run: those that are selected, but for what is left out."""
-    for combination in itertools.product(*axes.values()):
-        values = dict(zip(axes, combination, strict=True))
-        if covers(selected, values) and not any(covers(entry, values) for entry in left_out):
-            yield values
-
-
-@dataclass(frozen=True)
-class _Composer:
-    """Composes the overrides of rows."""
-
-    experiment: Experiment
-    settings: Scale
-    scale: str
-    axes: Axes
-    extra: Sequence[str]
-
-    def rows(
-        self, combinations: Iterable[Values], seeds: Sequence[int]
-    ) -> tuple[list[Row], dict[str, Config]]:
-        """A row for every combination and seed, and the configuration of each run by its name."""
-        rows, configs = [], {}
-        for values in combinations:
-            overrides, config = self.compose(values)
-            rounds = config.federation.rounds
-            for seed in dict.fromkeys(seeds):
-                seeded = config.model_copy(update={"seed": seed})
-                run = run_name(seeded, self.experiment.work)
-                configs[run] = seeded
-                rows.append(
-                    Row(values=values, seed=seed, overrides=overrides, run=run, rounds=rounds)
-                )
-        return rows, configs
-
-    def run(self, values: Mapping[str, str], seed: int) -> str:
-        """The name of a row's run; "" of a row that does not compose, such as one left out."""
-        try:
-            _, config = self.compose(values)
-        except ConfigError:
-            return ""
-        return run_name(config.model_copy(update={"seed": seed}), self.experiment.work)
-
-    def compose(self, values: Mapping[str, str]) -> tuple[Overrides, Config]:
-        overrides = [*self._overrides(values), *self.extra]
-        scaling = self.experiment.scaling
-        if scaling:
-            without = {axis: value for axis, value in values.items() if axis != scaling.axis}
-            config, reference = (
-                load_config(chosen)
-                for chosen in (overrides, [*self._overrides(without), *self.extra])
-            )
-            overrides.append(scaled_override(scaling.rule, config, reference))
-        read = without_unread(load_config(overrides), overrides)
-        return tuple(read), load_config(read)
-
-    def _overrides(self, values: Mapping[str, str]) -> list[str]:
-        here = self.experiment.at(self.scale)
-        chosen = {**self.experiment.axes, **here.axes}
-        shared = [axis for axis in values if isinstance(chosen[axis], str)]
-        specific = [axis for axis in values if axis not in shared]
-        return [
-            *self.settings.machine,
-            *([f"preset={here.preset}"] if here.preset else self._scaled()),
-            *here.overrides,
-            *dict.fromkeys(o for m in self.experiment.measures for o in NEEDED.get(m, ())),
-            *(o for axis in shared for o in self.axes[axis][values[axis]]),
-            *(o for a in self.settings.adjustments if covers(a.when, values) for o in a.overrides),
-            *(o for axis in specific for o in self.axes[axis][values[axis]]),
-        ]
-
-    def _scaled(self) -> Overrides:
-        """The scale's own settings."""
-        rooted = any(override.startswith("data.root=") for override in self.extra)
-        further = self.settings.with_root if rooted else self.settings.without_root
-        return (*self.settings.overrides, *further)

@@ -10,7 +10,6 @@ from orchestra_flwr.experiments import (
     experiment_names,
     make_plan,
     read_plans,
-    run_name,
 )
 
 OFTEN = {("table6", "paper"), ("figure5", "small")}
@@ -36,11 +35,6 @@ def test_every_row_composes(name, scale):
         assert again == configs[row.run]
 
 
-def cell(plan, configs, **values):
-    (row,) = [r for r in plan.rows if values.items() <= r.values.items() and r.seed == 0]
-    return configs[row.run]
-
-
 def test_the_papers_base_is_one_run_for_all_experiments():
     shared = Counter()
     for name, only in (
@@ -54,17 +48,6 @@ def test_the_papers_base_is_one_run_for_all_experiments():
         (row,) = plan.rows
         shared[row.run] += 1
     assert list(shared.values()) == [10]
-
-
-def test_settings_of_the_paper():
-    plan, configs = make_plan("table6", "paper")
-    base = cell(plan, configs, dataset="CIFAR-100", variant="no target")
-    assert (base.clustering.global_clusters, base.clustering.local_clusters) == (256, 16)
-    assert base.federation.clients == 100 and base.federation.participation == 0.5
-    assert base.training.lr == 0.003 and base.training.local_epochs == 10
-    assert base.model.name == "resnet18" and base.engine.name == "ray"
-    assert base.method.options["target"] is False and base.method.options["rotation"] is True
-    assert Counter(row.seed for row in plan.rows) == {0: 6, 1: 6, 2: 6}
 
 
 def test_settings_of_the_mutual_information_paper():
@@ -120,30 +103,6 @@ def test_paths_are_taken_literally(root):
     assert config.data.options["root"] == root
 
 
-def test_the_sweeps_change_one_thing_at_a_time():
-    plan, configs = make_plan("mi_sweeps", "small", seeds=[0])
-    assert len(plan.rows) == 2 * 7 + 5
-    base = cell(plan, configs, method="Federated SimCLR", variant="base").model_dump()
-    for row in plan.rows:
-        other = configs[row.run].model_dump()
-        changed = {key for key, value in other.items() if value != base[key]}
-        sections = {"partition", "training", "terms", "method"}
-        assert len(changed) == (row.values["variant"] != "base") + (
-            row.values["method"] == "Local SimCLR"
-        )
-        assert changed <= sections
-
-
-def test_a_preset_stands_in_place_of_the_scales_settings():
-    """But for those of the machine."""
-    plan, configs = make_plan("dec_ssl_figure17", "small", seeds=[0], extra=["data.root=photos"])
-    config = configs[plan.rows[0].run]
-    preset = load_config(["preset=dec_ssl_small", "data.root=photos"])
-    for section in ("federation", "evaluation", "model", "data", "method"):
-        assert getattr(config, section).model_dump() == getattr(preset, section).model_dump()
-    assert (config.engine.name, config.device, config.training.threads) == ("inline", "cpu", 1)
-
-
 def test_the_two_ends_of_user_verification_differ_in_the_split_and_the_term():
     plan, configs = make_plan("mi_pairs", "small", seeds=[0])
     assert len(plan.rows) == 2 * 4
@@ -166,74 +125,6 @@ def test_specloss_compares_as_many_outputs_as_orchestra_has_clusters():
             assert config.clustering.options["global_clusters"] == wide
             if row.values["method"] == "f-SpecLoss":
                 assert config.method.settings.outputs == wide
-
-
-def test_rules_follow_their_axis():
-    plan, configs = make_plan("figure6", "paper", only=["CIFAR-10", "Orchestra"])
-    epochs = {k: cell(plan, configs, clients=k).training.local_epochs for k in ("10", "100", "400")}
-    assert epochs == {"10": 1, "100": 10, "400": 40}
-    plan, configs = make_plan("figure7", "paper", only=["CIFAR-10", "Orchestra"])
-    rate = {r: cell(plan, configs, participation=r).training.lr for r in ("0.1", "0.5", "1.0")}
-    assert rate["0.5"] == 0.003
-    assert rate["0.1"] == pytest.approx(0.003 * (0.1 / 0.5) ** 0.5, rel=1e-5)
-    assert rate["1.0"] == pytest.approx(0.003 * 2**0.5, rel=1e-5)
-
-
-def test_rows_are_left_out_where_the_paper_has_none():
-    plan, _ = make_plan("table2", "paper", seeds=[0])
-    variants = {"CIFAR-10": set(), "CIFAR-100": set()}
-    for row in plan.rows:
-        variants[row.values["dataset"]].add(row.values["variant"])
-    assert variants["CIFAR-10"] == {
-        *("base", "G=8", "G=16", "G=64", "G=128", "L=2", "L=4", "L=16", "Reps"),
-    }
-    assert variants["CIFAR-100"] == {
-        *("base", "G=64", "G=128", "G=512", "L=8", "L=64", "Reps"),
-    }
-
-
-def test_small_scale_takes_photographs_where_data_root_is_set():
-    plan, configs = make_plan("table6", "small", seeds=[0])
-    assert {c.data.name for c in configs.values()} == {"digits"}
-    photos = ["data.root=photos.zip", "training.lr=0.01"]
-    plan, configs = make_plan("table6", "small", seeds=[0], extra=photos)
-    assert {(c.data.name, c.training.lr) for c in configs.values()} == {("image_folder", 0.01)}
-    assert plan.command.endswith("experiment=table6 scale=small seeds=0 " + " ".join(photos))
-
-
-def test_only_keeps_rows_with_all_of_the_values():
-    plan, _ = make_plan("figure10", "paper", seeds=[0], only=["CIFAR-10", "1e5", "1e-3"])
-    assert [(r.values["dataset"], r.values["alpha"]) for r in plan.rows] == [
-        ("CIFAR-10", "1e5"),
-        ("CIFAR-10", "1e-3"),
-    ]
-    cut = ["GroupNorm", " clip 3"]  # as a command line separates values
-    plan, _ = make_plan("privacy", "small", seeds=[0], only=cut)
-    assert {row.values["variant"] for row in plan.rows} == {"GroupNorm, clip 3"}
-    assert plan.command.endswith("only='GroupNorm, clip 3'")
-    with pytest.raises(ConfigError, match=r"only=MNIST: must be among CIFAR-10, CIFAR-100, "):
-        make_plan("figure10", "paper", only=["MNIST"])
-    with pytest.raises(ConfigError, match="no row has all of these values"):
-        make_plan("table2", "paper", only=["CIFAR-10", "G=512"])
-
-
-def test_a_runs_name_says_what_is_computed_and_nothing_else():
-    base = run_name(load_config())
-    assert base.startswith("orchestra-affine_digits-k10-a0.1-s0-")
-    same = ["device=cpu", "name=x", "run_dir=y", "terms.proximal.weight=0"]
-    for engine in ("engine=inline", "engine.workers=1", "ray.workers=1"):
-        assert run_name(load_config([*same, engine])) == base
-    assert run_name(load_config(["~terms.proximal"])) == base
-    weighted = run_name(load_config(["terms.proximal.weight=.1"]))
-    assert weighted not in (base, run_name(load_config(["terms.proximal.weight=.2"])))
-    for other in ("seed=1", "training.lr=0.02", "method.ema=0.9", "evaluation.every=1"):
-        assert run_name(load_config([other])) != base
-    roots = ["a/one.zip", "b/one.zip", "a/two.zip"]
-    one, moved, two = (
-        run_name(load_config(["data=image_folder", f"data.root={root}"])) for root in roots
-    )
-    assert one == moved != two
-    assert run_name(load_config(), "split").startswith("split-affine_digits-")
 
 
 def test_plans_are_stored_and_read_back_in_reading_order(tmp_path):
@@ -289,31 +180,6 @@ def test_rows_of_an_earlier_version_do_not_stay(tmp_path):
     plan.write(tmp_path)
     (found,), _ = read_plans(tmp_path)
     assert found.rows == plan.rows
-
-
-def test_a_rule_follows_its_axis_from_what_an_override_sets():
-    plan, configs = make_plan(
-        "figure7", "paper", only=["CIFAR-10", "Orchestra"], extra=["training.lr=0.1"]
-    )
-    rate = {r: cell(plan, configs, participation=r).training.lr for r in ("0.1", "0.5", "1.0")}
-    assert rate["0.5"] == 0.1
-    assert rate["1.0"] == pytest.approx(0.1 * 2**0.5, rel=1e-5)
-
-
-def test_an_override_cannot_set_what_is_varied():
-    with pytest.raises(
-        ConfigError, match=r"training.local_epochs=3: makes .* 1 and 2 the same run"
-    ):
-        make_plan("figure8", "small", extra=["training.local_epochs=3"])
-    for only, override, says in (  # one row is left, whose name would be wrong
-        (["0.1", "Orchestra"], "partition.alpha=5", "alpha 0.1 and 1e5 the same run"),
-        (["0.1", "f-SimCLR"], "method=spectral", "method f-SimCLR and "),
-    ):
-        with pytest.raises(ConfigError, match=f"{override}: makes {says}"):
-            make_plan("figure5", "small", seeds=[0], only=only, extra=[override])
-    for override in ("seed=7", "run_dir=x", "resume=x"):
-        with pytest.raises(ConfigError, match=f"{override}: each run of an experiment has its own"):
-            make_plan("figure8", "small", extra=[override])
 
 
 def test_what_an_override_changes_is_not_compared_with_the_paper():

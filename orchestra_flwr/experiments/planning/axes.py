@@ -1,0 +1,55 @@
+"""The axes of an experiment at a scale, and the combinations of their values that are run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.experiments.planning.description import (
+    AxisValues,
+    Cells,
+    Experiment,
+    Scale,
+    covers,
+)
+from orchestra_flwr.experiments.planning.joined_values import joined_values
+
+Axes = Mapping[str, AxisValues]
+Values = dict[str, str]  # of a row, by axis
+
+
+def axes_of(name: str, experiment: Experiment, settings: Scale, scale: str) -> Axes:
+    """The values of all axes at a scale."""
+    axes = {}
+    for axis, choices in {**experiment.axes, **experiment.at(scale).axes}.items():
+        if not isinstance(choices, str):
+            axes[axis] = choices
+        elif choices in settings.axes:
+            axes[axis] = settings.axes[choices]
+        else:
+            raise ConfigError(
+                f"{name}.axes.{axis}={choices}: must be choices or one of "
+                f"{', '.join(settings.axes)}"
+            )
+    return axes
+
+
+def selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The values that `only` allows, by axis."""
+    found: dict[str, tuple[str, ...]] = {}
+    for value in joined_values(only, {value for choices in axes.values() for value in choices}):
+        matching = [axis for axis, choices in axes.items() if value in choices]
+        if not matching:
+            values = ", ".join(value for choices in axes.values() for value in choices)
+            raise ConfigError(f"only={value}: must be among {values}")
+        found[matching[0]] = (*found.get(matching[0], ()), value)
+    return found
+
+
+def combinations(axes: Axes, selected: Cells, left_out: Sequence[Cells]) -> Iterator[Values]:
+    """The combinations that are run: those that are selected, but for what is left out."""
+    for combination in itertools.product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        if covers(selected, values) and not any(covers(entry, values) for entry in left_out):
+            yield values

@@ -1,0 +1,185 @@
+"""The rows of an experiment: one for each combination and seed, with the name of its run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestra_flwr.config import (
+    RESUME_MAY_CHANGE,
+    Config,
+    ConfigError,
+    Section,
+    is_free,
+    load_config,
+    without_unread,
+)
+from orchestra_flwr.experiments.planning.axes import Axes, Values
+from orchestra_flwr.experiments.planning.description import Experiment, Overrides, Scale, covers
+from orchestra_flwr.experiments.planning.scaling import scaled_override
+from orchestra_flwr.fingerprints import fingerprint_of
+
+# Overrides that a measure needs.
+NEEDED: Mapping[str, Overrides] = {
+    "unsupervised": ("evaluation.unsupervised=true",),
+    **dict.fromkeys(("linear_10", "linear_1"), ("evaluation.few_labels=true",)),
+    **dict.fromkeys(
+        ("linear_recalibrated", "accuracy_recalibrated"), ("evaluation.recalibrated=true",)
+    ),
+    **dict.fromkeys(("drift", "drift_pairs"), ("evaluation.drift=true",)),
+    **dict.fromkeys(
+        ("own_linear", "own_linear_worst", "own_accuracy", "own_accuracy_worst"),
+        ("evaluation.clients=true",),
+    ),
+}
+
+
+class Row(Section):
+    """One run of an experiment.
+
+    Attributes:
+        values: the row's value on each axis.
+        seed: of the run.
+        overrides: arguments of `orchestra-sim`, without the seed.
+        run: the name of its folder.
+        rounds: that the run has when it is complete; None in plans of before.
+    """
+
+    values: dict[str, str]
+    seed: int
+    overrides: Overrides
+    run: str
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Composer:
+    """Composes the overrides of rows."""
+
+    experiment: Experiment
+    settings: Scale
+    scale: str
+    axes: Axes
+    extra: Sequence[str]
+
+    def rows(
+        self, combinations: Iterable[Values], seeds: Sequence[int]
+    ) -> tuple[list[Row], dict[str, Config]]:
+        """A row for every combination and seed, and the configuration of each run by its name."""
+        rows, configs = [], {}
+        for values in combinations:
+            overrides, config = self.compose(values)
+            rounds = config.federation.rounds
+            for seed in dict.fromkeys(seeds):
+                seeded = config.model_copy(update={"seed": seed})
+                run = run_name(seeded, self.experiment.work)
+                configs[run] = seeded
+                rows.append(
+                    Row(values=values, seed=seed, overrides=overrides, run=run, rounds=rounds)
+                )
+        return rows, configs
+
+    def run(self, values: Mapping[str, str], seed: int) -> str:
+        """The name of a row's run; "" of a row that does not compose, such as one left out."""
+        try:
+            _, config = self.compose(values)
+        except ConfigError:
+            return ""
+        return run_name(config.model_copy(update={"seed": seed}), self.experiment.work)
+
+    def compose(self, values: Mapping[str, str]) -> tuple[Overrides, Config]:
+        """The overrides of a row that its run reads, without the seed, and its configuration."""
+        overrides = [*self._overrides(values), *self.extra]
+        scaling = self.experiment.scaling
+        if scaling:
+            without = {axis: value for axis, value in values.items() if axis != scaling.axis}
+            config, reference = (
+                load_config(chosen)
+                for chosen in (overrides, [*self._overrides(without), *self.extra])
+            )
+            overrides.append(scaled_override(scaling.rule, config, reference))
+        read = without_unread(load_config(overrides), overrides)
+        return tuple(read), load_config(read)
+
+    def _overrides(self, values: Mapping[str, str]) -> list[str]:
+        here = self.experiment.at(self.scale)
+        chosen = {**self.experiment.axes, **here.axes}
+        shared = [axis for axis in values if isinstance(chosen[axis], str)]
+        specific = [axis for axis in values if axis not in shared]
+        return [
+            *self.settings.machine,
+            *([f"preset={here.preset}"] if here.preset else self._scaled()),
+            *here.overrides,
+            *dict.fromkeys(o for m in self.experiment.measures for o in NEEDED.get(m, ())),
+            *(o for axis in shared for o in self.axes[axis][values[axis]]),
+            *(o for a in self.settings.adjustments if covers(a.when, values) for o in a.overrides),
+            *(o for axis in specific for o in self.axes[axis][values[axis]]),
+        ]
+
+    def _scaled(self) -> Overrides:
+        """The scale's own settings."""
+        rooted = any(override.startswith("data.root=") for override in self.extra)
+        further = self.settings.with_root if rooted else self.settings.without_root
+        return (*self.settings.overrides, *further)
+
+
+def check_rows_differ(rows: Sequence[Row], composer: Composer) -> None:
+    """Refuses overrides in whose place an axis has its values, also where `only` leaves one value.
+
+    Raises:
+        ConfigError: a row and one with another value of an axis would be the same run, and are not
+            without the overrides.
+    """
+    if all(map(is_free, composer.extra)):
+        return
+    plain, seed = replace(composer, extra=()), rows[0].seed
+    runs = {tuple(row.values.items()): row.run for row in rows if row.seed == seed}
+    for values, run in list(runs.items()):
+        row = dict(values)
+        for axis, choice in ((axis, c) for axis, choices in composer.axes.items() for c in choices):
+            other = {**row, axis: choice}
+            key = tuple(other.items())
+            if choice == row[axis]:
+                continue
+            if key not in runs:
+                runs[key] = composer.run(other, seed)
+            if runs[key] == run and plain.run(other, seed) != plain.run(row, seed):
+                raise ConfigError(
+                    f"{' '.join(composer.extra)}: makes {axis} {row[axis]} and {choice} the same "
+                    "run; an override cannot set what the experiment varies"
+                )
+
+
+def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -> str:
+    """A run's folder: readable, and equal for two runs only if they compute the same.
+
+    Experiments share runs by it. Where a run is computed and what is shown meanwhile makes no
+    difference (`RESUME_MAY_CHANGE`), nor does a term of weight 0.
+
+    Args:
+        config: of the run.
+        work: what is done, the first part of the name where it is no training.
+        whole_root: whether the whole path of `data.root` makes a difference, and not only its last
+            part, by which images that were moved are still the same.
+    """
+    values = config.model_dump()
+    values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
+    root = config.data.options.get("root")
+    for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
+        *path, last = key.split(".")
+        section = values
+        for part in path:
+            section = section[part]
+        section.pop(last, None)
+    if root and whole_root:
+        values["root"] = str(Path(root).expanduser().resolve())
+    else:
+        values["root"] = Path(root).name if root else None
+    digest = fingerprint_of(json.dumps(values, sort_keys=True), digits=10)
+    dirichlet = config.partition.name == "dirichlet"
+    split = f"-a{config.partition.settings.alpha:g}" if dirichlet else ""
+    clients = f"k{config.federation.clients}"
+    what = config.method.name if work == "train" else work
+    return f"{what}-{config.data.name}-{clients}{split}-s{config.seed}-{digest}"
