@@ -6,7 +6,14 @@ import shutil
 import pytest
 from omegaconf import OmegaConf
 
-from orchestra_flwr.config import Config, ConfigError, EvaluateConfig, compose, translate
+from orchestra_flwr.config import (
+    Config,
+    ConfigError,
+    EvaluateConfig,
+    compose,
+    load_config,
+    translate,
+)
 from orchestra_flwr.config.overrides import read_overrides
 from orchestra_flwr.config.translate import conf_dir, for_hydra
 from orchestra_flwr.deployment.client_config import ClientConfig
@@ -51,6 +58,15 @@ OTHERS = (
     (ClientConfig, ("name=me",)),
     (EvaluateConfig, ("data=cifar10", "device=cpu", "data.root=x")),
     (ServerConfig, ("federation.min_clients=4", "data=cifar10", "preset=mutual_information")),
+)
+
+OVERLAPPING = (
+    ("federation=silo", "merging=fedbn"),
+    ("federation=silo", "method=byol", "training=silo"),
+    ("preset=mutual_information", "server_optimizer=momentum", "merging=fedbn"),
+    ("preset=dec_ssl", "method=orchestra", "schedule=constant", "exchange=cycle"),
+    ("preset=released_code", "clustering=private", "method=simclr", "evaluation=default"),
+    ("data=cifar10", "clustering=private", "method=byol", "method=dino"),
 )
 
 
@@ -99,6 +115,33 @@ def test_every_choice_and_value_is_composed_as_by_hydra(i):
 def test_every_kind_of_configuration_is_composed_as_by_hydra(section, overrides):
     assert is_quick(section, overrides)
     assert outcome(section, overrides) == by_hydra(section, overrides)
+
+
+@pytest.mark.parametrize("section", [Config, ServerConfig])
+@pytest.mark.parametrize("overrides", OVERLAPPING)
+def test_a_choice_beside_one_that_changes_others_is_composed_as_by_hydra(section, overrides):
+    assert outcome(section, overrides) == by_hydra(section, overrides)
+    assert outcome(section, overrides[::-1]) == by_hydra(section, overrides[::-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", [f"{g}={file}" for g, files in GROUPS.items() for file in files])
+def test_every_choice_alone_is_composed_as_by_hydra(choice):
+    assert outcome(Config, [choice]) == by_hydra(Config, [choice])
+
+
+def test_hydra_composes_once_for_all_choices_that_change_no_others(monkeypatch):
+    compose._pickled.cache_clear()
+    composed = []
+    by_hydra = compose._by_hydra
+    monkeypatch.setattr(
+        compose, "_by_hydra", lambda *words: composed.append(words) or by_hydra(*words)
+    )
+    for method in ("byol", "simclr"):
+        config = load_config(["data=digits", f"method={method}", "merging=fedbn", "partition=iid"])
+        assert (config.method.name, config.merging.name) == (method, "fedbn")
+        assert config.partition.name == "iid"
+    assert len(composed) == 1
 
 
 @pytest.mark.parametrize("override", [*HYDRA_ALONE, *WRONG])
