@@ -272,5 +272,5 @@ def test_a_total_budget_below_one_release_is_refused():
 )  # fmt: skip
 def test_scores_without_noise_are_refused_beside_differential_privacy(private):
     assert load_config(private).evaluation.unsupervised is False
-    with pytest.raises(ConfigError, match="^evaluation.unsupervised=True: .* must be false with"):
+    with pytest.raises(ConfigError, match="^evaluation.unsupervised=true: .* must be false with"):
         load_config([*private, "evaluation.unsupervised=true"])
