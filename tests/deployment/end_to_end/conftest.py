@@ -184,6 +184,7 @@ class Machines:
     def end(self):
         for running in reversed(self._running):
             running.end()
+            print(running.text)  # pytest shows it of a test that failed
 
 
 @pytest.fixture
