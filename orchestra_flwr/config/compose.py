@@ -43,6 +43,8 @@ from orchestra_flwr.config.unread import refuse_unread
 
 C = TypeVar("C", bound=Composed)
 _ONE_AT_A_TIME = threading.Lock()  # what Hydra has initialised is global
+PACKAGE = re.compile(r"^\s*#\s*@package\s+(\S+)", re.MULTILINE)  # as Hydra reads them
+DEFAULTS = re.compile(r"^defaults\s*:", re.MULTILINE)
 
 
 def load_config(overrides: Sequence[str] = (), *, all_read: bool = False) -> Config:
@@ -185,13 +187,14 @@ def _independent(section: type[Composed], choices: Sequence[str], folder: Path) 
             defaults[group] = ""
     for group, default in defaults.items():
         texts = [file.read_text() for file in (folder / group).glob("*.yaml")]
-        others = [
-            text for text in texts if re.search("^(# @package|defaults:)", text, re.MULTILINE)
-        ]
-        if others:
+        if any(PACKAGE.search(text) or DEFAULTS.search(text) for text in texts):
             changed.add(group)
         if default != "null" or group in files:
-            changed |= {key for text in others if "# @package" in text for key in _keys(text)}
+            for text in texts:
+                package = PACKAGE.search(text)
+                if package and package[1] != "_global_":
+                    return {}  # for Hydra to say what it changes
+                changed.update(_keys(text) if package else ())
     return {group: file for group, file in files.items() if group not in changed}
 
 

@@ -162,7 +162,9 @@ def composed_epsilon(
 
 
 @cache
-def _composed(noise_multiplier: float, drawn: Sequence[Sequence[int]], delta: float) -> float:
+def _composed(
+    noise_multiplier: float, drawn: tuple[tuple[int, int, int], ...], delta: float
+) -> float:
     import dp_accounting  # takes seconds, and only noisy runs need it
     from dp_accounting.rdp import RdpAccountant
 

@@ -174,5 +174,10 @@ def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
         text = (folder / "config.yaml").read_text()
         (folder / "config.yaml").write_text(re.sub("seed: [0-9]+", f"seed: {seed}", text))
         assert compose._compose(Config, []).seed == int(seed)
+    for package, content in (("_global_", "merging: {late: 3}\n"), ("merging", "late: 3\n")):
+        for header in (f"# @package {package}", f"#@package  {package}"):
+            (folder / "shift" / "mine.yaml").write_text(f"{header}\n{content}")
+            given = ["shift=mine", "merging=fedbn"]
+            assert outcome(Config, given) == by_hydra(Config, given)
     (folder / "training" / "mine.yaml").write_text("lr: 3\n")
     assert compose._compose(Config, read_overrides(["training=mine"])).training.lr == 3

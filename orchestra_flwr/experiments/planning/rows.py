@@ -56,7 +56,13 @@ class Row(Section):
 
 @dataclass(frozen=True)
 class Composer:
-    """Composes the overrides of rows."""
+    """Composes the rows of an experiment at a scale.
+
+    Attributes:
+        experiment, settings, scale: what is run, the scale's settings, and its name.
+        axes: the values of each axis at the scale.
+        extra: overrides of the command, of every row.
+    """
 
     experiment: Experiment
     settings: Scale
