@@ -8,6 +8,9 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
+# Set in many images. Without bytecode on disk every process compiles all that it imports: 5 s each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-slow test-extras test-faults bench docs lint lint-deploy audit clean
 
 setup: $(READY)

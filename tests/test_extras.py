@@ -84,40 +84,40 @@ def test_a_client_says_what_private_clustering_needs(tmp_path):
     assert asked.stderr.endswith(line.replace("epsilon, privacy.total_epsilon", "epsilon=1"))
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("main", "run_sim.py"), ("server_main", "run_server.py"),
-        ("evaluate_main", "python -m orchestra_flwr.evaluation"),
-        ("embed_main", "orchestra-embed"), ("label_main", "orchestra-label"),
-        ("export_main", "orchestra-export"),
-    ],
-)  # fmt: skip
-def test_any_other_command_says_in_one_line_what_to_install(command, name, tmp_path):
-    """Commands with other required keys may name those first: they are complete here."""
+# Commands with other required keys may name those first: they are complete here.
+COMMANDS = {
+    "main": ("run_sim.py", []),
+    "server_main": ("run_server.py", []),
+    "evaluate_main": ("python -m orchestra_flwr.evaluation", ["run=."]),
+    "embed_main": ("orchestra-embed", ["run=.", "images=."]),
+    "label_main": ("orchestra-label", ["run=.", "images=.", "labels=labels.csv"]),
+    "export_main": ("orchestra-export", ["run=."]),
+}
+MODULES = ("orchestra_flwr.experiments", "orchestra_flwr.experiments.theory")
+
+
+def test_any_other_command_says_in_one_line_what_to_install(tmp_path):
     (tmp_path / "encoder.safetensors").touch()
     (tmp_path / "encoder.json").touch()
-    arguments = {
-        "evaluate_main": [f"run={tmp_path}"],
-        "export_main": [f"run={tmp_path}"],
-        "embed_main": [f"run={tmp_path}", f"images={tmp_path}"],
-        "label_main": [f"run={tmp_path}", f"images={tmp_path}", "labels=labels.csv"],
-    }
-    program = f"from orchestra_flwr.cli import {command}; sys.exit({command}())"
-    done = python(program, *arguments.get(command, []))
-    line = f"error: {name}: matplotlib is not installed; pip install 'orchestra-flwr[server]'\n"
-    assert (done.returncode, done.stderr) == (2, line)
-
-
-@pytest.mark.parametrize("module", ["experiments", "experiments.theory"])
-def test_a_module_that_is_run_says_it_as_well(module, tmp_path):
-    program = f"import runpy; runpy.run_module('orchestra_flwr.{module}', run_name='__main__')"
+    program = f"""if True:
+        import os, runpy
+        from orchestra_flwr import cli
+        os.chdir({str(tmp_path)!r})
+        for command, (_, arguments) in {COMMANDS!r}.items():
+            print(getattr(cli, command)(arguments))
+        for module in {MODULES!r}:
+            try:
+                runpy.run_module(module, run_name="__main__")
+            except SystemExit as error:
+                print(error.code)
+    """
     done = python(program, tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"error: python -m orchestra_flwr.{module}: matplotlib is not installed; "
-        "pip install 'orchestra-flwr[server]'\n"
-    )
+    names = [*(name for name, _ in COMMANDS.values()), *(f"python -m {name}" for name in MODULES)]
+    assert done.stderr.splitlines() == [
+        f"error: {name}: matplotlib is not installed; pip install 'orchestra-flwr[server]'"
+        for name in names
+    ]
+    assert done.stdout.split() == ["2"] * len(names)
 
 
 def test_from_python_as_well():

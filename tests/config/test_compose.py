@@ -117,7 +117,7 @@ def test_every_kind_of_configuration_is_composed_as_by_hydra(section, overrides)
     assert outcome(section, overrides) == by_hydra(section, overrides)
 
 
-@pytest.mark.parametrize("section", [Config, ServerConfig])
+@pytest.mark.parametrize("section", [Config, pytest.param(ServerConfig, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("overrides", OVERLAPPING)
 def test_a_choice_beside_one_that_changes_others_is_composed_as_by_hydra(section, overrides):
     assert outcome(section, overrides) == by_hydra(section, overrides)

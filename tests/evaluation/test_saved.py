@@ -1,5 +1,6 @@
 """A saved encoder judged as a person does it: the command, its file, and one line for bad input."""
 
+import importlib
 import json
 import shutil
 
@@ -10,7 +11,11 @@ from PIL import Image
 from orchestra_flwr.cli import evaluate_main
 from orchestra_flwr.config import ConfigError, EvaluateConfig, ModelConfig, config_to_yaml, load
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.evaluation import extract_features, knn_accuracy, linear_accuracy
+from orchestra_flwr.evaluation import (
+    extract_features,
+    knn_accuracy,
+    linear_accuracy,
+)
 from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
@@ -38,7 +43,10 @@ def command(capsys):
     return call
 
 
-def test_the_file_holds_what_the_runs_own_images_give(run, command, tiny):
+def test_the_file_holds_what_the_runs_own_images_give(run, command, tiny, monkeypatch):
+    fine_tuning = importlib.import_module("orchestra_flwr.evaluation.finetune")
+    monkeypatch.setattr(fine_tuning, "EPOCHS", dict.fromkeys(fine_tuning.EPOCHS, 2))
+    monkeypatch.setattr(fine_tuning, "LEAST_STEPS", 4)
     code, out, _ = command(f"run={run}", "protocols=[knn,linear,finetune]", "seeds=2")
     assert code == 0
     assert "| kNN " in out and "fine-tuned with 1 % of the labels" in out and "±" in out

@@ -1,5 +1,6 @@
 """Run folders as runs and experiments leave them, with results made up by a test."""
 
+import functools
 import itertools
 import json
 
@@ -11,6 +12,11 @@ from orchestra_flwr.experiments import Plan, Row, load_experiment, load_scale
 VERSIONS = {"orchestra_flwr": "0.1.0", "python": "3.11", "cpu": "Abacus 9", "commit": "abc123"}
 
 
+@functools.cache
+def _config(overrides):
+    return config_to_yaml(load_config(overrides))
+
+
 @pytest.fixture
 def make_run(tmp_path):
     """Writes a run folder; None as its summary: it has not ended."""
@@ -18,8 +24,7 @@ def make_run(tmp_path):
     def make(name, summary, *, metrics=(), finetune=None, overrides=(), folder=tmp_path):
         path = folder / name
         path.mkdir(parents=True)
-        config = load_config(["data=cifar10", *overrides])
-        (path / "config.yaml").write_text(config_to_yaml(config))
+        (path / "config.yaml").write_text(_config(("data=cifar10", *overrides)))
         lines = [json.dumps({"round": n, **record}) + "\n" for n, record in enumerate(metrics)]
         (path / "metrics.jsonl").write_text("".join(lines))
         if summary is not None:

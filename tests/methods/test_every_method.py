@@ -45,13 +45,16 @@ def stripes():
     return ImageSet((images * 60 + 128).clamp(0, 255).to(torch.uint8), labels)
 
 
-@pytest.fixture(params=["digits", "colour"])
+IN_BOTH = pytest.mark.parametrize("task", ["digits", "colour"], indirect=True)
+
+
+@pytest.fixture
 def task(request, tiny):
-    """The configuration of a method, and its images."""
+    """The configuration of a method, and its images: digits, or coloured ones."""
 
     def configured(name, *overrides):
         overrides = (*NEEDS.get(name, ()), *overrides)
-        if request.param == "digits":
+        if getattr(request, "param", "digits") == "digits":
             return tiny(*GRAY, f"method={name}", *overrides), digits()
         learns = MethodConfig.room.find(name).learns_labels
         named = ["method.classes=[a,b,c,d]"] if learns else []
@@ -89,9 +92,11 @@ def a_batch(method, images, count=16):
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
-    "task", ["digits", pytest.param("colour", marks=pytest.mark.slow)], indirect=True
+    ("task", "epochs"),
+    [("digits", 12), pytest.param("colour", 25, marks=pytest.mark.slow)],
+    indirect=["task"],
 )
-def test_a_round_trains_all_that_is_trained_and_the_loss_falls(task, name):
+def test_a_round_trains_all_that_is_trained_and_the_loss_falls(task, epochs, name):
     config, images = task(name)
     learner = build(config)
     before = copy.deepcopy(learner)
@@ -103,12 +108,13 @@ def test_a_round_trains_all_that_is_trained_and_the_loss_falls(task, name):
     assert trained <= moved and all("target" in name for name in moved - trained)
     assert all(torch.isfinite(t).all() for t in learner.state(Role.SHARED).values())
 
-    longer, _ = task(name, "training.local_epochs=25")
+    longer, _ = task(name, f"training.local_epochs={epochs}")
     again = train(build(longer), longer, images)  # a mean over all steps
     falling = "rotation" if name.startswith("orchestra") else next(iter(first.losses))
     assert again.losses[falling] < first.losses[falling]
 
 
+@IN_BOTH
 @pytest.mark.parametrize("name", METHODS)
 def test_every_parameter_that_is_trained_gets_a_gradient_in_each_step(task, name, monkeypatch):
     config, images = task(name)
@@ -185,6 +191,7 @@ def test_every_tensor_has_a_role_and_an_unknown_name_is_an_error(task, name, rem
             method.role(unknown)
 
 
+@IN_BOTH
 @pytest.mark.parametrize("name", METHODS)
 def test_sizes_are_known_without_a_network(task, name, monkeypatch):
     """What is released and which classes are learned is asked of the class."""
@@ -215,6 +222,7 @@ def test_what_is_contributed_is_what_the_release_says(task, name):
         assert array.shape[1:] == (width,) and len(array) <= most
 
 
+@IN_BOTH
 @pytest.mark.parametrize("name", METHODS)
 def test_features_are_one_row_an_image_for_each_view_with_gradient(task, name):
     config, images = task(name)

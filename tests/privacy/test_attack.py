@@ -13,7 +13,7 @@ from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 
 MEMBERS, OTHERS, CLIENTS = 128, 128, 12
-ROUNDS, PUBLIC, SHADOWS = 20, 320, 3
+ROUNDS, PUBLIC, SHADOWS = 10, 320, 3
 TRUTH = np.arange(MEMBERS + OTHERS) < MEMBERS
 # Only then a projector has the statistics that evaluation mode needs.
 EVALUATED = ("clustering=private", "privacy.epsilon=1")

@@ -77,8 +77,7 @@ def trained(learners, rounds, together):
 
 @pytest.mark.parametrize("chosen", COMBINATIONS, ids=" ".join)
 def test_steps_taken_as_one_are_those_of_each_client(tiny, chosen):
-
-    config = tiny("training.batch_size=8", "training.lr=0.003", "training.local_epochs=2", *chosen)
+    config = tiny("training.batch_size=8", "training.lr=0.003", *chosen)
     learners, rounds = clients(config)
     alone, results = trained(learners, rounds, together=False)
     beside, found = trained(learners, rounds, together=True)

@@ -21,8 +21,6 @@ from orchestra_flwr.models import load_encoder, normalise
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import build_learner, torch_threads
 
-pytestmark = pytest.mark.usefixtures("exact_probes")
-
 
 @pytest.fixture
 def config(tiny, tmp_path):

@@ -9,8 +9,6 @@ from orchestra_flwr.federation.server.evaluator import AS_INITIALISED, Evaluator
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.training import build_learner, torch_threads
 
-pytestmark = pytest.mark.usefixtures("exact_probes")
-
 
 def test_scores_of_both_backbones_leave_the_method_as_it_was(tiny):
     config = tiny()
