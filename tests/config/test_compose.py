@@ -102,7 +102,13 @@ def seen(node):
     return type(node), values, OmegaConf.is_readonly(node), OmegaConf.is_struct(node)
 
 
-@pytest.mark.parametrize("i", range(max(map(len, GROUPS.values()))))
+ALL = range(max(map(len, GROUPS.values())))
+SOME = 3  # of them in `make test`, each with a choice of every group and a fourth of the values
+
+
+@pytest.mark.parametrize(
+    "i", [*ALL[:SOME], *(pytest.param(i, marks=pytest.mark.slow) for i in ALL[SOME:])]
+)
 def test_every_choice_and_value_is_composed_as_by_hydra(i):
     """All choices of all groups, and values in several orders, some of them given again."""
     choices = [f"{group}={files[i % len(files)]}" for group, files in GROUPS.items()]

@@ -13,7 +13,7 @@ from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 
 MEMBERS, OTHERS, CLIENTS = 128, 128, 12
-ROUNDS, PUBLIC, SHADOWS = 10, 320, 3
+ROUNDS, PUBLIC, SHADOWS = 20, 320, 3
 TRUTH = np.arange(MEMBERS + OTHERS) < MEMBERS
 # Only then a projector has the statistics that evaluation mode needs.
 EVALUATED = ("clustering=private", "privacy.epsilon=1")
@@ -80,6 +80,7 @@ def test_features_give_every_image_away_and_centroids_hardly_any(tiny, digits):
     assert abs(found["private"] - 0.5) < 0.05
 
 
+@pytest.mark.slow
 def test_rounds_add_up_for_centroids_and_hardly_for_private_ones(tiny, digits):
     """A better attacker, over the rounds of a run.
 
