@@ -45,6 +45,19 @@ def test_an_import_leaves_out_what_takes_seconds(program):
     assert not imported(program) & set(REFUSED[program])
 
 
+def test_the_size_of_a_model_is_known_without_the_compiler(tiny):
+    """It is asked for before a run starts, and its rules take up to 2.4 s to import."""
+    program = """if True:
+        from orchestra_flwr.config import Config
+        from orchestra_flwr.training import check_memory
+        for config in sys.argv[1:]:
+            check_memory(Config.from_json(config), 1)
+    """
+    mae = ("method=mae", "model=vit_tiny", "model.width=24")
+    configs = [tiny(*given).to_json() for given in ((), ("method=dino",), mae)]
+    assert not imported(program, *configs) & {"sympy", *COMPILER}
+
+
 def test_a_worker_imports_only_what_a_client_needs(tiny):
     """With the run's images and the learner, as before its first step."""
     program = """if True:

@@ -8,7 +8,10 @@ from orchestra_flwr.training import build_learner, check_memory, needed_memory
 
 
 def test_the_size_is_that_of_the_learner_that_is_built(tiny):
-    for overrides in ((), ("method=byol", "terms.proximal.weight=1"), ("model=resnet18",)):
+    for overrides in (
+        (), ("method=byol", "terms.proximal.weight=1"), ("model=resnet18",), ("method=dino",),
+        ("method=mae", "model=vit_tiny", "model.width=24"),
+    ):  # fmt: skip
         config = tiny(*overrides)
         state = build_learner(config, 3).state_dict().values()
         size = sum(t.numel() * t.element_size() for t in state)
