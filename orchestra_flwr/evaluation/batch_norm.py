@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,7 +17,11 @@ from orchestra_flwr.models import Backbone, normalise
 
 @torch.no_grad()
 def recalibrated(
-    backbone: Backbone, images: Tensor, batch_size: int, by: Normalisation
+    backbone: Backbone,
+    images: Tensor,
+    batch_size: int,
+    by: Normalisation,
+    passed: Callable[[int, int], None] = lambda done, total: None,
 ) -> Backbone:
     """A copy of a backbone with BatchNorm statistics of these images.
 
@@ -31,6 +36,7 @@ def recalibrated(
         batch_size: images at once, at most, but never fewer than two; batches differ in size by one
             image at most, so that all images count (nearly) the same.
         by: how they are normalised, `data.normalise`.
+        passed: called with how many images have been passed, and of how many.
 
     Returns:
         The copy, on the same device, its modules in the modes that they had.
@@ -52,8 +58,11 @@ def recalibrated(
         norm.train()
     batches = max(1, min(math.ceil(len(images) / batch_size), len(images) // 2))
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    done = 0
     for chosen in torch.tensor_split(order.to(images.device), batches):
         result(normalise(images[chosen].to(device).float() / 255, by))
+        done += len(chosen)
+        passed(done, len(images))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     for module, training in modes:

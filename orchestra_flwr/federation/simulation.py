@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -16,6 +16,7 @@ from orchestra_flwr.federation.population import (
     evaluation_dataset,
     load_population,
 )
+from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import check_split, recorded_split
@@ -62,6 +63,7 @@ def simulate(
         FederationError: the run could not be completed.
     """
     _announce(config, population, progress)
+    evaluator = Evaluator(config, evaluation_dataset(config, population), progress.images_evaluated)
     starting = ExitStack()
 
     def serve(grid: Grid, workers: int) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def simulate(
             grid,
             config,
             members,
-            dataset=evaluation_dataset(config, population),
+            evaluator=evaluator,
             folder=folder,
             progress=progress,
             workers=workers,
@@ -82,11 +84,24 @@ def simulate(
     engine, why = configured.chosen(population)
     if why:
         progress.message(why)
-    with recorded_split(config, population, folder), starting:
+    with (
+        recorded_split(config, population, folder),
+        _first_evaluation(config, engine, evaluator),
+        starting,
+    ):
         starting.enter_context(
             progress.phase(f"starting the workers (engine={config.engine.name})")
         )
         return engine.run(serve, len(population.parts))
+
+
+def _first_evaluation(
+    config: Config, engine: Engine, evaluator: Evaluator
+) -> AbstractContextManager[None]:
+    """That of the untrained encoder, while an engine starts that takes a while."""
+    if engine.starts_at_once or config.resume is not None:
+        return nullcontext()
+    return evaluator.beside(starting_learner(config, config.data.channels).method)
 
 
 def _announce(config: Config, population: Population, progress: Progress) -> None:

@@ -14,6 +14,7 @@ from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
 from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.federation.server.checkpoint import FILE
+from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.reporting import RunFolder, make_progress
@@ -140,7 +141,7 @@ def federate():
                 made,
                 config,
                 members(made, list(population.parts)),
-                dataset=population.dataset if evaluate else None,
+                evaluator=Evaluator(config, population.dataset if evaluate else None),
                 folder=folder,
                 progress=progress,
             )

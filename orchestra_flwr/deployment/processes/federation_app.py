@@ -62,6 +62,7 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     from orchestra_flwr.deployment.server_config import ServerConfig
     from orchestra_flwr.federation.messages.replies import reply_limit
     from orchestra_flwr.federation.messages.schema import Schemas
+    from orchestra_flwr.federation.server.evaluator import Evaluator
     from orchestra_flwr.federation.server.loop import run_federation
     from orchestra_flwr.federation.server.members import ConnectedMembers
     from orchestra_flwr.reporting import RunFolder
@@ -84,8 +85,9 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     assert config.federation.min_clients is not None
     members = ConnectedMembers(streaming, greeting, config.federation.min_clients, progress.message)
     folder = RunFolder.resume(path)
+    evaluator = Evaluator(config, dataset, progress.images_evaluated)
     summary = run_federation(
-        streaming, config, members, dataset=dataset, folder=folder, progress=progress
+        streaming, config, members, evaluator=evaluator, folder=folder, progress=progress
     )
     channel.send({"event": "finished", "summary": summary})
 

@@ -23,6 +23,8 @@ class Engine(Plugin, ABC):
         config: of the run.
     """
 
+    starts_at_once = False  # whether :meth:`run` calls `serve` without a wait
+
     def __init__(self, settings: Any, config: Config) -> None:
         self.settings = settings
         self.config = config

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import signal
@@ -43,7 +42,6 @@ class _RayStart:
         with _one_at_a_time:
             try:
                 load_ray()
-                importlib.import_module("flwr.simulation")  # takes seconds as well
                 start_ray(self.init_args)
             except BaseException as error:  # wait() raises it in the thread that needs Ray
                 self._error = error

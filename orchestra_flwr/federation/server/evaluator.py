@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,6 +56,7 @@ class Evaluator:
         self.spec = EncoderSpec.of(config)
         self._passed = passed
         self._remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._one_at_a_time, self._is_over = threading.Lock(), threading.Event()
 
     @property
     def why_not(self) -> str | None:
@@ -104,7 +108,7 @@ class Evaluator:
             return None
         backbones = list(kept_first(method, self.config.evaluation.backbone).items())
         found: Scores = {}
-        with torch_threads():
+        with self._one_at_a_time, torch_threads():
             for name, backbone in backbones[:1] if kept_only else backbones:
                 head = classification_head_of(method, backbone)
                 digest = weights_digest(backbone, *([] if head is None else [head]))
@@ -116,6 +120,20 @@ class Evaluator:
         while len(self._remembered) > MOST_REMEMBERED:
             self._remembered.popitem(last=False)
         return found
+
+    @contextmanager
+    def beside(self, untrained: Method) -> Iterator[None]:
+        """Evaluates a method that nobody has trained, in a thread beside the block.
+
+        :meth:`scores` of it waits for that, and fails where this has failed. With the block the
+        evaluation ends, after a batch or a probe at most, and this evaluator is of no more use.
+        """
+        with ThreadPoolExecutor(1, "evaluation") as thread:
+            thread.submit(self.scores, untrained, untrained=True)
+            try:
+                yield
+            finally:
+                self._is_over.set()
 
     @property
     def batch_norm(self) -> str:
@@ -142,13 +160,18 @@ class Evaluator:
             return self._recalibrated(backbone)
         return Encoder(self.spec, copy.deepcopy(backbone))
 
-    def _recalibrated(self, backbone: Backbone) -> Encoder:
+    def _recalibrated(self, backbone: Backbone, name: str = "") -> Encoder:
         assert self.dataset is not None
         images, size = self.dataset.train.images, self.config.evaluation.batch_size
+        normalise, passed = self.config.data.normalise, partial(self._show, name)
         with torch_threads(self.config.training.threads):  # the same bits on every machine
-            return Encoder(
-                self.spec, recalibrated(backbone, images, size, self.config.data.normalise)
-            )
+            return Encoder(self.spec, recalibrated(backbone, images, size, normalise, passed))
+
+    def _show(self, name: str, done: int, total: int) -> None:
+        if self._is_over.is_set():
+            raise FederationError("the run has ended")
+        if name:  # otherwise nothing is evaluated
+            self._passed(name, done, total)
 
     def _scores(
         self, name: str, backbone: Backbone, head: nn.Module | None, untrained: bool
@@ -156,12 +179,12 @@ class Evaluator:
         has_norm = self.config.model.has_batch_norm
         replaced = has_norm and (untrained or self.batch_norm == RECALIBRATED)
         as_it_is = Encoder(self.spec, copy.deepcopy(backbone))
-        main = self._score(name, self._recalibrated(backbone) if replaced else as_it_is, head)
+        main = self._score(name, self._recalibrated(backbone, name) if replaced else as_it_is, head)
         scores: dict[str, Any] = dict(main)
         if self.config.evaluation.recalibrated:
             same = replaced or not has_norm
             scores[RECALIBRATED] = (
-                main if same else self._score(name, self._recalibrated(backbone), head)
+                main if same else self._score(name, self._recalibrated(backbone, name), head)
             )
         if untrained and has_norm:
             scores[AS_INITIALISED] = self._score(name, as_it_is, head)
@@ -186,7 +209,7 @@ class Evaluator:
                 seed=self.config.seed,
                 shown=self.dataset.shown,
                 classifier=None if head is None or targets is None else (head, targets),
-                passed=lambda done, total: self._passed(name, done, total),
+                passed=partial(self._show, name),
             )
         except ValueError as error:
             raise FederationError(f"the encoder cannot be evaluated: {error}") from error

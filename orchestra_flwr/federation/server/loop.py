@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.data import Dataset
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
 from orchestra_flwr.federation.messages.arrays import CLIENTS, RUN
 from orchestra_flwr.federation.messages.schema import Schemas
@@ -64,7 +63,7 @@ def run_federation(
     config: Config,
     members: Members,
     *,
-    dataset: Dataset | None,
+    evaluator: Evaluator,
     folder: RunFolder,
     progress: Progress,
     workers: int | None = None,
@@ -75,7 +74,7 @@ def run_federation(
         grid: yields replies in the order of the messages.
         config: the run's configuration.
         members: the clients; asked for before every round.
-        dataset: the server's own images, to evaluate the encoders with; None if it has none.
+        evaluator: of the run, with the server's own images if it has any.
         folder: where everything is written; a checkpoint in it is continued.
         progress: what a person sees.
         workers: clients that are trained at the same time, where that is known.
@@ -91,7 +90,7 @@ def run_federation(
             grid,
             config,
             members,
-            dataset=dataset,
+            evaluator=evaluator,
             folder=folder,
             progress=progress,
             workers=workers,
@@ -108,7 +107,7 @@ class _Run:
         config: Config,
         members: Members,
         *,
-        dataset: Dataset | None,
+        evaluator: Evaluator,
         folder: RunFolder,
         progress: Progress,
         workers: int | None,
@@ -142,9 +141,9 @@ class _Run:
         self.federation = Federation(
             config, self.models, exchange, self.release, progress.client_done, self.privacy.key
         )
-        self.evaluator = Evaluator(config, dataset, progress.images_evaluated)
+        self.evaluator = evaluator
         self.late: set[str] = set()  # clients for whom there was no place any more
-        self.skipped = len(dataset.skipped) if dataset else 0
+        self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
 

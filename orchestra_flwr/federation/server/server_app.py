@@ -16,6 +16,7 @@ from orchestra_flwr.federation.population import (
     evaluation_dataset,
     load_population,
 )
+from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import check_split, recorded_split
@@ -43,5 +44,8 @@ def main(grid: Grid, context: Context) -> None:
         progress.message(f"run folder: {folder.path.resolve()}")
         streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), alone=ran_out_of_memory)
         members = SimulatedMembers(streaming, list(population.parts))
-        dataset = evaluation_dataset(named, population)
-        run_federation(streaming, named, members, dataset=dataset, folder=folder, progress=progress)
+        images = evaluation_dataset(named, population)
+        evaluator = Evaluator(named, images, progress.images_evaluated)
+        run_federation(
+            streaming, named, members, evaluator=evaluator, folder=folder, progress=progress
+        )

@@ -11,6 +11,7 @@ from orchestra_flwr.federation.engines.inline import InlineGrid
 from orchestra_flwr.federation.messages.arrays import ARRAYS, from_record
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.population import check_population, load_population
+from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.reporting import RunFolder, make_progress
@@ -40,7 +41,12 @@ def run(config):
     folder = RunFolder.create(config)
     with make_progress("off", config.federation.rounds) as progress:
         summary = run_federation(
-            grid, config, members, dataset=population.dataset, folder=folder, progress=progress
+            grid,
+            config,
+            members,
+            evaluator=Evaluator(config, population.dataset),
+            folder=folder,
+            progress=progress,
         )
     return summary, folder, grid.heard
 

@@ -19,6 +19,7 @@ from orchestra_flwr.federation.messages.arrays import (
 )
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.reporting import RunFolder, make_progress
@@ -42,7 +43,7 @@ def run(config, app=client_app, folder=None):
     with make_progress("off", config.federation.rounds) as progress:
         summary = run_federation(
             grid, config, SimulatedMembers(grid, list(population.parts)),
-            dataset=population.dataset, folder=folder, progress=progress,
+            evaluator=Evaluator(config, population.dataset), folder=folder, progress=progress,
         )  # fmt: skip
     return summary, folder
 

@@ -1,3 +1,4 @@
+import threading
 from dataclasses import replace
 
 import pytest
@@ -188,3 +189,52 @@ def test_which_batch_norm_an_encoder_has(tiny, overrides, images, says):
     statistics = [b for n, b in evaluator.encoder(backbone).named_buffers() if "running_mean" in n]
     assert all(bool(b.any()) == (says == "recalibrated") for b in statistics)
     assert bool(statistics) == (says != "none")
+
+
+def test_what_was_begun_beside_is_waited_for_and_not_done_again(tiny, monkeypatch):
+    config = tiny("method=byol")
+    images, method = load_dataset(config.data), build_learner(config, 1).method
+    expected = Evaluator(config, images).scores(method, untrained=True)
+    began, may_end, threads = threading.Event(), threading.Event(), []
+
+    def look(*_):
+        threads.append(threading.current_thread())
+        began.set()
+        assert may_end.wait(60)
+
+    evaluator = Evaluator(config, images, look)
+    with evaluator.beside(method):
+        assert began.wait(60)
+        threading.Timer(0.1, may_end.set).start()
+        assert evaluator.scores(method, untrained=True) == expected
+        seen = len(threads)
+        assert evaluator.scores(method, untrained=True) == expected
+    assert len(threads) == seen and threading.current_thread() not in threads
+
+
+def test_an_evaluation_beside_ends_with_the_block(tiny):
+    """As when the engine does not start: nobody waits for a large encoder's scores."""
+    config = tiny("evaluation.batch_size=10")
+    began, may_go_on, passed = threading.Event(), threading.Event(), []
+
+    def look(*given):
+        passed.append(given)
+        began.set()
+        assert may_go_on.wait(60)
+
+    evaluator = Evaluator(config, load_dataset(config.data), look)
+    with pytest.raises(KeyboardInterrupt), evaluator.beside(build_learner(config, 1).method):
+        assert began.wait(60)
+        threading.Timer(0.1, may_go_on.set).start()
+        raise KeyboardInterrupt
+    assert len(passed) == 1
+
+
+def test_what_fails_beside_fails_where_it_is_waited_for(tiny):
+    config = tiny("model.norm=group")
+    method = build_learner(config, 1).method
+    with torch.no_grad():
+        next(method.backbone.parameters()).fill_(torch.nan)
+    evaluator = Evaluator(config, load_dataset(config.data))
+    with evaluator.beside(method), pytest.raises(FederationError, match="cannot be evaluated"):
+        evaluator.scores(method, untrained=True)

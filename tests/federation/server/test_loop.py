@@ -48,8 +48,8 @@ def federate(config, folder, progress, app=client_app, workers=None):
     grid = InlineGrid(app)
     members = SimulatedMembers(grid, list(population.parts))
     return run_federation(
-        grid, config, members, dataset=population.dataset, folder=folder, progress=progress,
-        workers=workers,
+        grid, config, members, evaluator=Evaluator(config, population.dataset), folder=folder,
+        progress=progress, workers=workers,
     )  # fmt: skip
 
 
@@ -520,7 +520,12 @@ def test_more_clients_than_delta_protects_are_told_and_end_the_guarantee(config,
     folder, members = RunFolder.create(few), SimulatedMembers(grid, list(population.parts))
     with make_progress("plain", 1) as progress:
         summary = run_federation(
-            grid, few, members, dataset=population.dataset, folder=folder, progress=progress
+            grid,
+            few,
+            members,
+            evaluator=Evaluator(few, population.dataset),
+            folder=folder,
+            progress=progress,
         )
     assert summary["privacy"]["updates"] == (
         "not covered by differential privacy: privacy.delta=0.3 must be below 1 / 4, "
