@@ -33,7 +33,7 @@ Pairs = list[tuple[Image.Image, int]]
 
 
 def held_back() -> tuple[Pairs, Pairs]:
-    """Training digits, and the quarter of them that learning rates are judged by."""
+    """Training digits, and the quarter of them that learning rates are chosen by."""
     train = load_dataset(load_config(["data=affine_digits"]).data).train
     assert train.labels is not None
     digits = len(train) // 2  # all of them are drawn, and then all once more

@@ -5,8 +5,8 @@
 
 ResNet-18 on 2,000 photographs and 500 for testing, JPEG files: 10 clients, 5 of them a round, one
 local epoch in batches of 16, the first clustering and 2 rounds. Both sides are processes of their
-own that take turns; ours is `run_sim.py` on Ray, the other `published_run.py`. Both judge alike:
-kNN of one backbone after the first clustering and each round (`judged_by_knn.py`). Ours writes
+own that take turns; ours is `run_sim.py` on Ray, the other `published_run.py`. Both evaluate alike:
+kNN of one backbone after the first clustering and each round (`knn_run.py`). Ours writes
 checkpoints besides.
 """
 
@@ -58,7 +58,7 @@ def overrides(given: argparse.Namespace, photos: Path) -> list[str]:
 def ours(given: argparse.Namespace, photos: Path, extra: tuple[str, ...] = ()) -> dict[str, float]:
     """Seconds of the whole run, of its rounds alone, and of the first of all."""
     folder = Path(tempfile.mkdtemp(dir=photos.parent))
-    command = [sys.executable, HERE / "judged_by_knn.py", *overrides(given, photos), *extra]
+    command = [sys.executable, HERE / "knn_run.py", *overrides(given, photos), *extra]
     seconds = timed([*command, f"run_dir={folder / 'run'}", f"engine={given.engine}"])
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

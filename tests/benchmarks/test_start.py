@@ -30,5 +30,5 @@ def test_first_steps_are_timed_in_the_server_on_ray_and_in_a_worker(tmp_path):
 
 @pytest.mark.slow
 def test_an_evaluation_takes_longer_than_its_passes(tmp_path):
-    result = results_of(tmp_path, "judgement", "--rounds", "1", "--width", "8")
-    assert result["judgement_ratio"] > 1
+    result = results_of(tmp_path, "evaluation_share", "--rounds", "1", "--width", "8")
+    assert result["evaluation_ratio"] > 1

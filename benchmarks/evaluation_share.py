@@ -1,6 +1,6 @@
 """Seconds of one evaluation, and what of it are the passes that make the features.
 
-    python benchmarks/judgement.py
+    python benchmarks/evaluation_share.py
 
 A ResNet-18, 2,000 photographs for training and 500 for testing: kNN, linear probe and spread by
 `evaluate`, beside the forward passes alone, in turns, in float32 and, where the processor has it,
@@ -61,7 +61,7 @@ def main() -> None:
             for each in precisions
         ],
     )  # fmt: skip
-    write("judgement", {"seconds": seconds, "judgement_ratio": ratios[precisions[-1]]})
+    write("evaluation_share", {"seconds": seconds, "evaluation_ratio": ratios[precisions[-1]]})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`run_sim.py`, judged as `published_run.py` is: by kNN of one backbone, without a linear probe.
+"""`run_sim.py`, evaluated as `published_run.py` is: by kNN of one backbone, without a linear probe.
 
-The untrained encoder is judged with BatchNorm's statistics as they are, and the summary's `linear`
+The untrained encoder is evaluated with BatchNorm's statistics as they are, and the summary's `linear`
 is 0.
 """
 
