@@ -110,7 +110,6 @@ def _announce(config: Config, population: Population, progress: Progress) -> Non
     images = f"{len(dataset.train):,} training"
     if dataset.test is not None:
         images += f" and {len(dataset.test):,} test"
-    rounds = f"{federation.rounds} round" + "s" * (federation.rounds != 1)
     engine: Engine = config.engine.build(config)
     remote = engine.is_remote(engine.settings)
     device = config.device if remote else resolve_device(config.device)
