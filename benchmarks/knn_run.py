@@ -1,7 +1,7 @@
 """`run_sim.py`, evaluated as `published_run.py` is: by kNN of one backbone, without a linear probe.
 
-The untrained encoder is evaluated with BatchNorm's statistics as they are, and the summary's `linear`
-is 0.
+The untrained encoder is evaluated with BatchNorm's statistics as they are, and the summary's
+`linear` is 0.
 """
 
 import sys
