@@ -63,7 +63,12 @@ def simulate(
         FederationError: the run could not be completed.
     """
     _announce(config, population, progress)
-    evaluator = Evaluator(config, evaluation_dataset(config, population), progress.images_evaluated)
+    configured: Engine = config.engine.build(config)
+    engine, why = configured.chosen(population)
+    if why:
+        progress.message(why)
+    images = evaluation_dataset(config, population)
+    evaluator = Evaluator(config, images, progress.images_evaluated, engine.is_over)
     starting = ExitStack()
 
     def serve(grid: Grid, workers: int) -> dict[str, Any]:
@@ -80,10 +85,6 @@ def simulate(
             workers=workers,
         )
 
-    configured: Engine = config.engine.build(config)
-    engine, why = configured.chosen(population)
-    if why:
-        progress.message(why)
     with (
         recorded_split(config, population, folder),
         _first_evaluation(config, engine, evaluator),

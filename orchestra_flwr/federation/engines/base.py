@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,9 @@ class Engine(Plugin, ABC):
     Args:
         settings: its own options under `engine.` in the configuration.
         config: of the run.
+
+    Attributes:
+        is_over: set when the run is to end, as by a signal: what takes long looks at it.
     """
 
     starts_at_once = False  # whether :meth:`run` calls `serve` without a wait
@@ -28,6 +32,7 @@ class Engine(Plugin, ABC):
     def __init__(self, settings: Any, config: Config) -> None:
         self.settings = settings
         self.config = config
+        self.is_over = threading.Event()
 
     @classmethod
     def is_remote(cls, settings: Any) -> bool:

@@ -8,6 +8,7 @@ import io
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
@@ -33,7 +34,7 @@ from orchestra_flwr.training import resolve_device
 logger = logging.getLogger("orchestra_flwr.federation")
 
 POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
-LONGEST_FAREWELL = 10.0  # seconds that a signal waits for the server's thread, perhaps in a probe
+LONGEST_FAREWELL = 30.0  # seconds that a signal waits for the server's thread, perhaps in a probe
 MOST_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
 
 
@@ -97,22 +98,44 @@ class RayEngine(Engine):
         nodes = min(clients, max(MOST_NODES, window))
 
         def warmed(grid: Grid) -> dict[str, Any]:
-            warm_up(grid, workers, self.config)
-            return serve(grid, workers)
+            questions = warm_up(grid, workers, self.config)
+            try:
+                return serve(grid, workers)
+            finally:
+                if self.is_over.is_set():
+                    _wait_for_answers(grid, questions)
 
-        return _run_ray(nodes, backend, window, warmed)
+        return _run_ray(nodes, backend, window, warmed, self.is_over)
 
 
-def warm_up(grid: Grid, workers: int, config: Config) -> None:
+def warm_up(grid: Grid, workers: int, config: Config) -> list[str]:
     """Lets all workers load their code and the run's images while the server does something else.
 
-    Nobody waits for the answers: workers take a round's messages when they have done this.
+    Nobody waits for the answers: workers take a round's messages when they have done this. Only a
+    run that is stopped has to.
+
+    Returns:
+        The messages' ids.
     """
     nodes = registered_nodes(grid)
     task = RecordDict({CONFIG: ConfigRecord({"config": config.to_json()})})
-    grid.push_messages(
-        [Message(task, nodes[i % len(nodes)], MessageType.QUERY) for i in range(workers)]
+    return list(
+        grid.push_messages(
+            [Message(task, nodes[i % len(nodes)], MessageType.QUERY) for i in range(workers)]
+        )
     )
+
+
+def _wait_for_answers(grid: Grid, questions: list[str]) -> None:
+    """Until all workers have started: of those that Ray is starting as it ends it says nothing.
+
+    Flower's threads would wait for them for ever, and with them the whole process.
+    """
+    waiting, until = set(questions), time.monotonic() + LONGEST_FAREWELL
+    while waiting and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+        for reply in grid.pull_messages(waiting):
+            waiting.discard(reply.metadata.reply_to_message_id)
 
 
 def _run_ray(
@@ -120,12 +143,13 @@ def _run_ray(
     backend: dict[str, Any],
     window: int,
     serve: Callable[[Grid], dict[str, Any]],
+    over: threading.Event,
 ) -> dict[str, Any]:
     load_ray()
     from flwr.simulation import run_simulation  # takes seconds, which inline runs are spared
 
     ray_start.finish(backend["init_args"])
-    over, served = threading.Event(), threading.Event()
+    served = threading.Event()
     served.set()  # nothing is served yet
     outcome: dict[str, Any] = {}
     ended: list[str] = []  # processes of Ray without which it cannot go on

@@ -42,6 +42,7 @@ class Evaluator:
             there is nothing to evaluate with.
         passed: called while features are made, with the backbone's name, how many images have been
             passed through it, and of how many.
+        is_over: set when the run is to end; an evaluation ends with it, after a batch or a probe.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Evaluator:
         config: Config,
         dataset: Dataset | None,
         passed: Callable[[str, int, int], None] = lambda name, done, total: None,
+        is_over: threading.Event | None = None,
     ) -> None:
         self.config = config
         # Images that lie beside class folders cannot be told right from wrong.
@@ -56,7 +58,8 @@ class Evaluator:
         self.spec = EncoderSpec.of(config)
         self._passed = passed
         self._remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._one_at_a_time, self._is_over = threading.Lock(), threading.Event()
+        self._is_over = is_over or threading.Event()
+        self._one_at_a_time = threading.Lock()
 
     @property
     def why_not(self) -> str | None:
@@ -102,7 +105,7 @@ class Evaluator:
             kept_only: whether only the backbone that is kept is evaluated.
 
         Raises:
-            FederationError: features that are not finite.
+            FederationError: features that are not finite, or the run is to end.
         """
         if self.why_not is not None:
             return None
@@ -113,6 +116,7 @@ class Evaluator:
                 head = classification_head_of(method, backbone)
                 digest = weights_digest(backbone, *([] if head is None else [head]))
                 digest += " untrained" * untrained
+                self._go_on()
                 if digest not in self._remembered:
                     self._remembered[digest] = self._scores(name, backbone, head, untrained)
                 self._remembered.move_to_end(digest)
@@ -126,7 +130,7 @@ class Evaluator:
         """Evaluates a method that nobody has trained, in a thread beside the block.
 
         :meth:`scores` of it waits for that, and fails where this has failed. With the block the
-        evaluation ends, after a batch or a probe at most, and this evaluator is of no more use.
+        evaluation ends, and this evaluator is of no more use.
         """
         with ThreadPoolExecutor(1, "evaluation") as thread:
             thread.submit(self.scores, untrained, untrained=True)
@@ -167,9 +171,12 @@ class Evaluator:
         with torch_threads(self.config.training.threads):  # the same bits on every machine
             return Encoder(self.spec, recalibrated(backbone, images, size, normalise, passed))
 
-    def _show(self, name: str, done: int, total: int) -> None:
+    def _go_on(self) -> None:
         if self._is_over.is_set():
-            raise FederationError("the run has ended")
+            raise FederationError("the run was stopped")
+
+    def _show(self, name: str, done: int, total: int) -> None:
+        self._go_on()
         if name:  # otherwise nothing is evaluated
             self._passed(name, done, total)
 

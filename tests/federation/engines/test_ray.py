@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
@@ -266,6 +267,32 @@ def test_a_stopped_run_says_how_it_goes_on(sim, number, code):
     assert log.rstrip().endswith(f"stopped; continue with: resume={folder}")
     assert "Traceback" not in log
     assert not actors(process)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_while_workers_start_ends(sim):
+    process, folder = sim("run", "engine=ray", "engine.workers=2")
+    log = folder.parent / "run.log"
+    wait_until(lambda: "clients at the same time: 2" in log.read_text(), 200)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=100) == 130, log.read_text()
+    assert log.read_text().rstrip().endswith(f"stopped; continue with: resume={folder}")
+
+
+def test_a_stopped_run_waits_for_the_workers_that_are_starting():
+    class Starting:
+        looks = 0
+
+        def pull_messages(self, ids):
+            self.looks += 1
+            answered = {2: "a", 4: "b"}.get(self.looks)
+            assert ids == {"a", "b"} - ({"a"} if self.looks > 2 else set())
+            metadata = SimpleNamespace(reply_to_message_id=answered)
+            return [SimpleNamespace(metadata=metadata)] if answered else []
+
+    grid = Starting()
+    ray_engine._wait_for_answers(grid, ["a", "b"])
+    assert grid.looks == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
