@@ -1,0 +1,60 @@
+"""A simulation as a whole: what goes on while its engine starts, and when it is stopped."""
+
+import threading
+
+import pytest
+
+from orchestra_flwr.federation.engines.inline import InlineEngine
+from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.simulation import simulate
+from orchestra_flwr.reporting import RunFolder
+from orchestra_flwr.reporting.progress import Progress
+
+
+class Watched(Progress):
+    def __init__(self, rounds):
+        super().__init__(rounds)
+        self.evaluates = threading.Event()
+
+    def images_evaluated(self, backbone, done, total):
+        self.evaluates.set()
+
+
+@pytest.fixture
+def simulated(tiny, tmp_path):
+    def run(name):
+        config = tiny("federation.rounds=1", f"run_dir={tmp_path / name}")
+        progress = Watched(1)
+        folder = RunFolder.create(config)
+        return progress, lambda: simulate(config, load_population(config), folder, progress)
+
+    return run
+
+
+def test_the_untrained_encoder_is_evaluated_while_an_engine_starts(simulated, monkeypatch):
+    expected = simulated("at_once")[1]()
+    progress, run = simulated("later")
+    at_once = InlineEngine.run
+
+    def later(self, serve, clients):
+        assert progress.evaluates.wait(60)  # nobody serves yet
+        return at_once(self, serve, clients)
+
+    monkeypatch.setattr(InlineEngine, "run", later)
+    monkeypatch.setattr(InlineEngine, "starts_at_once", False)
+    found = run()
+    assert found["untrained"] == expected["untrained"] and found["knn"] == expected["knn"]
+
+
+def test_a_run_that_is_to_end_evaluates_no_further(simulated, monkeypatch):
+    _, run = simulated("stopped")
+    at_once = InlineEngine.run
+
+    def stopped(self, serve, clients):
+        self.is_over.set()
+        return at_once(self, serve, clients)
+
+    monkeypatch.setattr(InlineEngine, "run", stopped)
+    with pytest.raises(FederationError, match="the run was stopped"):
+        run()
