@@ -28,7 +28,7 @@ class SuperLinkGrid(StreamingGrid):
     def __init__(self, grid: HttpGrid, *, reply_limit: int | None = None) -> None:
         super().__init__(grid, reply_limit=reply_limit)
         self._superlink = grid
-        self._unanswered: set[str] = set()
+        self._given_up: set[str] = set()
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -39,18 +39,19 @@ class SuperLinkGrid(StreamingGrid):
 
     def give_up(self, message_id: str) -> None:
         """As :meth:`StreamingGrid.give_up`."""
+        super().give_up(message_id)
         self._delete(message_id)
-        self._unanswered.add(message_id)
+        self._given_up.add(message_id)
 
     def _delete_late_replies(self) -> None:
         """Asks for the replies, but not for their arrays."""
-        if not self._unanswered:
+        if not self._given_up:
             return
-        request = PullAppMessagesRequest(message_ids=self._unanswered)
+        request = PullAppMessagesRequest(message_ids=self._given_up)
         for reply in self._superlink._runtime_client.PullMessages(request).messages_list:
             self._delete(reply.metadata.message_id)
             # An error of the SuperLink itself is a reply, too: that none can arrive any more.
-            self._unanswered.discard(reply.metadata.reply_to_message_id)
+            self._given_up.discard(reply.metadata.reply_to_message_id)
 
     def _delete(self, message_id: str) -> None:
         """The SuperLink deletes the arrays of what the server says to have received."""

@@ -22,7 +22,7 @@ from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines import ray_start
 from orchestra_flwr.federation.engines.base import Engine, Serve
-from orchestra_flwr.federation.engines.ray_processes import ended_process, load_ray
+from orchestra_flwr.federation.engines.ray_processes import end_workers, ended_process, load_ray
 from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
 from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
 from orchestra_flwr.federation.messages.arrays import CONFIG
@@ -98,44 +98,35 @@ class RayEngine(Engine):
         nodes = min(clients, max(MOST_NODES, window))
 
         def warmed(grid: Grid) -> dict[str, Any]:
-            questions = warm_up(grid, workers, self.config)
-            try:
-                return serve(grid, workers)
-            finally:
-                if self.is_over.is_set():
-                    _wait_for_answers(grid, questions)
+            warm_up(grid, workers, self.config)
+            return serve(grid, workers)
 
         return _run_ray(nodes, backend, window, warmed, self.is_over)
 
 
-def warm_up(grid: Grid, workers: int, config: Config) -> list[str]:
+def warm_up(grid: Grid, workers: int, config: Config) -> None:
     """Lets all workers load their code and the run's images while the server does something else.
 
-    Nobody waits for the answers: workers take a round's messages when they have done this. Only a
-    run that is stopped has to.
-
-    Returns:
-        The messages' ids.
+    Nobody waits for the answers: workers take a round's messages when they have done this.
     """
     nodes = registered_nodes(grid)
     task = RecordDict({CONFIG: ConfigRecord({"config": config.to_json()})})
-    return list(
-        grid.push_messages(
-            [Message(task, nodes[i % len(nodes)], MessageType.QUERY) for i in range(workers)]
-        )
+    grid.push_messages(
+        [Message(task, nodes[i % len(nodes)], MessageType.QUERY) for i in range(workers)]
     )
 
 
-def _wait_for_answers(grid: Grid, questions: list[str]) -> None:
-    """Until all workers have started: of those that Ray is starting as it ends it says nothing.
+def _stop_clients(grid: StreamingGrid) -> None:
+    """Ends clients that are at work, and returns when Flower's threads know it.
 
-    Flower's threads would wait for them for ever, and with them the whole process.
+    A thread that still waits for a client while Ray is shut down waits for ever, and with it the
+    whole process.
     """
-    waiting, until = set(questions), time.monotonic() + LONGEST_FAREWELL
-    while waiting and time.monotonic() < until:
+    end_workers()
+    until = time.monotonic() + LONGEST_FAREWELL
+    while grid.unanswered and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
-        for reply in grid.pull_messages(waiting):
-            waiting.discard(reply.metadata.reply_to_message_id)
+        grid.pull_messages(set(grid.unanswered))
 
 
 def _run_ray(
@@ -163,23 +154,25 @@ def _run_ray(
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         served.clear()
+        streaming = StreamingGrid(
+            grid,
+            window,
+            why_stopped,
+            prepare=Broadcast(),
+            alone=ran_out_of_memory,
+            poll=POLL_SECONDS,
+        )
         try:
-            streaming = StreamingGrid(
-                grid,
-                window,
-                why_stopped,
-                prepare=Broadcast(),
-                alone=ran_out_of_memory,
-                poll=POLL_SECONDS,
-            )
             outcome.update(serve(streaming))
         except Exception:
             # Whatever fails now may fail for that reason; when Ray is down nobody can tell.
             ended.extend(filter(None, [ended_process()]))
             raise
         finally:
-            # From here on Ray only tells that it could retry the actors' farewell.
+            # From here on Ray only tells that it could retry what its workers are ended in.
             farewell.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            if not ended:
+                _stop_clients(streaming)
             served.set()
 
     # Flower's log repeats, with tracebacks, what the progress shows and the metrics keep.

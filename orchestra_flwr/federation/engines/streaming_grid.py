@@ -40,6 +40,9 @@ class StreamingGrid(Grid):
         alone: whether a reply's client shall be asked once more, with no other one at work.
         poll: seconds between two looks for a reply.
         reply_limit: bytes that the arrays of one reply may come to; None: any number.
+
+    Attributes:
+        unanswered: ids of the messages that have got no reply so far and were not given up.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class StreamingGrid(Grid):
         self._alone = alone
         self._poll = poll
         self._reply_limit = reply_limit
+        self.unanswered: set[str] = set()
 
     def set_run(self, run: Run) -> None:
         """As the wrapped grid."""
@@ -84,7 +88,9 @@ class StreamingGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the wrapped grid."""
-        return self._grid.push_messages(messages)
+        ids = list(self._grid.push_messages(messages))
+        self.unanswered.update(filter(None, ids))  # none: a node that is gone
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """As the wrapped grid.
@@ -94,7 +100,9 @@ class StreamingGrid(Grid):
                 lost with it, so real clients' replies are pulled one by one.
         """
         with bounded_arrays(self._reply_limit):
-            return list(self._grid.pull_messages(message_ids))
+            replies = list(self._grid.pull_messages(message_ids))
+        self.unanswered.difference_update(r.metadata.reply_to_message_id for r in replies)
+        return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -117,7 +125,7 @@ class StreamingGrid(Grid):
                     break
                 self._check_engine()
                 self._prepare(message)
-                ids = list(self._grid.push_messages([message]))
+                ids = list(self.push_messages([message]))
                 under_way.append((ids[0] if ids else None, message))
             if not under_way:
                 return
@@ -143,7 +151,7 @@ class StreamingGrid(Grid):
             ttl=metadata.ttl,
             group_id=metadata.group_id,
         )
-        ids = list(self._grid.push_messages([again]))
+        ids = list(self.push_messages([again]))
         return self._receive(ids[0] if ids else None, again, deadline)
 
     def _receive(self, message_id: str | None, message: Message, deadline: float | None) -> Message:
@@ -167,6 +175,7 @@ class StreamingGrid(Grid):
 
     def give_up(self, message_id: str) -> None:
         """Called for a message whose client has not answered it, or only with an error."""
+        self.unanswered.discard(message_id)
 
     def _check_engine(self) -> None:
         if (why := self._stopped()) is not None:

@@ -203,13 +203,13 @@ def test_a_reply_that_came_too_late_is_deleted_in_the_next_round(superlink, grid
     (reply,) = a_round(grid, [quick], lambda: quick.answer(quick.fetch(), 3.0), 2.0)
     assert reply.content["arrays"]["w"].numpy()[0] == 3
     assert superlink.kept() == 0
-    assert not grid._unanswered
+    assert not grid._given_up
 
 
 def test_a_reply_that_never_comes_is_not_asked_for_forever(superlink, grid):
     lost = Client(superlink, "lost")
     a_round(grid, [lost], lambda: None, 1.0)
-    assert len(grid._unanswered) == 1
+    assert len(grid._given_up) == 1
     superlink.state.nodes[lost.node_id].online_until = 0
     a_round(grid, [], lambda: None, 1.0)
-    assert not grid._unanswered
+    assert not grid._given_up

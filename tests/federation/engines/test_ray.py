@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from safetensors.torch import load_file
@@ -36,11 +36,11 @@ def sim(tmp_path, tiny_overrides):
     """Starts `run_sim.py` as a process of its own; returns the process and its run folder."""
     processes = []
 
-    def start(name, *overrides):
+    def start(name, *overrides, tiny=tiny_overrides):
         folder = tmp_path / name
         command = [sys.executable, str(REPOSITORY / "run_sim.py"), *overrides]
         if not any(o.startswith("resume=") for o in overrides):
-            command += [*tiny_overrides, *overrides, f"run_dir={folder}"]
+            command += [*tiny, *overrides, f"run_dir={folder}"]
         log = (tmp_path / f"{name}.log").open("w")
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path, start_new_session=True
@@ -164,13 +164,14 @@ def releases(folder):
 @pytest.mark.slow
 def test_the_ledger_is_exact_after_sigkill_and_resume(sim, tmp_path, tiny_overrides):
     """Killed after the clients of round 3 were asked and before the round was over."""
-    private = ["clustering=private", "privacy.epsilon=20", "privacy.total_epsilon=38", "seed=8"]
-    private += ["federation.rounds=4", "federation.participation=0.5", "training.local_epochs=12"]
-    private += ["evaluation.every=100"]
+    private = [o for o in tiny_overrides if not o.startswith("clustering.memory")]
+    private += ["clustering=private", "privacy.epsilon=20", "seed=8"]
+    private += ["privacy.total_epsilon=38", "federation.rounds=4", "federation.participation=0.5"]
+    private += ["training.local_epochs=12", "evaluation.every=100"]
     whole = tmp_path / "whole"
-    assert main([*tiny_overrides, *private, f"run_dir={whole}"]) == 0
+    assert main([*private, f"run_dir={whole}"]) == 0
 
-    process, folder = sim("killed", *private)
+    process, folder = sim("killed", *private, tiny=())
     wait_until(lambda: any(line["round"] == 3 for line in releases(folder)), 200)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -270,29 +271,34 @@ def test_a_stopped_run_says_how_it_goes_on(sim, number, code):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_while_workers_start_ends(sim):
-    process, folder = sim("run", "engine=ray", "engine.workers=2")
+@pytest.mark.parametrize("busy", ["clients at the same time: 2", "round 1/1 training"])
+def test_a_run_that_is_stopped_while_workers_start_or_train_for_long_ends(sim, busy):
+    process, folder = sim("run", "engine=ray", "engine.workers=2", "training.local_epochs=100000",
+                          "federation.rounds=1")  # fmt: skip
     log = folder.parent / "run.log"
-    wait_until(lambda: "clients at the same time: 2" in log.read_text(), 200)
+    wait_until(lambda: busy in log.read_text(), 200)
+    if "training" in busy:
+        wait_until(lambda: actors(process, at_work=True), 60)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(timeout=100) == 130, log.read_text()
     assert log.read_text().rstrip().endswith(f"stopped; continue with: resume={folder}")
 
 
-def test_a_stopped_run_waits_for_the_workers_that_are_starting():
-    class Starting:
-        looks = 0
+def test_clients_are_ended_before_ray(monkeypatch):
+    class Grid:
+        unanswered: ClassVar = {"a", "b"}
+        asked: ClassVar = []
 
         def pull_messages(self, ids):
-            self.looks += 1
-            answered = {2: "a", 4: "b"}.get(self.looks)
-            assert ids == {"a", "b"} - ({"a"} if self.looks > 2 else set())
-            metadata = SimpleNamespace(reply_to_message_id=answered)
-            return [SimpleNamespace(metadata=metadata)] if answered else []
+            assert ids == self.unanswered and ended
+            self.asked.append(ids)
+            self.unanswered -= {"a"} if len(self.asked) == 2 else set()
+            self.unanswered -= {"b"} if len(self.asked) == 4 else set()
 
-    grid = Starting()
-    ray_engine._wait_for_answers(grid, ["a", "b"])
-    assert grid.looks == 4
+    ended = []
+    monkeypatch.setattr(ray_engine, "end_workers", lambda: ended.append("workers"))
+    ray_engine._stop_clients(Grid())
+    assert len(Grid.asked) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

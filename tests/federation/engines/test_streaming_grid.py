@@ -29,7 +29,7 @@ class ScriptedGrid(Grid):
         for message in messages:
             if message.metadata.dst_node_id == 404:
                 continue
-            key = str(next(self.numbers))
+            key = message.metadata.__dict__["_message_id"] = str(next(self.numbers))
             self.sent[key] = message
             ids.append(key)
         self.most_under_way = max(self.most_under_way, len(self.sent) - len(self.pulled))
@@ -94,6 +94,23 @@ def test_a_silent_client_gets_an_error_reply_and_the_others_count():
     replies = list(grid.send_and_receive(messages(1, 2, 3), timeout=0.2))
     assert [r.has_error() for r in replies] == [False, True, False]
     assert "round_timeout" in replies[1].error.reason
+
+
+def test_what_is_unanswered_can_be_waited_for():
+    inner = ScriptedGrid(silent={2})
+    grid = StreamingGrid(inner, 3, lambda: "it is over" if inner.pulled else None)
+    with pytest.raises(EngineStoppedError):
+        list(grid.send_and_receive(messages(1, 2, 3, 404)))
+    assert grid.unanswered == {"1", "2"}
+    inner.silent = ()
+    assert nodes_of(grid.pull_messages(["1"])) == [2]
+    assert grid.unanswered == {"2"}
+
+
+def test_what_is_given_up_is_not_unanswered():
+    grid = StreamingGrid(ScriptedGrid(silent={2}), None)
+    list(grid.send_and_receive(messages(1, 2), timeout=0.1))
+    assert not grid.unanswered
 
 
 def test_a_vanished_node_gets_an_error_reply():
