@@ -35,8 +35,12 @@ SMALL = (
 
 def small(overrides):
     """What makes a run small, as far as its method reads it."""
-    clusters = not any(override.startswith("method=") for override in overrides)
-    return [each for each in SMALL if clusters or not each.startswith("clustering.")]
+    unread = ()
+    if any(override.startswith("method=") for override in overrides):
+        unread = ("clustering.",)
+    elif "clustering=private" in overrides:
+        unread = ("clustering.memory=",)
+    return [each for each in SMALL if not each.startswith(unread)]
 
 
 PATIENCE = 400  # seconds; everything takes many times as long on a busy machine

@@ -4,6 +4,7 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -86,6 +87,15 @@ def clients(machines):
         recorder.close()
 
 
+@pytest.fixture
+def temporary():
+    """A folder for TMPDIR: one with a path as long as tmp_path's has no room for sockets."""
+    with tempfile.TemporaryDirectory(prefix="orch") as folder:
+        path = Path(folder) / "jane-from-ward-7"
+        path.mkdir()
+        yield path
+
+
 def say_too_much(folder):
     """Sorts photographs into class folders, and breaks one of them."""
     for i, file in enumerate(sorted(folder.iterdir())):
@@ -97,7 +107,7 @@ def say_too_much(folder):
 
 @pytest.mark.slow
 def test_no_byte_of_a_client_names_its_machine_or_shows_an_image(
-    machines, clients, leaks, monkeypatch
+    machines, clients, leaks, monkeypatch, temporary
 ):
     """A round that goes well, a client that is refused, one without images, one that fails."""
     home = machines.folder / "home" / "jane-from-ward-7"
@@ -126,7 +136,7 @@ def test_no_byte_of_a_client_names_its_machine_or_shows_an_image(
     server.wait_for("joined with 24 images")
     (state,) = (machines.folder / "state/failing").glob("client-*")
     (state / "releases.jsonl").mkdir()
-    jammed = jam(clients, machines, monkeypatch)
+    jammed = jam(clients, machines, monkeypatch, temporary)
     server.wait_for("cannot take part: error code")  # of Flower, without its text
     jammed.end()
     well = clients.start("well")
@@ -147,10 +157,8 @@ def test_no_byte_of_a_client_names_its_machine_or_shows_an_image(
     assert str(machines.photos) not in server.text + (machines.run / "metrics.jsonl").read_text()
 
 
-def jam(clients, machines, monkeypatch):
+def jam(clients, machines, monkeypatch, temporary):
     """A client on which Flower itself fails, with a path in the text of its error."""
-    temporary = machines.folder / "jane-from-ward-7"
-    temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     jammed = clients.start("jammed")
     monkeypatch.delenv("TMPDIR")
@@ -212,9 +220,9 @@ def test_a_client_is_revoked_and_registered_again_in_a_running_federation(machin
 
 
 @pytest.mark.slow
-def test_what_a_killed_server_and_client_leave_is_removed_by_the_next(machines, monkeypatch):
-    temporary = machines.folder / "t"
-    temporary.mkdir()
+def test_what_a_killed_server_and_client_leave_is_removed_by_the_next(
+    machines, monkeypatch, temporary
+):
     monkeypatch.setenv("TMPDIR", str(temporary))
     machines.make_photos(a=24)
     for _ in range(2):
