@@ -109,7 +109,7 @@ def say_too_much(folder):
 def test_no_byte_of_a_client_names_its_machine_or_shows_an_image(
     machines, clients, leaks, monkeypatch, temporary
 ):
-    """A round that goes well, a client that is refused, one without images, one that fails."""
+    """One goes well, one is refused, one has no images, one fails as it releases."""
     home = machines.folder / "home" / "jane-from-ward-7"
     home.mkdir(parents=True)
     for name, value in {"HOME": home, "USER": home.name, "LOGNAME": home.name}.items():
@@ -118,7 +118,7 @@ def test_no_byte_of_a_client_names_its_machine_or_shows_an_image(
     for folder in machines.photos.iterdir():
         say_too_much(folder)
     server = machines.server(
-        "federation.min_clients=2", "federation.rounds=1", "federation.min_success=0.3",
+        "federation.min_clients=2", "federation.rounds=2", "federation.min_success=0.3",
         "clustering=private", "privacy.epsilon=20",
     )  # fmt: skip
     server.wait_for("listening on")
