@@ -87,7 +87,12 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     folder = RunFolder.resume(path)
     evaluator = Evaluator(config, dataset, progress.images_evaluated)
     summary = run_federation(
-        streaming, config, members, evaluator=evaluator, folder=folder, progress=progress
+        streaming,
+        config.model_copy(update={"init": server_config.init}),
+        members,
+        evaluator=evaluator,
+        folder=folder,
+        progress=progress,
     )
     channel.send({"event": "finished", "summary": summary})
 

@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.cli import main
+from orchestra_flwr.config import load_config
 from orchestra_flwr.folder_lock import FolderInUseError, locked
+from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, save_encoder
 from orchestra_flwr.reporting import RunFolder
 
 REPOSITORY = Path(__file__).parents[3]
@@ -52,6 +54,15 @@ def assert_private(*paths):
     assert {p: oct(m) for p, m in modes.items() if m & 0o077 and not S_ISLNK(m)} == {}
 
 
+def save_an_encoder(machines):
+    """A file that a run can begin with."""
+    config = load_config([*machines.small(()), "data=image_folder", f"data.root={machines.photos}"])
+    backbone = build_backbone(config.model, config.data.channels)
+    file = machines.folder / "encoder.safetensors"
+    save_encoder(file, Encoder(EncoderSpec.of(config), backbone))
+    return file
+
+
 def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
     machines.make_photos(a=24, b=17)
     machines.keys(
@@ -59,13 +70,14 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
         "--client", "b",
     )  # fmt: skip
     scored = ("evaluation.unsupervised=true", "terms.verification.weight=1",
-              "terms.verification.hidden=16")  # fmt: skip
+              "terms.verification.hidden=16", f"init={save_an_encoder(machines)}")  # fmt: skip
     server = machines.server("federation.min_clients=2", "federation.rounds=1", *scored)
     server.wait_for("listening on 127.0.0.1")
     with pytest.raises(FolderInUseError, match="process "), locked(machines.run):
         pass
     clients = [machines.client(name) for name in ("a", "b")]
     assert server.wait() == 0, server.text
+    server.wait_for("begins with the encoder of", 5)
     for each in clients:
         each.end()
         assert each.wait() == 0, each.text
