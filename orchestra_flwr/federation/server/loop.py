@@ -138,8 +138,9 @@ class _Run:
             replays=members.replays,
             message=progress.message,
         )
+        told = config.model_copy(update={"init": None})  # clients begin with what they are sent
         self.federation = Federation(
-            config, self.models, exchange, self.release, progress.client_done, self.privacy.key
+            told, self.models, exchange, self.release, progress.client_done, self.privacy.key
         )
         self.evaluator = evaluator
         self.late: set[str] = set()  # clients for whom there was no place any more
