@@ -72,8 +72,6 @@ def resumed(
             )
         elif key not in ("resume", "run_dir"):
             _refuse_difference(key, new, old)
-    if "host" in saved:  # of a real server, which counts as many clients as it waits for
-        OmegaConf.update(saved, "federation.clients", saved.federation.min_clients)
     values = OmegaConf.to_container(saved)
     assert isinstance(values, dict)
     return {**values, "resume": str(folder), "run_dir": str(folder)}

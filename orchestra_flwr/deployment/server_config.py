@@ -26,7 +26,8 @@ class ServerConfig(Config):
     @model_validator(mode="after")
     def _clients_are_not_counted_ahead(self) -> ServerConfig:
         clients, least = self.federation.clients, self.federation.min_clients
-        if least is None or clients != least:
+        # A resumed run keeps the number that it began with, on which shapes may depend.
+        if least is None or (clients != least and self.resume is None):
             raise ValueError(
                 f"federation.clients={clients}: real clients come and go; "
                 "set federation.min_clients, the number that a round waits for"

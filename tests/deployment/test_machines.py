@@ -7,8 +7,10 @@ from orchestra_flwr.config import ConfigError, config_to_yaml, every_key, load, 
 from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.reporting.folder_record import CHECKPOINT, VALUE, check_folder
 from orchestra_flwr.tensor_files import save_tensors
+from orchestra_flwr.training import build_learner
 
 SOURCE = """
     from orchestra_flwr.config import Section
@@ -203,7 +205,7 @@ def test_a_resumed_server_may_wait_for_fewer_clients(tmp_path):
     before = load(ServerConfig, ["federation.min_clients=5", f"run_dir={tmp_path}"])
     (tmp_path / "config.yaml").write_text(config_to_yaml(before))
     again = load(ServerConfig, [f"resume={tmp_path}", "federation.min_clients=4"])
-    assert (again.federation.min_clients, again.federation.clients) == (4, 4)
+    assert (again.federation.min_clients, again.federation.clients) == (4, 5)
     record = {"config": before.model_dump(mode="json"), "files": {}}
     (tmp_path / CHECKPOINT).parent.mkdir()
     save_tensors(tmp_path / CHECKPOINT, {"x": torch.zeros(1)}, {VALUE: json.dumps(record)})
@@ -213,6 +215,20 @@ def test_a_resumed_server_may_wait_for_fewer_clients(tmp_path):
     (tmp_path / "config.yaml").write_text(config_to_yaml(other))
     with pytest.raises(ConfigError, match="seed 0 -> 9"):
         check_folder(tmp_path)
+
+
+def test_a_resumed_server_that_waits_for_others_has_the_same_model(tmp_path):
+    """The rows of user verification are as many as the clients that the run began with."""
+    tiny = ["model.width=8", "model.projector_dim=16", "terms.verification.hidden=16"]
+    before = load(ServerConfig, ["terms.verification.weight=1", *tiny, f"run_dir={tmp_path}"])
+    (tmp_path / "config.yaml").write_text(config_to_yaml(before))
+    again = load(ServerConfig, [f"resume={tmp_path}", "federation.min_clients=3"])
+    sent = [build_learner(config.for_clients(), 3) for config in (before, again)]
+    first, second = (Schemas.of(each, before.for_clients()).fingerprint for each in sent)
+    assert first == second
+    assert {name: t.shape for name, t in sent[0].state_dict().items()} == {
+        name: t.shape for name, t in sent[1].state_dict().items()
+    }
 
 
 @pytest.mark.parametrize("exchange", ["cycle", "tree", "random"])
