@@ -12,7 +12,8 @@ def linkage_groups(similarity: np.ndarray, groups: int, least: int = 1) -> list[
     it among the members of groups that have more.
 
     Args:
-        similarity: (n, n) symmetric; only what is off its diagonal counts.
+        similarity: (n, n) symmetric, at most 1 but for rounding; only what is off its diagonal
+            counts.
         groups: how many.
         least: members of each group, at least.
 
@@ -30,7 +31,8 @@ def linkage_groups(similarity: np.ndarray, groups: int, least: int = 1) -> list[
     if groups == 1:
         return [0] * count
     rows, columns = np.triu_indices(count, 1)
-    tree = linkage(1 - similarity[rows, columns], method="average")
+    # Cosines of rounded vectors may be greater than 1, and a distance is never negative.
+    tree = linkage(np.maximum(1 - similarity[rows, columns], 0), method="average")
     found = cut_tree(tree, n_clusters=groups)[:, 0]
     _fill_up(found, similarity, groups, least)
     numbers: dict[int, int] = {}

@@ -58,6 +58,12 @@ def test_equal_members_are_still_so_many_groups():
     assert sorted(found) == [0, 0, 1, 1]
 
 
+def test_rounded_vectors_that_point_the_same_way_are_at_no_distance():
+    """Of such updates: cosines of rounded unit vectors come to a little more than 1."""
+    similarity = np.array([[1, 1 + 1e-4, 0], [1 + 1e-4, 1, 0], [0, 0, 1]])
+    assert linkage_groups(similarity, 2) == [0, 0, 1]
+
+
 def test_too_few_members_are_an_error():
     with pytest.raises(ValueError, match="3 members for 2 groups of at least 2"):
         linkage_groups(np.ones((3, 3)), 2, 2)
