@@ -332,8 +332,10 @@ class OrchestraClient(NumPyClient):
             own_norms = self.config.merging.plugin.local_norms
             clipped = self.config.privacy.clip is not None and not own_norms
             if clipped and self.config.model.has_batch_norm:  # its statistics are none of images
+                # One image is seen twice, as in training: statistics need two.
+                images = self.images if len(self.images) > 1 else self.images.repeat(2, 1, 1, 1)
                 backbone = recalibrated(
-                    backbone, self.images, evaluation.batch_size, self.config.data.normalise
+                    backbone, images, evaluation.batch_size, self.config.data.normalise
                 )
             own = self._own_scores(backbone, head) if evaluation.clients else {}
             if evaluation.personal_by_clients:

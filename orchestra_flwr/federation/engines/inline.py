@@ -119,4 +119,4 @@ class InlineEngine(Engine):
         count = self.settings.side_by_side
         together = torch_threads(min(count * self.config.training.threads, usable_cpus()))
         with together if count > 1 else nullcontext():
-            return serve(InlineGrid(client_app, count), 1)
+            return serve(InlineGrid(client_app, count), count)

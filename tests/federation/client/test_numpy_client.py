@@ -248,8 +248,9 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
 
 
 @pytest.mark.parametrize(("merging", "taken"), [("replace", 1), ("fedbn", 0)])
+@pytest.mark.parametrize("count", [20, 1])
 def test_scores_beside_a_clip_have_statistics_of_images(
-    tiny, monkeypatch, tmp_path, merging, taken
+    tiny, monkeypatch, tmp_path, merging, taken, count
 ):
     """Those that the server sends are of none; with fedbn a client has its own."""
     config = tiny("evaluation.unsupervised=true", "privacy.clip=1",
@@ -262,10 +263,10 @@ def test_scores_beside_a_clip_have_statistics_of_images(
 
     monkeypatch.setattr("orchestra_flwr.federation.client.numpy_client.recalibrated", noted)
     client = OrchestraClient(
-        config, "0", images(), state_folder=ClientStateFolder(tmp_path / "state", "run")
+        config, "0", images(count), state_folder=ClientStateFolder(tmp_path / "state", "run")
     )
-    client.evaluate(down(config)[1], {"round": 1})
-    assert len(calls) == taken
+    _, examples, _ = client.evaluate(down(config)[1], {"round": 1})
+    assert (len(calls), examples) == (taken, count)
 
 
 @pytest.mark.parametrize("train", [True, False])

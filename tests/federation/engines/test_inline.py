@@ -1,7 +1,7 @@
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.engines.inline import InlineEngine, InlineGrid
 
 
 def test_nothing_runs_before_its_reply_is_due():
@@ -19,3 +19,12 @@ def test_nothing_runs_before_its_reply_is_due():
     assert seen == []
     assert [r.content["c"]["n"] for r in replies] == [1, 2, 3]
     assert seen == ["c", "b", "a"]
+
+
+def test_clients_side_by_side_are_as_many_workers(tiny):
+    """By which a round's overhead is told."""
+    for count in (1, 4):
+        config = tiny("method=simclr", f"engine.side_by_side={count}")
+        engine = InlineEngine(config.engine.settings, config)
+        told = engine.run(lambda grid, workers: {"workers": workers}, clients=4)
+        assert told == {"workers": count}
