@@ -221,6 +221,10 @@ class FederationConfig(Section):
     min_images: int = Field(1, ge=1)
     wire: Wire = "float32"
 
+    def cohort_size(self, clients: int) -> int:
+        """Clients of a round, of so many that are there: at least one."""
+        return max(1, round(self.participation * clients))
+
 
 class LabelsConfig(Section):
     """Which of the clients' labels methods may learn from."""

@@ -90,6 +90,12 @@ class Clusters(Exchange):
                 f"exchange.clusters={settings.clusters}: with exchange.min_members="
                 f"{settings.min_members} needs {needed} clients, federation.clients={clients}"
             )
+        if settings.min_members > (cohort := config.federation.cohort_size(clients)):
+            raise ValueError(
+                f"exchange.min_members={settings.min_members}: must be at most {cohort}, the "
+                f"clients of a round with federation.participation="
+                f"{config.federation.participation:g}; no model would ever change"
+            )
         release: Release | None = config.method.plugin.release(config)
         if settings.start == "random" and release and release.first_round == 0:
             raise ValueError(

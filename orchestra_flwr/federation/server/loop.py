@@ -249,7 +249,7 @@ class _Run:
         round_ = Round(
             number,
             nodes,
-            draw_cohort(nodes, self.config.federation.participation, seed, number),
+            draw_cohort(nodes, self.config.federation.cohort_size(len(nodes)), seed, number),
             {client: index for index, client in enumerate(clients)},
             self.privacy.exhausted(nodes, number),
             self._place(),
@@ -301,7 +301,7 @@ class _Run:
             strategy.aggregate_train(round_.number, replies)
         check_round(self.federation, round_, report)
         if report.server_state_kept and not round_.exhausted.issuperset(round_.cohort):
-            why = why_nothing_came(self.federation, round_)
+            why = why_nothing_came(self.federation, round_, report)
             self.progress.message(f"{why}; the server's state stays as it is")
         self.members.mark_lost([each.client for each in report.dropped if each.silent])
 

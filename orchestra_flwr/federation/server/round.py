@@ -93,16 +93,11 @@ def cohort_seed(config: Config, key: bytes | None) -> int:
     return config.seed if key is None else int.from_bytes(key)
 
 
-def draw_cohort(
-    clients: Collection[str], participation: float, seed: int, round_: int
-) -> tuple[str, ...]:
-    """The round's clients in the order of :func:`client_order`.
-
-    They are round(participation * clients), at least one.
+def draw_cohort(clients: Collection[str], size: int, seed: int, round_: int) -> tuple[str, ...]:
+    """The round's clients, so many, in the order of :func:`client_order`.
 
     Depends on the seed and the round alone, so that a resumed run asks the same clients.
     """
-    size = max(1, round(participation * len(clients)))
     chosen = numpy_generator(seed, "cohort", round_).choice(len(clients), size, replace=False)
     ordered = sorted(clients, key=client_order)
     return tuple(ordered[i] for i in sorted(chosen))

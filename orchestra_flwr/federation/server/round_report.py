@@ -39,6 +39,7 @@ class RoundReport:
             reported it; 0 for one that sent no rows. The server sees no images to check it by.
         trained: clients whose trained state was used.
         contributors: clients whose rows were used.
+        held_back: models that stay as they are, since too few clients' results entered them.
         contributed: whether any client contributed something to the server's state.
         server_measures: what is recorded of the server's state, of the first model.
         server_state_kept: no client contributed anything, so the server's state is the old one.
@@ -62,6 +63,7 @@ class RoundReport:
     smallest_groups: dict[str, int] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
     contributors: set[str] = field(default_factory=set)
+    held_back: set[str] = field(default_factory=set)
     contributed: bool = False
     server_measures: dict[str, float] = field(default_factory=dict)
     server_state_kept: bool = False

@@ -73,6 +73,7 @@ class StageUpdate:
         for name in [name for name, count in self._results.items() if count < least]:
             self._means.pop(name, None)
             self._contributions.pop(name, None)
+            self._report.held_back.add(name)
         # All before any is set: a model may take in what was made of another.
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):

@@ -251,13 +251,18 @@ def check_round(federation: Federation, round_: Round, report: RoundReport) -> N
     due = release is not None and round_.number >= release.first_round
     report.server_state_kept = due and not report.contributed
     if report.server_state_kept and not round_.trains:
-        raise FederationError(why_nothing_came(federation, round_))
+        raise FederationError(why_nothing_came(federation, round_, report))
 
 
-def why_nothing_came(federation: Federation, round_: Round) -> str:
-    """Says of a round that no client released anything, and what can be done."""
+def why_nothing_came(federation: Federation, round_: Round, report: RoundReport) -> str:
+    """Says of a round that no client's release was used, and what can be done."""
     release, privacy = federation.release, federation.config.privacy
     assert release is not None
+    if report.held_back:
+        return (
+            f"round {round_.number}: {report.answered} clients answered well, too few to use their "
+            f"{release.label} (exchange.min_members={federation.exchange.least_results()})"
+        )
     more = (
         "or have clients with more "
         f"(federation.min_images={federation.config.federation.min_images})"

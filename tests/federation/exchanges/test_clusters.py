@@ -15,6 +15,7 @@ from orchestra_flwr.federation.exchanges import Offer, Result
 from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, MODEL, MODELS
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.population import load_population, own_classes
+from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Received, Role
 from orchestra_flwr.models import normalise
 from orchestra_flwr.reporting import RunFolder
@@ -385,6 +386,22 @@ def test_orchestras_first_state_is_every_models(tiny, tmp_path, federate):
     assert run.records[0]["clients"]["ok"] == run.records[1]["clients"]["ok"] == 4
 
 
+def test_centroids_that_too_few_sent_are_missed_in_other_words(tiny, federate, watched):
+    """Than those of clients without images enough."""
+
+    def lost(client, round_, sent, reply):
+        if client != "0":
+            del reply.content["metrics"]
+
+    config = tiny("exchange=clusters", "exchange.clusters=2", "exchange.min_members=2",
+                  "federation.min_success=0.25", "exchange.start=same")  # fmt: skip
+    with pytest.raises(FederationError) as error:
+        federate(config, app=watched(lost), evaluate=False)
+    assert str(error.value) == (
+        "round 0: 1 clients answered well, too few to use their centroids (exchange.min_members=2)"
+    )
+
+
 @pytest.mark.parametrize("merging", ["fedbn", "fedu", "fedema"])
 def test_it_works_with_every_merging_policy(tiny, tmp_path, federate, merging):
     config = tiny("method=byol", f"merging={merging}", "exchange=clusters",
@@ -403,6 +420,11 @@ def test_it_works_with_every_merging_policy(tiny, tmp_path, federate, merging):
             ("exchange.clusters=3", "exchange.min_members=2"),
             "exchange.clusters=3: with exchange.min_members=2 needs 6 clients, "
             "federation.clients=4",
+        ),
+        (
+            ("exchange.clusters=1", "exchange.min_members=2", "federation.participation=0.3"),
+            "exchange.min_members=2: must be at most 1, the clients of a round with "
+            "federation.participation=0.3; no model would ever change",
         ),
         (
             ("exchange.start=random",),

@@ -80,7 +80,8 @@ class Server:
 
     def start(self, number):
         seed = cohort_seed(self.config, self.federation.key)
-        cohort = draw_cohort(self.nodes, self.config.federation.participation, seed, number)
+        size = self.config.federation.cohort_size(len(self.nodes))
+        cohort = draw_cohort(self.nodes, size, seed, number)
         round_ = Round(number, self.nodes, cohort)
         (stage,) = self.exchange.stages(number, cohort)
         self.report = RoundReport()
