@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, Self
 
@@ -129,6 +130,12 @@ def _stop_clients(grid: StreamingGrid) -> None:
         grid.pull_messages(set(grid.unanswered))
 
 
+def _why_stopped(over: threading.Event) -> str | None:
+    if over.is_set():
+        return "Flower's simulation engine stopped while clients were at work"
+    return ended_process()
+
+
 def _run_ray(
     nodes: int,
     backend: dict[str, Any],
@@ -146,18 +153,13 @@ def _run_ray(
     ended: list[str] = []  # processes of Ray without which it cannot go on
     server = ServerApp()
 
-    def why_stopped() -> str | None:
-        if over.is_set():
-            return "Flower's simulation engine stopped while clients were at work"
-        return ended_process()
-
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         served.clear()
         streaming = StreamingGrid(
             grid,
             window,
-            why_stopped,
+            partial(_why_stopped, over),
             prepare=Broadcast(),
             alone=ran_out_of_memory,
             poll=POLL_SECONDS,
