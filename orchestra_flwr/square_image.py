@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -22,6 +22,15 @@ AnyImage: TypeAlias = str | Path | Image.Image | NDArray[np.generic] | Tensor
 
 MAX_BYTES = 2**28  # of a file; images that PIL allows are hardly ever as large
 MODES = {1: "L", 3: "RGB"}  # by channels
+TURNS = {  # what turns an image upright, by its EXIF orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 ROUNDING = 1e-4  # a float image may leave [0, 1] by so much
 IN_RANGE = "must be whole numbers in 0..255 or floating-point numbers in [0, 1]"
 
@@ -172,9 +181,16 @@ def _picture(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def _square(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
-    upright = ImageOps.exif_transpose(image)
-    square = ImageOps.fit(_converted(upright, channels), (size, size), Image.Resampling.BICUBIC)
+    converted = _converted(_upright(image), channels)
+    square = ImageOps.fit(converted, (size, size), Image.Resampling.BICUBIC)
     return np.asarray(square).reshape(size, size, channels).transpose(2, 0, 1)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """As ImageOps.exif_transpose turns it, which writes all EXIF data anew: one bad tag ends that."""
+    image.load()  # a PNG's EXIF data may come last, and a TIFF is turned as it is loaded
+    turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if turn is None else image.transpose(turn)
 
 
 def _converted(image: Image.Image, channels: int) -> Image.Image:

@@ -1,12 +1,13 @@
 """One image as training and the saved encoder read it."""
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from orchestra_flwr.config import DataConfig
 from orchestra_flwr.data import load_dataset, resize
@@ -108,6 +109,37 @@ def test_exif_turns_the_image_upright(orientation: int):
     assert np.array_equal(
         decode_image(_file(stored, exif=exif), 32), np.asarray(upright).transpose(2, 0, 1)
     )
+
+
+def _bad_resolution(orientation: int) -> bytes:
+    """EXIF data of two tags: the orientation, and a YResolution that is text, not a fraction."""
+    tags = struct.pack("<HHIHH", 0x0112, 3, 1, orientation, 0)
+    tags += struct.pack("<HHI4s", 0x011B, 2, 3, b"72\0\0")
+    return b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + tags + bytes(4)
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_as_pil_does(orientation: int, kind: str):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = _file(_picture(40, 24), kind, exif=exif)
+    with Image.open(io.BytesIO(file)) as opened:
+        turned = ImageOps.exif_transpose(opened)
+    expected = ImageOps.fit(turned.convert("RGB"), (32, 32), Image.Resampling.BICUBIC)
+
+    assert np.array_equal(decode_image(file, 32), np.asarray(expected).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_malformed_exif_tag_costs_no_image(orientation: int):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    bad, good = (
+        _file(_picture(40, 24), "jpeg", exif=exif) for exif in (_bad_resolution(orientation), exif)
+    )
+
+    assert np.array_equal(decode_image(bad, 32), decode_image(good, 32))
 
 
 def test_a_large_jpeg_is_decoded_small_and_right():
