@@ -187,7 +187,7 @@ def _square(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """As ImageOps.exif_transpose turns it, which writes all EXIF data anew: one bad tag ends that."""
+    """As ImageOps.exif_transpose turns it, which also writes all EXIF data: a bad tag ends that."""
     image.load()  # a PNG's EXIF data may come last, and a TIFF is turned as it is loaded
     turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     return image if turn is None else image.transpose(turn)

@@ -80,6 +80,8 @@ class Dataset:
         train: the images that are spread over the clients.
         test: held-out labelled images, None where there are none.
         skipped: (path, reason) of each file that could not be read.
+        unread: paths of those of them that may be readable another time, as where permissions or a
+            disk were to blame.
         shown: (N,) bool, the training images of which clients show the labels (`labels.fraction`);
             None where that is not known.
     """
@@ -88,6 +90,7 @@ class Dataset:
     train: ImageSet
     test: ImageSet | None = None
     skipped: tuple[tuple[str, str], ...] = ()
+    unread: tuple[str, ...] = ()
     shown: Tensor | None = None
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
+from orchestra_flwr.data.image_files.decoding import any_readable
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.reporting.text import size
@@ -126,7 +127,8 @@ def _made_or_read(
     key = key_of(config.encoder, archive, files)
     embeddings = read_embeddings(folder, key=key, format=config.format)
     path = folder / f"embeddings.{config.format}"
-    if embeddings is None:
+    names = (file.name for file in files)
+    if embeddings is None or any_readable(embeddings.unread, names, archive.read):
         _check_same_images(config)
         unfinished = folder / "unfinished"
         with embedding_progress(len(files)) as advance:

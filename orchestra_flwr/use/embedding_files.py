@@ -35,11 +35,13 @@ class Embeddings:
         paths: of the n images, below the folder or zip that they are in, with slashes.
         vectors: (n, dim) float32, as the encoder gives them, on the CPU.
         broken: (path, reason) of each file that could not be read.
+        unread: paths of those of them that may be readable another time.
     """
 
     paths: tuple[str, ...]
     vectors: Tensor
     broken: tuple[tuple[str, str], ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Description:
         broken: path and reason of each file that could not be read.
         key: of encoder and image files; another one means that the embeddings are out of date.
         sha256: of the file.
+        unread: paths of the broken files that may be readable another time; None in descriptions of
+            earlier versions.
     """
 
     file: str
@@ -65,6 +69,7 @@ class Description:
     broken: list[list[str]]
     key: str
     sha256: str = ""
+    unread: list[str] | None = None
 
 
 def check_format(format: Format) -> None:
@@ -117,6 +122,7 @@ def write_embeddings(
         broken=[list(pair) for pair in embeddings.broken],
         key=key,
         sha256=digest,
+        unread=[*embeddings.unread],
     )
     text = json.dumps(asdict(described), indent=2, ensure_ascii=False) + "\n"
     write_atomically(folder / DESCRIPTION, text.encode())
@@ -130,13 +136,15 @@ def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | N
         path = folder / f"embeddings.{format}"
         if described.key != key or described.file != path.name:
             return None
+        if described.broken and described.unread is None:  # who knows why they are broken
+            return None
         if file_sha256(path) != described.sha256:
             return None
     except (OSError, ValueError, TypeError):
         return None
     paths, vectors = READERS[format](path)
     broken = tuple((name, reason) for name, reason in described.broken)
-    return Embeddings(tuple(paths), vectors, broken)
+    return Embeddings(tuple(paths), vectors, broken, tuple(described.unread or ()))
 
 
 def embedded_before(folder: Path) -> str | None:

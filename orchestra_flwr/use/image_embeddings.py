@@ -18,7 +18,7 @@ from torch import Tensor
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
-from orchestra_flwr.data.image_files.decoding import Decoded, decode_files
+from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
 from orchestra_flwr.evaluation.features import extract_features
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.models import Encoder
@@ -112,7 +112,11 @@ def embed(
     names = [file.name for file in files]
     parts = [names[start : start + PART] for start in range(0, len(names), PART)]
     paths = [unfinished / f"{key}-{number:06d}.safetensors" for number in range(len(parts))]
-    done = {number: part for number, path in enumerate(paths) if (part := _read_part(path))}
+    done = {
+        number: part
+        for number, path in enumerate(paths)
+        if (part := _read_part(path)) and not any_readable(part.unread, parts[number], archive.read)
+    }
     advance(sum(len(parts[number]) for number in done))
     missing = [number for number in range(len(parts)) if number not in done]
     size = encoder.spec.image_size
@@ -166,13 +170,13 @@ def _embed_part(
 ) -> Embeddings:
     paths = tuple(printable(names[position]) for position in decoded.good)
     if not paths:
-        return Embeddings((), torch.empty(0, encoder.dim), decoded.broken)
+        return Embeddings((), torch.empty(0, encoder.dim), decoded.broken, decoded.unread)
     images = fit_channels(decoded.images, encoder.spec.channels)
     vectors = extract_features(encoder, images, batch_size).cpu()
     wrong = int((~torch.isfinite(vectors)).any(1).sum())
     if wrong:
         raise ValueError(f"the encoder's features of {wrong} images are not finite")
-    return Embeddings(paths, vectors, decoded.broken)
+    return Embeddings(paths, vectors, decoded.broken, decoded.unread)
 
 
 def _remove_others(folder: Path, key: str) -> None:
@@ -183,8 +187,9 @@ def _remove_others(folder: Path, key: str) -> None:
 
 
 def _write_part(path: Path, part: Embeddings) -> None:
-    values = {"paths": json.dumps(part.paths), "broken": json.dumps(part.broken)}
-    save_tensors(path, {"embeddings": part.vectors}, values)
+    values = {"paths": part.paths, "broken": part.broken, "unread": part.unread}
+    texts = {name: json.dumps(value) for name, value in values.items()}
+    save_tensors(path, {"embeddings": part.vectors}, texts)
 
 
 def _read_part(path: Path) -> Embeddings | None:
@@ -196,8 +201,11 @@ def _read_part(path: Path) -> Embeddings | None:
     except DamagedFileError as error:
         logger.warning("%s; it is made again", error)
         return None
+    if "unread" not in values:  # a part of an earlier version
+        return None
+    paths, unread = (tuple(json.loads(values[name])) for name in ("paths", "unread"))
     broken = tuple((name, reason) for name, reason in json.loads(values["broken"]))
-    return Embeddings(tuple(json.loads(values["paths"])), tensors["embeddings"], broken)
+    return Embeddings(paths, tensors["embeddings"], broken, unread)
 
 
 def _joined(parts: Sequence[Embeddings]) -> Embeddings:
@@ -205,4 +213,5 @@ def _joined(parts: Sequence[Embeddings]) -> Embeddings:
         tuple(path for part in parts for path in part.paths),
         torch.cat([part.vectors for part in parts]),
         tuple(pair for part in parts for pair in part.broken),
+        tuple(path for part in parts for path in part.unread),
     )

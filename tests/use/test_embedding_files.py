@@ -17,8 +17,10 @@ from orchestra_flwr.use.embedding_files import (
 )
 
 EMBEDDINGS = Embeddings(
-    ("a/ü 1.jpg", "b/2.jpg", "c,3.png"), torch.randn(3, 5), (("d.jpg", "empty file"),)
-)
+    ("a/ü 1.jpg", "b/2.jpg", "c,3.png"),
+    torch.randn(3, 5),
+    (("d.jpg", "empty file"), ("ü.jpg", "Permission denied")), ("ü.jpg",),
+)  # fmt: skip
 
 
 def written(folder, format):
@@ -35,6 +37,7 @@ def test_what_is_read_is_what_was_written(tmp_path, format):
     assert path.name == f"embeddings.{format}"
     found = read_embeddings(tmp_path, key="k", format=format)
     assert found.paths == EMBEDDINGS.paths and found.broken == EMBEDDINGS.broken
+    assert found.unread == EMBEDDINGS.unread
     assert torch.equal(found.vectors, EMBEDDINGS.vectors)
     assert read_embeddings(tmp_path, key="another", format=format) is None
     other = "npz" if format != "npz" else "safetensors"
@@ -63,6 +66,17 @@ def test_a_damaged_file_is_not_used(tmp_path):
     content[-1] ^= 1
     path.write_bytes(content)
     assert read_embeddings(tmp_path, key="k", format="safetensors") is None
+
+
+def test_files_that_an_earlier_version_left_out_are_tried_again(tmp_path):
+    """Whether they were broken or could not be read is not known of them."""
+    written(tmp_path, "npz")
+    described = json.loads((tmp_path / "embeddings.json").read_text())
+    del described["unread"]
+    (tmp_path / "embeddings.json").write_text(json.dumps(described))
+    assert read_embeddings(tmp_path, key="k", format="npz") is None
+    (tmp_path / "embeddings.json").write_text(json.dumps(described | {"broken": []}))
+    assert read_embeddings(tmp_path, key="k", format="npz") is not None
 
 
 def test_a_format_without_its_library_says_what_to_install(monkeypatch):

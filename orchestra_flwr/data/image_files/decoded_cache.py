@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,13 @@ def cache_key(*facts: Any) -> str:
     return fingerprint_of(json.dumps([FORMAT, *facts]), digits=32)
 
 
-def cached(folder: Path, name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
+def cached(
+    folder: Path,
+    name: str,
+    key: str,
+    make: Callable[[], Dataset],
+    readable: Callable[[Collection[str]], bool] = lambda unread: False,
+) -> Dataset:
     """The data set from the cache, else made and stored there.
 
     A file of which any byte has changed is reported and made anew. A folder that cannot be written
@@ -51,10 +57,12 @@ def cached(folder: Path, name: str, key: str, make: Callable[[], Dataset]) -> Da
         name: the data set's name, for people who look into the folder.
         key: from :func:`cache_key`.
         make: decodes the images.
+        readable: whether one of these files, which could not be read then, can be by now: what is
+            stored lacks its image, and is made anew.
     """
     file = folder / f"{name}-{key}.safetensors"
     stored = _load(file)
-    if stored is not None:
+    if stored is not None and not (stored.unread and readable(stored.unread)):
         return stored
     dataset = make()
     try:
@@ -83,6 +91,7 @@ def store_dataset(file: Path, dataset: Dataset) -> None:
         "name": dataset.name,
         "classes": dataset.train.classes,
         "skipped": dataset.skipped,
+        "unread": dataset.unread,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     # Private images, for their owner alone.
@@ -123,4 +132,6 @@ def _dataset(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Dataset:
     test = None
     if "test.images" in tensors:
         test = ImageSet(tensors["test.images"], tensors["test.labels"], classes)
-    return Dataset(facts["name"], train, test, tuple((p, r) for p, r in facts["skipped"]))
+    skipped = tuple((path, reason) for path, reason in facts["skipped"])
+    # The fact is missing in files that orchestra_flwr.simulate stored before it was there.
+    return Dataset(facts["name"], train, test, skipped, tuple(facts.get("unread", ())))

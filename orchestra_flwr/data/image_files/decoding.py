@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,11 +33,19 @@ class Decoded:
         images: uint8, (n, 3, size, size), of the n files that could be read, in the list's order.
         good: their n positions in the list.
         broken: (name, reason) of the others, as text that can be shown anywhere.
+        unread: names of those of them that say nothing of what is in the file, such as one that
+            may not be opened: see :func:`any_readable`.
     """
 
     images: Tensor
     good: list[int]
     broken: tuple[tuple[str, str], ...]
+    unread: tuple[str, ...] = ()
+
+
+class _Failure(NamedTuple):
+    reason: str
+    unread: bool
 
 
 def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) -> Decoded:
@@ -49,36 +58,67 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
     """
     images = np.empty((len(names), 3, size, size), dtype=np.uint8)
 
-    def decode_one(position: int) -> str | None:
+    def decode_one(position: int) -> _Failure | None:
+        content = None
         try:
-            images[position] = decode_image(read(names[position]), size)
+            content = read(names[position])
+            images[position] = decode_image(content, size)
         except Exception as error:  # decoders raise all kinds of errors for broken files
-            return printable(broken_because(error))
+            # A ValueError of `read` is about the file itself, as one that is empty.
+            unread = content is None and not isinstance(error, ValueError)
+            unread = unread or isinstance(error, MemoryError)
+            return _Failure(printable(broken_because(error)), unread)
         return None
 
-    def decode_chunk(start: int) -> list[str | None]:
+    def decode_chunk(start: int) -> list[_Failure | None]:
         return [decode_one(position) for position in range(start, min(start + CHUNK, len(names)))]
 
     started = reported = time.monotonic()
     wait = PROGRESS_SECONDS
-    reasons: list[str | None] = []
+    failures: list[_Failure | None] = []
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         try:
             for chunk in pool.map(decode_chunk, range(0, len(names), CHUNK)):
-                reasons += chunk
+                failures += chunk
                 if time.monotonic() - reported > wait:
                     reported, wait = time.monotonic(), min(2 * wait, LONGEST_SECONDS)
-                    logger.info("decoded %s of %s images", f"{len(reasons):,}", f"{len(names):,}")
+                    logger.info("decoded %s of %s images", f"{len(failures):,}", f"{len(names):,}")
         except BaseException:  # Ctrl-C must not wait for all other images
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if reported > started:
         logger.info("decoded all in %.0f s", time.monotonic() - started)
-    good = [position for position, reason in enumerate(reasons) if reason is None]
-    results = zip(names, reasons, strict=True)
-    broken = tuple((printable(name), why) for name, why in results if why is not None)
+    good = [position for position, failure in enumerate(failures) if failure is None]
+    failed = [(printable(n), f) for n, f in zip(names, failures, strict=True) if f is not None]
+    broken = tuple((name, failure.reason) for name, failure in failed)
+    unread = tuple(name for name, failure in failed if failure.unread)
     _warn(broken, len(names))
-    return Decoded(torch.from_numpy(images[good] if broken else images), good, broken)
+    return Decoded(torch.from_numpy(images[good] if broken else images), good, broken, unread)
+
+
+def any_readable(
+    unread: Collection[str], names: Iterable[str], read: Callable[[str], bytes]
+) -> bool:
+    """Whether a file that could not be read before can be read by now: time to decode again.
+
+    Stored results are right until then: neither size, time nor checksum of a file need change when
+    a disk, a zip or permissions are repaired.
+
+    Args:
+        unread: as in :class:`Decoded`.
+        names: of all files.
+        read: as for :func:`decode_files`.
+    """
+    wanted = {*unread}
+    return any(_can_be_read(name, read) for name in names if wanted and printable(name) in wanted)
+
+
+def _can_be_read(name: str, read: Callable[[str], bytes]) -> bool:
+    try:
+        read(name)
+    except Exception:  # whatever it was the first time
+        return False
+    return True
 
 
 def _warn(broken: Sequence[tuple[str, str]], count: int) -> None:

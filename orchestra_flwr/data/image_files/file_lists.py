@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from orchestra_flwr.config import DataConfig
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
-from orchestra_flwr.data.image_files.decoding import Decoded, decode_files
+from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.subset import balanced_subset
 
@@ -79,28 +80,33 @@ def load_files(
         archive.identity(test.files),
     )
 
+    names = [file.name for file in train.files + test.files]
+
     def decode() -> Dataset:
-        names = [file.name for file in train.files + test.files]
         decoded = decode_files(names, archive.read, data.image_size)
         if not decoded.good or decoded.good[0] >= len(train.files):
             first = ": ".join(decoded.broken[0])
             raise wrong_root(root, f"no training image can be read ({first})")
         return _dataset(data.name, chosen, decoded)
 
-    return cached(cache_dir(options.cache), data.name, key, decode)
+    def readable(unread: Collection[str]) -> bool:
+        return any_readable(unread, names, archive.read)
+
+    return cached(cache_dir(options.cache), data.name, key, decode, readable)
 
 
 def _dataset(name: str, contents: Contents, decoded: Decoded) -> Dataset:
     """The decoded images with their labels; `decoded` has the training files' images first."""
     train, test, classes = contents.train, contents.test, contents.classes
-    images, broken = decoded.images, decoded.broken
+    images, left_out = decoded.images, (decoded.broken, decoded.unread)
     good = torch.tensor(decoded.good)
     count = int((good < len(train.files)).sum())
     files = tuple(train.files[index].name for index in decoded.good[:count])
     if train.labels is None:
-        return Dataset(name, ImageSet(images, files=files), None, broken)
+        return Dataset(name, ImageSet(images, files=files), None, *left_out)
     train_set = ImageSet(images[:count], train.labels[good[:count]], classes, files)
     if test.labels is None or count == len(good):
-        return Dataset(name, train_set, None, broken)
+        return Dataset(name, train_set, None, *left_out)
     test_labels = test.labels[good[count:] - len(train.files)]
-    return Dataset(name, train_set, ImageSet(images[count:], test_labels, classes), broken)
+    test_set = ImageSet(images[count:], test_labels, classes)
+    return Dataset(name, train_set, test_set, *left_out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import CacheOptions
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
-from orchestra_flwr.data.image_files.decoding import Decoded, decode_files
+from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import balanced_subset
@@ -79,7 +79,10 @@ class HuggingFace(Source):
             decoded = [None if rows is None else rows.decoded(size) for rows in chosen]
             return self._dataset(columns, chosen, decoded)
 
-        return cached(cache_dir(self.settings.cache), self.data.name, key, decode)
+        def readable(unread: Collection[str]) -> bool:
+            return any(rows.readable(unread) for rows in chosen if rows is not None)
+
+        return cached(cache_dir(self.settings.cache), self.data.name, key, decode, readable)
 
     def _split(self, splits: Mapping[str, Any], key: str, name: str) -> Any:
         if name not in splits:
@@ -99,13 +102,16 @@ class HuggingFace(Source):
             )
         labels = columns.labels(train_rows, train)
         classes = () if labels is None else columns.classes
-        broken = train.broken + (test.broken if test else ())
+        left_out = (
+            train.broken + (test.broken if test else ()),
+            train.unread + (test.unread if test else ()),
+        )
         images = ImageSet(train.images, labels, classes, train_rows.files(train))
         test_labels = columns.labels(test_rows, test) if test_rows and test else None
         if test is None or not test.good or labels is None or test_labels is None:
-            return Dataset(self.data.name, images, None, broken)
+            return Dataset(self.data.name, images, None, *left_out)
         test_images = ImageSet(test.images, test_labels, classes)
-        return Dataset(self.data.name, images, test_images, broken)
+        return Dataset(self.data.name, images, test_images, *left_out)
 
 
 class _Columns:
@@ -174,8 +180,11 @@ class _Rows:
 
     def decoded(self, size: int) -> Decoded:
         """The images, as those of files are decoded."""
-        names = [f"{self._name}/{index}" for index in self.indices]
-        return decode_files(names, self._read, size)
+        return decode_files(self._names(), self._read, size)
+
+    def readable(self, unread: Collection[str]) -> bool:
+        """Whether an image that could not be read can be by now."""
+        return any_readable(unread, self._names(), self._read)
 
     def files(self, decoded: Decoded) -> tuple[str, ...]:
         """For `partition=groups`: each image as a file in the folder of its group.
@@ -188,6 +197,9 @@ class _Rows:
         groups = (str(self._groups[index]) for index in indices)
         folders = (group.replace("%", "%25").replace("/", SLASH) for group in groups)
         return tuple(f"{folder}/{index}" for folder, index in zip(folders, indices, strict=True))
+
+    def _names(self) -> list[str]:
+        return [f"{self._name}/{index}" for index in self.indices]
 
     def _read(self, name: str) -> bytes:
         value = self._encoded[int(name.rpartition("/")[2])][self._column]

@@ -1,12 +1,14 @@
 import io
 import logging
+import zipfile
+import zlib
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from orchestra_flwr.data.image_files.decoding import decode_files
+from orchestra_flwr.data.image_files.decoding import any_readable, decode_files
 
 
 def _gradient(width: int, height: int) -> np.ndarray:
@@ -62,3 +64,40 @@ def test_order_is_that_of_the_names():
     images = decode_files(list(shades), shades.__getitem__, 8).images
 
     assert images[:, 0, 0, 0].tolist() == list(range(200))
+
+
+def test_what_was_not_read_is_told_from_what_is_no_image():
+    content = {"a.png": _file(_picture()), "empty.png": b"no", "text.png": b"this is no image"}
+    faults = {
+        "empty.png": ValueError("empty file"),
+        "forbidden.png": PermissionError(13, "Permission denied"),
+        "disk.png": OSError(5, "Input/output error"),
+        "damaged.png": zipfile.BadZipFile("Bad CRC-32"),
+        "packed.png": zlib.error("Error -3"),
+        "encrypted.png": RuntimeError("password required"),
+        "great.png": MemoryError(),
+    }
+
+    def read(name: str) -> bytes:
+        if name in faults:
+            raise faults[name]
+        return content[name]
+
+    names = ["a.png", "text.png", *faults]
+    decoded = decode_files(names, read, 8)
+    assert [name for name, _ in decoded.broken] == names[1:]
+    assert decoded.unread == tuple(faults)[1:]
+    assert not any_readable(decoded.unread, names, read)
+    content["disk.png"] = b"anything"
+    del faults["disk.png"]
+    assert any_readable(decoded.unread, names, read)
+    assert not any_readable((), names, read)
+
+
+def test_an_image_that_memory_did_not_suffice_for_may_be_read_later(monkeypatch):
+    def exhausted(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("orchestra_flwr.data.image_files.decoding.decode_image", exhausted)
+    decoded = decode_files(["a.png"], lambda _: b"content", 8)
+    assert (decoded.broken, decoded.unread) == ((("a.png", "MemoryError"),), ("a.png",))

@@ -12,6 +12,7 @@ from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.config.sections import PartitionConfig
 from orchestra_flwr.data import load_dataset, partition_by_name
+from orchestra_flwr.data.sources import huggingface
 
 datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
 
@@ -90,6 +91,25 @@ def test_a_folder_of_images(config, tmp_path):
     dataset = load_dataset(config(tmp_path / "photos"))
     assert dataset.train.classes == ("a", "b") and len(dataset.train) == 8
     assert sorted(dataset.test.images[:, 0, 0, 0].tolist()) == [0, 1, 40, 41]
+
+
+def test_an_image_that_could_not_be_read_is_tried_again(config, saved, monkeypatch):
+    made = config(saved(train=split(9), test=split(6, first=100)))
+    real = huggingface._Rows._read
+
+    def damaged(rows, name):
+        if name in ("train/2", "test/3"):
+            raise OSError(5, "Input/output error")
+        return real(rows, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(huggingface._Rows, "_read", damaged)
+        for _ in range(2):  # decoded, and from the cache
+            dataset = load_dataset(made)
+            assert (len(dataset.train), len(dataset.test)) == (8, 5)
+            assert dataset.unread == ("train/2", "test/3")
+    dataset = load_dataset(made)
+    assert (len(dataset.train), len(dataset.test), dataset.unread) == (9, 6, ())
 
 
 def test_each_writer_is_a_client(config, saved):

@@ -13,6 +13,7 @@ from PIL import Image
 
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data import UNLABELLED, Dataset, load_dataset
+from orchestra_flwr.data.image_files import archive as archive_module
 from orchestra_flwr.data.image_files.archive import Archive
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "cifar10-jpeg.zip"
@@ -228,6 +229,49 @@ def test_a_second_load_needs_no_decoding(packed, monkeypatch: pytest.MonkeyPatch
 
     assert torch.equal(first.train.images, second.train.images)
     assert torch.equal(first.test.labels, second.test.labels)
+
+
+def _flip(archive: Path, member: str) -> None:
+    """Changes a byte of a member's content, or changes it back."""
+    with zipfile.ZipFile(archive) as opened:
+        info = opened.getinfo(member)
+    content = bytearray(archive.read_bytes())
+    content[info.header_offset + 30 + len(member) + info.compress_size // 2] ^= 1
+    archive.write_bytes(content)
+
+
+def test_a_member_of_a_zip_that_was_repaired_is_there_again(tmp_path: Path, caplog):
+    archive = _zipped(_write(tmp_path / "images", CLASS_FOLDERS))
+    damaged = ["train/cat/1.png", "test/dog/0.png"]
+    for member in damaged:
+        _flip(archive, member)
+    for _ in range(2):  # decoded, and from the cache
+        dataset = _load(archive)
+        assert (len(dataset.train), len(dataset.test)) == (7, 3)
+        assert list(dataset.unread) == [name for name, _ in dataset.skipped] == damaged
+    assert len([m for m in caplog.messages if m.startswith("skipped")]) == 1
+    _flip(archive, damaged[1])
+    dataset = _load(archive)
+    assert (len(dataset.train), len(dataset.test), dataset.unread) == (7, 4, (damaged[0],))
+    _flip(archive, damaged[0])
+    dataset = _load(archive)
+    assert _shades(dataset.train.images) == [4, 5, 6, 7, 0, 1, 2, 3] and dataset.skipped == ()
+
+
+def test_a_file_that_could_not_be_opened_is_there_again(tmp_path: Path, monkeypatch):
+    """Neither its size nor its time changes, and it is none of those whose content is compared."""
+    root = _write(tmp_path / "images", [f"{number:02}.png" for number in range(20)])
+    real = archive_module._read_regular
+
+    def forbidden(path: Path) -> bytes:
+        if path.name == "01.png":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(archive_module, "_read_regular", forbidden)
+        assert len(_load(root).train) == 19
+    assert _shades(_load(root).train.images) == list(range(20))
 
 
 def test_wrong_roots_are_refused(tmp_path: Path):
