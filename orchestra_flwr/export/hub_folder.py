@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.export.exporter import DESCRIPTION, made_from
@@ -16,6 +18,7 @@ from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import encoder_of
 
 EXPORTED = ("encoder.onnx", "encoder.int8.onnx", "encoder.pt2")
+CARD, WEIGHTS, SPEC, ONNX = "README.md", "encoder.safetensors", "encoder.json", "onnx"
 
 
 class HubError(RuntimeError):
@@ -29,14 +32,14 @@ def export_to_hub(config: ExportConfig) -> str:
         Where it is: a folder, or an address.
 
     Raises:
-        ConfigError: no encoder, or huggingface_hub is not installed.
+        ConfigError: no encoder, huggingface_hub is not installed, or the folder holds other files.
         HubError: the upload failed; the folder is there.
         OSError: a file cannot be written.
     """
     if config.push_to_hub:
         require("push_to_hub", "huggingface", "huggingface_hub")
     encoder_of(config)  # what cannot be loaded is no use to anybody
-    write_hub_folder(
+    files = write_hub_folder(
         config.encoder,
         config.beside("export"),
         config.hub_folder,
@@ -44,7 +47,7 @@ def export_to_hub(config: ExportConfig) -> str:
         license=config.license or "",
     )
     if config.push_to_hub:
-        return push(config.hub_folder, config.push_to_hub, private=config.private)
+        return push(config.hub_folder, files, config.push_to_hub, private=config.private)
     return str(config.hub_folder)
 
 
@@ -65,28 +68,47 @@ def write_hub_folder(
         The files, the card first.
 
     Raises:
-        ConfigError: a file was exported of another encoder, such as that of fewer rounds.
+        ConfigError: the folder holds other files, such as a run's; or a file was exported of
+            another encoder, such as that of fewer rounds.
         OSError: a file cannot be read or written.
         ValueError: a description is damaged.
     """
+    _check_nothing_else(folder)
     copied = _exported_of(encoder, exported)
     text = card(CardFacts.of(encoder), repository, license)
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / "README.md"]
+    files = [folder / CARD]
     write_atomically(files[0], text.encode())
     sources = [
-        (encoder, folder / "encoder.safetensors"),
-        (encoder.with_suffix(".json"), folder / "encoder.json"),
+        (encoder, folder / WEIGHTS),
+        (encoder.with_suffix(".json"), folder / SPEC),
     ]
-    sources += [(exported / name, folder / "onnx" / name) for name in copied]
+    sources += [(exported / name, folder / ONNX / name) for name in copied]
     for source, target in sources:
         target.parent.mkdir(exist_ok=True)
         with replacing(target) as temporary:
             shutil.copyfile(source, temporary)
         files.append(target)
     for name in {*EXPORTED, DESCRIPTION} - {*copied}:  # of an earlier upload
-        (folder / "onnx" / name).unlink(missing_ok=True)
+        (folder / ONNX / name).unlink(missing_ok=True)
     return files
+
+
+def _check_nothing_else(folder: Path) -> None:
+    """Who names a run's folder would mix the two, and believe that all of it is published.
+
+    Raises:
+        ConfigError: names a file or folder that is not written here; hidden ones do not count.
+    """
+    ours = {folder: {CARD, WEIGHTS, SPEC, ONNX}, folder / ONNX: {*EXPORTED, DESCRIPTION}}
+    for place, names in ours.items():
+        there = [path.name for path in place.iterdir()] if place.is_dir() else []
+        others = sorted(name for name in there if name not in names and not name.startswith("."))
+        if others:
+            raise ConfigError(
+                f"folder={folder}: holds {printable(others[0])}, which is not of format=hub; it "
+                "must be a new folder, or one that format=hub has written"
+            )
 
 
 def _exported_of(encoder: Path, folder: Path) -> list[str]:
@@ -102,10 +124,16 @@ def _exported_of(encoder: Path, folder: Path) -> list[str]:
     return [*names, DESCRIPTION] if names else []
 
 
-def push(folder: Path, repository: str, *, private: bool) -> str:
-    """Uploads a folder as one commit; the repository is made where there is none.
+def push(folder: Path, files: Sequence[Path], repository: str, *, private: bool) -> str:
+    """Uploads files as one commit; the repository is made where there is none.
 
     Who may do it is up to huggingface_hub: its `login`, or HF_TOKEN.
+
+    Args:
+        folder: becomes the repository's.
+        files: those in it that are uploaded, and no others.
+        repository: "owner/name".
+        private: whether a repository that is made is.
 
     Returns:
         The address of the commit.
@@ -119,9 +147,10 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
     api = HfApi(library_name="orchestra_flwr")
+    names = [file.relative_to(folder).as_posix() for file in files]
     try:
         api.create_repo(repository, private=private, exist_ok=True)
-        return str(api.upload_folder(repo_id=repository, folder_path=folder))
+        return str(api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names))
     except HFValidationError as error:
         raise ConfigError(f"push_to_hub={repository}: {_line(error)}") from None
     except (HfHubHTTPError, HTTPError, OSError, LocalTokenNotFoundError) as error:

@@ -142,6 +142,34 @@ def test_what_is_pushed_is_loaded_from_the_hub(make_run, command, hub):
     assert torch.equal(load_encoder(hub.folder)(images), load_encoder(run)(images))
 
 
+def test_nothing_is_uploaded_but_what_was_written(make_run, command, hub):
+    run = make_run()
+    exported_before(run)
+    for hidden in (".notes", "onnx/.notes"):
+        (run / "hub" / hidden).parent.mkdir(parents=True, exist_ok=True)
+        (run / "hub" / hidden).write_text("private")
+    assert command(f"run={run}", "push_to_hub=me/digits")[0] == 0
+    pushed = {p.relative_to(hub.folder).as_posix() for p in hub.folder.rglob("*") if p.is_file()}
+    assert pushed == {"README.md", "encoder.safetensors", "encoder.json"} | {
+        "onnx/encoder.onnx",
+        "onnx/export.json",
+    }
+
+
+@pytest.mark.parametrize("other", ["config.yaml", "checkpoint/state.json", "onnx/photo.png"])
+def test_a_folder_with_other_files_is_refused(make_run, command, hub, other):
+    run = make_run()
+    folder = run.parent / "published"
+    (folder / other).parent.mkdir(parents=True)
+    (folder / other).write_text("private")
+    code, out, err = command(f"run={run}", f"folder={folder}", "push_to_hub=me/digits")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    name = other.split("/")[0] if "onnx" not in other else "photo.png"
+    assert err.startswith(f"error: folder={folder}: holds {name}, which is not of format=hub; it")
+    assert [p for p in folder.rglob("*") if p.is_file()] == [folder / other]
+    assert hub.asked == []
+
+
 def test_a_hub_that_refuses_is_one_line_and_the_folder_is_there(make_run, command, hub):
     hub.refuse = True
     run = make_run()
