@@ -43,6 +43,15 @@ class ExportConfig(SavedEncoderConfig):
             raise ValueError(f"push_to_hub={self.push_to_hub}: must be owner/name")
         return self
 
+    @model_validator(mode="after")
+    def _files_compute_in_float32(self) -> Self:
+        if (precision := self.evaluation.precision) != "float32":
+            raise ValueError(
+                f"evaluation.precision={precision}: must be float32, in which exported files "
+                "compute and are measured"
+            )
+        return self
+
     @property
     def exported(self) -> Path:
         """Where exported files are written."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import ScoresConfig
-from orchestra_flwr.evaluation import knn_accuracy, linear_accuracy
+from orchestra_flwr.evaluation import knn_accuracy, linear_accuracy, voters
 
 Features = Callable[[Tensor], Tensor]  # images (B, C, H, W), uint8, to features (B, dim)
 Labelled = tuple[Tensor, Tensor]  # images, classes (N,)
@@ -54,7 +54,8 @@ def accuracies(
             for images, _ in (train, test)
         ]
     bank, queries = ((part.clone(), y) for part, (_, y) in zip(parts, (train, test), strict=True))
+    k, temperature = voters(config.knn_k, len(train[1])), config.knn_temperature
     return {
-        "knn": knn_accuracy(*bank, *queries, k=config.knn_k, temperature=config.knn_temperature),
+        "knn": knn_accuracy(*bank, *queries, k=k, temperature=temperature),
         "linear": linear_accuracy(*bank, *queries),
     }

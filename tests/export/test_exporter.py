@@ -160,6 +160,7 @@ def test_features_outside_of_the_tolerance_are_not_written(make_run, command):
         (["run={run}", "format=tflite"], "format=tflite"),
         (["run={run}", "format=torch_export", "int8=true"], "int8=true: needs format=onnx"),
         (["run={run}", "tolerance=0"], "tolerance=0"),
+        (["run={run}", "evaluation.precision=bfloat16"], "must be float32, in which exported"),
         (["run={run}", "int8=true", "data=cifar10"], "the encoder expects 1 and 8"),
     ],
 )

@@ -35,8 +35,8 @@ def test_simulated_exported_and_classified_without_torch(tiny, tiny_overrides, t
     for library in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(library, reason="needs the extra onnx")
     run = tmp_path / "run"
-    assert main([*tiny_overrides, "evaluation.knn_k=12", f"run_dir={run}"]) == 0
-    assert export_main([f"run={run}", "int8=true", "evaluation.knn_k=12"]) == 0
+    assert main([*tiny_overrides, f"run_dir={run}"]) == 0
+    assert export_main([f"run={run}", "int8=true"]) == 0
     data = load_dataset(tiny().data)
     np.savez(
         tmp_path / "images.npz",
@@ -46,6 +46,8 @@ def test_simulated_exported_and_classified_without_torch(tiny, tiny_overrides, t
         test_labels=data.test.labels,
     )
     expected = json.loads((run / "summary.json").read_text())["knn"]
+    measured = json.loads((run / "export" / "export.json").read_text())["files"]
+    assert measured[0]["knn"] == pytest.approx(expected, abs=1 / 60 + 1e-9)
     for name, tolerance in (("encoder.onnx", 1 / 60), ("encoder.int8.onnx", 0.1)):
         command = [sys.executable, "-c", KNN, run / "export" / name, tmp_path / "images.npz"]
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
