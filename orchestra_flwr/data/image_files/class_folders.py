@@ -18,6 +18,8 @@ LAYOUT = (
     "train/<class>/* and maybe test/<class>/*, <class>/*, or images without folders, which have "
     "no label"
 )
+# How others call train/ and test/, in any case.
+SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
 
 def survey(root: str) -> tuple[int, int]:
@@ -83,9 +85,20 @@ def _without_outer_folders(placed: Placed) -> Placed:
 
 
 def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
-    """Training and test files; without a folder train/ or test/ all files are for training."""
+    """Training and test files; without a folder train/ or test/ all files are for training.
+
+    Raises:
+        ConfigError: there are test images but none for training, or both have other names: they
+            would be classes, and test images trained on.
+    """
     tops = {parts[0] for parts, _ in placed if len(parts) > 1}
     if not tops & {"train", "test"}:
+        nested = any(len(parts) > 2 for parts, _ in placed)
+        if nested and SPLITS.issuperset(name.casefold() for name in tops):
+            named = " and ".join(f"{name}/" for name in sorted(tops))
+            raise wrong_root(
+                root, f"holds {named}, but must call training images train/ and test images test/"
+            )
         return placed, []
     below = {
         split: [(parts[1:], file) for parts, file in placed if parts[0] == split and parts[1:]]

@@ -23,6 +23,30 @@ def test_a_survey_counts_training_images(tmp_path: Path):
     assert survey(_write(tmp_path / "3", *mixed)) == (4, 2)
 
 
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [("Train", "Test"), ("TRAIN", "Val"), ("training", "testing"), ("Training", "validation")],
+)
+def test_splits_of_other_names_are_no_classes(tmp_path: Path, train: str, test: str):
+    outer = tmp_path / "zip" / "inner"
+    named = f"holds {test}/ and {train}/" if test < train else f"holds {train}/ and {test}/"
+    for root, where in ((tmp_path / "photos", "photos"), (outer, "zip")):
+        _write(root, f"{train}/a/1.png", f"{train}/b/1.png", f"{test}/a/1.png", f"{test}/2.png")
+        with pytest.raises(ConfigError) as error:
+            survey(str(tmp_path / where))
+        assert str(error.value) == (
+            f"data.root={tmp_path / where}: {named}, but must call training images train/ and "
+            "test images test/"
+        )
+
+
+def test_names_of_splits_may_be_those_of_classes(tmp_path: Path):
+    assert survey(_write(tmp_path / "1", "Train/1.png", "Test/1.png")) == (2, 2)
+    assert survey(_write(tmp_path / "2", "Train/a/1.png", "car/1.png")) == (2, 2)
+    assert survey(_write(tmp_path / "3", "train/a/1.png", "train/b/1.png", "Val/a/1.png")) == (2, 2)
+    assert survey(_write(tmp_path / "4", "Train/a/1.png", "Train/b/1.png")) == (2, 2)
+
+
 def test_a_survey_refuses_what_cannot_be_loaded(tmp_path: Path):
     with pytest.raises(ConfigError, match="does not exist"):
         survey(str(tmp_path / "nowhere"))
