@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
@@ -64,10 +65,7 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
             content = read(names[position])
             images[position] = decode_image(content, size)
         except Exception as error:  # decoders raise all kinds of errors for broken files
-            # A ValueError of `read` is about the file itself, as one that is empty.
-            unread = content is None and not isinstance(error, ValueError)
-            unread = unread or isinstance(error, MemoryError)
-            return _Failure(printable(broken_because(error)), unread)
+            return _failure(error, was_read=content is not None)
         return None
 
     def decode_chunk(start: int) -> list[_Failure | None]:
@@ -88,6 +86,18 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
             raise
     if reported > started:
         logger.info("decoded all in %.0f s", time.monotonic() - started)
+    return _without_failures(images, names, failures)
+
+
+def _failure(error: Exception, *, was_read: bool) -> _Failure:
+    # A ValueError of `read` is about the file itself, as one that is empty.
+    unread = not was_read and not isinstance(error, ValueError)
+    return _Failure(printable(broken_because(error)), unread or isinstance(error, MemoryError))
+
+
+def _without_failures(
+    images: NDArray[np.uint8], names: Sequence[str], failures: Sequence[_Failure | None]
+) -> Decoded:
     good = [position for position, failure in enumerate(failures) if failure is None]
     failed = [(printable(n), f) for n, f in zip(names, failures, strict=True) if f is not None]
     broken = tuple((name, failure.reason) for name, failure in failed)
