@@ -189,6 +189,8 @@ OPTIONS = {"vit_tiny": {"image_size": 8, "depth": 2, "width": 24}, "cct": {"imag
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ModelConfig.room.found())
 def test_every_backbone_is_exported(make_run, command, name):
+    if name == "timm":
+        pytest.importorskip("timm", reason="needs the extra timm")
     run = make_run(name, **OPTIONS.get(name, {}))
     code, _, err = command(f"run={run}", "int8=true")
     assert (code, err) == (0, "")
