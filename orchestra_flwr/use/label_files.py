@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,12 +32,13 @@ def read_table(labels: str) -> dict[str, str]:
     """
     path = Path(labels).expanduser()
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8"
         raise ConfigError(f"labels={labels}: cannot be read ({reason})") from None
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    reader = csv.DictReader(text.splitlines(), delimiter=delimiter)
+    # Not splitlines, which also divides at separators that names of files may hold.
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
         columns = reader.fieldnames or ()
         rows = [(reader.line_num, row) for row in reader]

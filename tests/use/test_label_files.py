@@ -7,7 +7,7 @@ from orchestra_flwr.use.label_files import check_enough, check_known, is_table, 
 
 
 def table(tmp_path, text, name="labels.csv"):
-    (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / name).write_bytes(text.encode())
     return read_table(str(tmp_path / name))
 
 
@@ -16,6 +16,18 @@ def test_a_table_with_other_columns_quotes_and_a_mark_of_spreadsheets(tmp_path):
     assert table(tmp_path, text) == {"a, b/ü.jpg": "cat", "c.jpg": "dog"}
     assert table(tmp_path, "path\tlabel\na.jpg\tcat\n", "labels.tsv") == {"a.jpg": "cat"}
     assert is_table("x.CSV") and not is_table("folder") and not is_table("examples.zip")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_only_ends_of_lines_divide_them(tmp_path, end):
+    """Names of files may hold what is a separator elsewhere; they are known as they are printed."""
+    rows = ["path,label", "a\x85b.jpg,cat", "a\u2028b.jpg,dog", "a\x0bb.jpg,eel", "c.jpg,\x0bcat"]
+    assert table(tmp_path, end.join(rows) + end) == {
+        r"a\x85b.jpg": "cat",
+        r"a\u2028b.jpg": "dog",
+        r"a\x0bb.jpg": "eel",
+        "c.jpg": "cat",
+    }
 
 
 @pytest.mark.parametrize(
