@@ -27,6 +27,7 @@ from orchestra_flwr.reporting.text import percent
 
 FOLDER = Path("outputs/multirun")
 OWN = ("run_dir", "resume")  # every run has its own folder, and is resumed in it
+WIDEST = 10_000  # characters of a line of the table
 MEASURES = {"kNN": "knn", "linear probe": "linear"}
 
 
@@ -115,6 +116,8 @@ def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> Non
         cells = ["-" if score is None else percent(score) for score in scores]
         table.add_row(*map(printable, row.values.values()), *cells, row.run)
     console = console or Console()
+    # As wide as its cells: in a narrower terminal lines wrap, and no folder's name is cut.
+    table.width = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
     console.print(table, soft_wrap=True)
     for name, why in left_out.items():
         line = printable(f"left out: {name} {why}")

@@ -94,6 +94,15 @@ def test_the_table_has_a_row_for_every_run(tmp_path):
     assert " - " in lines[3] and plan.rows[1].run in lines[3]
 
 
+def test_no_name_of_a_run_is_cut_in_a_narrow_terminal(tmp_path):
+    plan, _ = make_sweep(["seed=0,1", "method=simclr"])
+    console = Console(width=30, record=True)
+    print_sweep(plan, tmp_path, console)
+    lines = console.export_text().splitlines()
+    for row in plan.rows:
+        assert sum(line.rstrip("| ").endswith(f"| {row.run}") for line in lines) == 1
+
+
 def test_a_run_that_was_resumed_with_more_rounds_is_left_out(tmp_path):
     plan, _ = make_sweep(["seed=0,1", "federation.rounds=3"])
     for row, rounds in zip(plan.rows, (3, 5), strict=True):
