@@ -283,18 +283,20 @@ def _run_and_show(config: Config, folder: Any, run: Callable[[Any, Any], dict[st
 
 def _evaluate(config: EvaluateConfig, command: str) -> int:
     from orchestra_flwr.evaluation.saved import EvaluationError, evaluate_saved
-    from orchestra_flwr.reporting import print_evaluation, write_evaluation
+    from orchestra_flwr.reporting import check_place, print_evaluation, write_evaluation
 
+    folder = config.beside("evaluation")
+    check_place(folder)
     try:
-        told = {**evaluate_saved(config), "command": command}
-        file = write_evaluation(config.beside("evaluation"), told, config.name)
+        results = {**evaluate_saved(config), "command": command}
+        print_evaluation(results)  # before it is written: a full disk loses none of it
+        print(printable(str(write_evaluation(folder, results, config.name))))
     except (OSError, EvaluationError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
         print("stopped; nothing was written", file=sys.stderr)
         return _stopped(stop)
-    print_evaluation(told, file)
     return 0
 
 

@@ -1,7 +1,11 @@
 """The output of one run: its folder, progress, table and trackers; `plots` draws its pictures."""
 
 from orchestra_flwr.reporting.environment import environment
-from orchestra_flwr.reporting.evaluation_output import print_evaluation, write_evaluation
+from orchestra_flwr.reporting.evaluation_output import (
+    check_place,
+    print_evaluation,
+    write_evaluation,
+)
 from orchestra_flwr.reporting.progress import Progress, make_progress
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.summary_table import print_summary, scores_table
@@ -12,6 +16,7 @@ __all__ = [
     "RunFolder",
     "TrackedRun",
     "Trackers",
+    "check_place",
     "check_trackers",
     "environment",
     "make_progress",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.reporting.environment import environment
@@ -27,6 +29,23 @@ FEW_LABELS = {
     "linear_10": "linear probe with 10 % of the labels",
     "linear_1": "linear probe with 1 % of the labels",
 }
+
+
+def check_place(folder: Path) -> None:
+    """Refuses a folder of results that cannot be written, before hours of evaluation.
+
+    Nothing is left there. One that is still to be made is tried by the folder that it will be in.
+
+    Raises:
+        ConfigError: names the folder, and why.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder if folder.exists() else folder.parent):
+            pass
+    except FileNotFoundError:
+        return  # no encoder is there either, which is told by its name
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from None
 
 
 def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None = None) -> Path:
@@ -47,10 +66,8 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None 
     return path
 
 
-def print_evaluation(
-    results: Mapping[str, Any], file: Path, console: Console | None = None
-) -> None:
-    """Prints the accuracies as a Markdown table, and on the last line the file that holds them."""
+def print_evaluation(results: Mapping[str, Any], console: Console | None = None) -> None:
+    """Prints the accuracies as a Markdown table, and the spread of the features below it."""
     table = Table(box=box.MARKDOWN)
     table.add_column(printable(f"{results['dataset']}, {results['backbone'] or 'encoder'}"))
     table.add_column("accuracy", justify="right")
@@ -58,8 +75,8 @@ def print_evaluation(
         table.add_row(*row)
     console = console or Console()
     console.print(table)
-    for line in (f"spread of the features: {results['feature_std']:.2f}", str(file)):
-        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    spread = f"spread of the features: {results['feature_std']:.2f}"
+    console.print(spread, markup=False, highlight=False, soft_wrap=True)
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import shutil
 
 import pytest
@@ -176,6 +177,24 @@ def test_an_evaluation_of_ones_own_name_leaves_the_others_as_they_are(run, comma
     )
     assert (whole["images"]["test"], few["images"]["test"]) == (60, 20)
     assert "linear" in whole and "linear" not in few and few["dataset"] == "digits"
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_evaluation(run, command, monkeypatch):
+    (run / "evaluation").touch()
+    monkeypatch.setattr("orchestra_flwr.evaluation.saved.evaluate_by", None)
+    code, out, err = command(f"run={run}")
+    assert (code, out) == (2, "")
+    assert err == f"error: {run / 'evaluation'}: cannot be written (Not a directory)\n"
+
+
+def test_what_was_evaluated_is_shown_where_the_disk_is_full(run, command, monkeypatch):
+    def disk_is_full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", disk_is_full)
+    code, out, err = command(f"run={run}", "protocols=[knn]")
+    assert code == 1 and "| kNN " in out and "spread of the features" in out
+    assert err.startswith("error: ") and "No space left on device" in err and err.count("\n") == 1
 
 
 def test_images_of_another_depth_are_told(run, command, tmp_path):

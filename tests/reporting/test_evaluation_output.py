@@ -5,7 +5,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from orchestra_flwr.reporting import print_evaluation, write_evaluation
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.reporting import check_place, print_evaluation, write_evaluation
 
 RESULTS = {
     "dataset": "cifar10",
@@ -40,13 +41,28 @@ def test_one_file_for_every_data_set_is_replaced_as_a_whole(tmp_path, monkeypatc
     }
 
 
-def test_accuracies_are_a_table_and_the_file_is_the_last_line(tmp_path):
+@pytest.mark.parametrize("name", ["new", "there"])
+def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path, name):
+    (tmp_path / "there").mkdir()
+    check_place(tmp_path / name)
+    assert [*tmp_path.rglob("*")] == [tmp_path / "there"]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "evaluation"):
+        with pytest.raises(ConfigError, match="cannot be written [(]Not a directory[)]$") as error:
+            check_place(place)
+        assert str(error.value).startswith(f"{place}: ")
+
+
+def test_accuracies_are_a_table_and_their_spread_is_below_it():
     output = StringIO()
-    print_evaluation(RESULTS, tmp_path / "[x].json", Console(file=output, width=80))
+    print_evaluation({**RESULTS, "feature_std": 0.5}, Console(file=output, width=80))
     lines = output.getvalue().splitlines()
     cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
     assert ["cifar10, target", "accuracy"] in cells
     assert ["kNN", "50.0 %"] in cells and ["linear probe", "62.5 %"] in cells
     assert ["fine-tuned with 1 % of the labels", "30.0 ± 1.2 %"] in cells
     assert ["fine-tuned with 10 % of the labels", "40.0 %"] in cells
-    assert lines[-1] == str(tmp_path / "[x].json")
+    assert lines[-1] == "spread of the features: 0.50"
