@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import get_args
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
@@ -32,7 +33,7 @@ from orchestra_flwr.use.image_embeddings import (
     remove_unfinished,
 )
 from orchestra_flwr.use.page import write_page
-from orchestra_flwr.use.use_config import EmbedConfig, UseConfig
+from orchestra_flwr.use.use_config import EmbedConfig, Format, UseConfig
 
 NAMED_FILES = 10  # broken files that are printed; embeddings.json has all
 
@@ -54,8 +55,12 @@ def run_embed(config: EmbedConfig) -> None:
 
 
 @contextmanager
-def embedded_images(config: UseConfig) -> Iterator[EmbeddedImages]:
+def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[EmbeddedImages]:
     """The images of a configuration and their embeddings, which are made if they are not there.
+
+    Args:
+        config: names the images.
+        any_format: whether those that are there may have another format than `config.format`.
 
     Raises:
         ConfigError: no encoder, no images, or a folder that another process uses.
@@ -66,8 +71,7 @@ def embedded_images(config: UseConfig) -> Iterator[EmbeddedImages]:
     encoder = load_for_use(config)
     with opened_images(config.images, "images") as (archive, found), _own(config.results) as folder:
         files = _without_results(found, config)
-        check_names([printable(file.name) for file in files], config.format)
-        embeddings = _made_or_read(config, encoder, archive, files)
+        embeddings = _made_or_read(config, encoder, archive, files, any_format)
         names = {printable(file.name): file.name for file in files}
         yield EmbeddedImages(archive, embeddings, names, folder)
 
@@ -121,14 +125,18 @@ def load_for_use(config: UseConfig) -> Encoder:
 
 
 def _made_or_read(
-    config: UseConfig, encoder: Encoder, archive: Archive, files: list[ImageFile]
+    config: UseConfig,
+    encoder: Encoder,
+    archive: Archive,
+    files: list[ImageFile],
+    any_format: bool,
 ) -> Embeddings:
     folder = config.results
     key = key_of(config.encoder, archive, files)
-    embeddings = read_embeddings(folder, key=key, format=config.format)
-    path = folder / f"embeddings.{config.format}"
-    names = (file.name for file in files)
+    format, embeddings = _there(config, key, any_format)
+    names = [file.name for file in files]
     if embeddings is None or any_readable(embeddings.unread, names, archive.read):
+        check_names([printable(name) for name in names], format)
         _check_same_images(config)
         unfinished = folder / "unfinished"
         with embedding_progress(len(files)) as advance:
@@ -145,14 +153,24 @@ def _made_or_read(
         write_embeddings(
             folder,
             embeddings,
-            format=config.format,
+            format=format,
             images=printable(str(_whole(config.images))),
             encoder=printable(encoder_file),
             key=key,
         )
         remove_unfinished(unfinished)
-    _report(path, embeddings)
+    _report(folder / f"embeddings.{format}", embeddings)
     return embeddings
+
+
+def _there(config: UseConfig, key: str, any_format: bool) -> tuple[Format, Embeddings | None]:
+    """The embeddings that are there and their format, else None and that of new ones."""
+    for format in get_args(Format) if any_format else (config.format,):
+        with suppress(ImportError):  # they are made anew where their format cannot be read
+            found = read_embeddings(config.results, key=key, format=format)
+            if found is not None:
+                return format, found
+    return config.format, None
 
 
 def _report(path: Path, embeddings: Embeddings) -> None:

@@ -45,7 +45,7 @@ def run_label(config: LabelConfig) -> None:
     table = read_table(config.labels) if is_table(config.labels) else None
     if table is not None:
         check_enough(config.labels, table)
-    with embedded_images(config) as embedded:
+    with embedded_images(config, any_format=True) as embedded:
         everything = embedded.embeddings
         if table is None:
             named, examples = _embedded_examples(config, embedded.folder)

@@ -65,6 +65,22 @@ def test_the_classifier_that_is_saved_makes_the_predictions(run, photos, command
         assert float(scores.max()) == pytest.approx(float(row["probability"]), abs=1e-3)
 
 
+@pytest.mark.parametrize("format", ["npz", "parquet"])
+def test_embeddings_that_are_there_are_used_whatever_their_format(
+    run, photos, command, monkeypatch, format
+):
+    if format == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    file = labels_csv(photos)
+    file.write_text(file.read_text() + "none.png,red\n")  # nothing is fitted, it is refused first
+    arguments = [f"run={run}", f"images={photos}", f"labels={file}"]
+    assert command(*arguments, f"format={format}")[0] == 2
+    monkeypatch.setattr("orchestra_flwr.use.embed_command.embed", None)
+    code, out, err = command(*arguments)
+    assert code == 2 and "none.png cannot be found" in err
+    assert f"embeddings.{format} (36 images" in out
+
+
 def test_class_folders_label_all_images(run, photos, command, tmp_path):
     for name in ("blue", "green", "red"):
         for number in range(5):
