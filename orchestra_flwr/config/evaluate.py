@@ -70,18 +70,24 @@ class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
     """A saved encoder, and images that its command may need: another data set or the run's own."""
 
     unused = ("model", "federation", "training", "clustering")
+    undecided = ("data.image_size",)  # the encoder's own, whatever a data set has elsewhere
 
     data: EvaluatedDataConfig
 
-    def images(self) -> DataConfig:
+    def images(self, image_size: int | None = None) -> DataConfig:
         """The images for the encoder: the data set that `data=` names, else the run's own.
+
+        Args:
+            image_size: that the encoder expects, to which another data set is scaled unless
+                `data.image_size` says otherwise; None: it is not to be known.
 
         Raises:
             ConfigError: none is named and the run's own is not known, or a value is wrong.
         """
         wanted = {k: v for k, v in self.data.model_dump().items() if v is not None}
         if self.data.name is not None:
-            return self._checked(wanted, self.plugins)
+            scaled = {} if image_size is None else {"image_size": image_size}
+            return self._checked({**scaled, **wanted}, self.plugins)
         file = self.encoder.parent / "config.yaml"
         if not file.is_file():
             raise ConfigError(f"data: must be given, {file.parent} holds no config.yaml of a run")

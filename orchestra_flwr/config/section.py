@@ -48,11 +48,13 @@ class Composed(Section):
         file: its name, without .yaml.
         unused: groups of that file that only its other groups' choices refer to.
         referred: keys of presets that only other keys refer to; they are no part of the result.
+        undecided: keys that the files of choices do not set: null unless the command line says.
     """
 
     file: ClassVar[str]
     unused: ClassVar[tuple[str, ...]] = ()
     referred: ClassVar[tuple[str, ...]] = ("preset_options",)
+    undecided: ClassVar[tuple[str, ...]] = ()
 
     def unread(self) -> dict[str, str]:
         """Keys that are no use beside the values of others, and why: "with optimizer=adam"."""

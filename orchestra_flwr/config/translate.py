@@ -30,6 +30,7 @@ def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[st
     lines = [f"hydra.searchpath=[{','.join(quoted)}]"] if quoted else []
     if "terms" in section.model_fields:  # all are part of the loss, by weight 0 where none is given
         lines += [f"+terms@terms.{term}={term}" for term in _stems(folders, "terms")]
+    lines += [f"++{key}=null" for key in section.undecided]
     for override in overrides:
         lines += _lines(section, override, folders, packages)
     return lines

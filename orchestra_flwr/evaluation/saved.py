@@ -36,7 +36,8 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
         EvaluationError: features that are not finite.
     """
     encoder, description = _load(config)
-    data, spec = config.images(), encoder.spec
+    spec = encoder.spec
+    data = config.images(spec.image_size)
     train, test = labelled_images(data, channels=spec.channels, image_size=spec.image_size)
     try:
         with torch_threads():
@@ -86,14 +87,12 @@ def labelled_images(
             f"data.image_size={data.image_size}: the encoder expects images of "
             f"{image_size} x {image_size} pixels: data.image_size={image_size}"
         )
-    dataset = load_dataset(data)
-    labelled = _labelled(dataset)
-    if dataset.channels != channels:
+    if data.channels != channels:
         raise ConfigError(
-            f"data.name={data.name}: its images have {dataset.channels} channels, "
+            f"data.name={data.name}: its images have {data.channels} channels, "
             f"the encoder expects {channels}"
         )
-    return labelled
+    return _labelled(load_dataset(data))
 
 
 def _labelled(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -158,7 +158,8 @@ def _measured(
 
 def _images(config: ExportConfig, encoder: Encoder) -> Dataset:
     """The images that set int8's ranges and measure what it costs."""
-    data, spec = config.images(), encoder.spec
+    spec = encoder.spec
+    data = config.images(spec.image_size)
     if (data.image_size, data.channels) != (spec.image_size, spec.channels):
         raise ConfigError(
             f"data={data.name}: its images have {data.channels} channels and {data.image_size} "

@@ -127,8 +127,11 @@ def test_transfer_to_folders_of_other_classes_and_sizes(tmp_path, command):
         (["run={run}", "seeds=0"], "seeds=0"),
         (["run={run}", "training.lr=1"], "training.lr: unknown key"),
         (["run={run}", "data=imagenet"], "data=imagenet: must be one of"),
-        (["run={run}", "data=cifar100"], "data.image_size=32: the encoder expects images of 8 x 8"),
-        (["run={run}", "data=image_folder", "data.image_size=8", "data.root=missing"], "missing"),
+        (["run={run}", "data=cifar100"], "its images have 3 channels, the encoder expects 1"),
+        (
+            ["run={run}", "data=digits", "data.image_size=32"],
+            "data.image_size=32: the encoder expects images of 8 x 8 pixels: data.image_size=8",
+        ),
         (["run={run}", "name=../x"], "name=../x: must be the name of a file without .json"),
         (["run={run}", "device=tpu"], "device=tpu: must be auto, cpu"),
     ],
@@ -143,20 +146,20 @@ def test_bad_input_is_one_line_and_nothing_is_written(run, command, arguments, s
 
 
 def photographs(root):
-    """A folder of tiny images of two classes, as overrides."""
+    """A folder of images of two classes, as overrides; they are scaled to the encoder's size."""
     from PIL import Image
 
     for part in ("train", "test"):
         for name in ("a", "b"):
             (root / part / name).mkdir(parents=True)
             Image.new("RGB", (9, 9)).save(root / part / name / "0.png")
-    return "data=image_folder", f"data.root={root}", "data.image_size=8"
+    return "data=image_folder", f"data.root={root}"
 
 
 def test_one_folders_figures_are_not_lost_to_anothers(run, command, tmp_path, tiny):
     """A run on photographs, judged by its own and by others: what it is told by are its own."""
     own, other = (photographs(tmp_path / name) for name in ("own", "other"))
-    (run / "config.yaml").write_text(config_to_yaml(tiny(*own)))
+    (run / "config.yaml").write_text(config_to_yaml(tiny(*own, "data.image_size=8")))
     spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=8)
     save_encoder(run / "encoder.safetensors", Encoder(spec), backbone="target")
     for chosen in ((), other):

@@ -13,10 +13,12 @@ import torch
 import orchestra_flwr
 from orchestra_flwr import extras, load_encoder
 from orchestra_flwr.cli import export_main
-from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.config import ConfigError, ModelConfig, load
 from orchestra_flwr.data import UNLABELLED, Dataset
 from orchestra_flwr.data.images import ImageSet
-from orchestra_flwr.export.exporter import _labelled, made_from
+from orchestra_flwr.export.export_config import ExportConfig
+from orchestra_flwr.export.exporter import _images, _labelled, made_from
+from orchestra_flwr.models import Encoder, EncoderSpec
 
 needs_onnx = pytest.mark.skipif(
     any(extras.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
@@ -76,6 +78,15 @@ def test_int8_takes_the_labelled_ones_of_images_that_are_labelled_in_part():
     train = ImageSet(images, labels, ("cat", "dog"))
     (bank, classes), _ = _labelled(Dataset("photos", train, train))
     assert classes.tolist() == [1, 0] and len(bank) == 2
+
+
+def test_other_images_are_scaled_to_the_encoders_size():
+    spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=1, image_size=16)
+    other = ["run=any", "int8=true", "data=digits", "data.train_limit=9"]
+    config = load(ExportConfig, other, all_read=True)
+    assert _images(config, Encoder(spec)).train.images.shape == (9, 1, 16, 16)
+    with pytest.raises(ConfigError, match="8 pixels, the encoder expects 1 and 16"):
+        _images(load(ExportConfig, [*other, "data.image_size=8"]), Encoder(spec))
 
 
 @pytest.mark.parametrize("name", ["encoder.onnx", "encoder.int8.onnx"])

@@ -53,15 +53,15 @@ def check_transfer(images: Overrides, root: str | None, configs: Iterable[Config
     Raises:
         ConfigError: they are missing, unlabelled or do not fit an encoder.
     """
-    data = _composed(with_root(images, root))
     for channels, side in sorted({(c.data.channels, c.data.image_size) for c in configs}):
+        data = _composed(with_root(images, root), side)
         with _of_other_images():
             labelled_images(data, channels=channels, image_size=side)
 
 
-def _composed(arguments: Overrides) -> DataConfig:
+def _composed(arguments: Overrides, side: int | None = None) -> DataConfig:
     with _of_other_images():
-        return load(EvaluateConfig, ["run=any", *arguments], all_read=True).images()
+        return load(EvaluateConfig, ["run=any", *arguments], all_read=True).images(side)
 
 
 @contextmanager

@@ -35,15 +35,17 @@ def test_images_that_cannot_be_are_refused(images, root, says):
 
 
 def test_images_are_read_before_anything_is_trained(tiny, tmp_path):
-    sixteen = tiny("data.image_size=16")
+    sixteen, coloured = tiny("data.image_size=16"), tiny("data=image_folder", "data.root=x")
     check_transfer(DIGITS, None, [sixteen])
+    check_transfer(("data=digits",), None, [sixteen, tiny()])  # they are scaled to each encoder
     with pytest.raises(ConfigError, match="evaluated on: transfer_root must name the folder of"):
-        check_transfer(("data=stl10",), None, [tiny("data.image_size=32")])
+        check_transfer(("data=stl10",), None, [coloured])
+    with pytest.raises(ConfigError, match="images have 3 channels, the encoder expects 1"):
+        check_transfer(("data=stl10",), None, [sixteen])
     with pytest.raises(ConfigError, match="the encoder expects images of 8 x 8"):
         check_transfer(DIGITS, None, [sixteen, tiny()])
     with pytest.raises(ConfigError, match=f"evaluated on: transfer_root={tmp_path}"):
-        photographs = ("data=image_folder", "data.image_size=16")
-        check_transfer(photographs, str(tmp_path), [sixteen])
+        check_transfer(("data=image_folder",), str(tmp_path), [coloured])
 
 
 def test_a_plan_says_where_the_other_images_are():
