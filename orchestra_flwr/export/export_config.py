@@ -29,6 +29,19 @@ class ExportConfig(SavedEncoderConfig):
     private: bool
     evaluation: ScoresConfig
 
+    def unread(self) -> dict[str, str]:
+        """As :meth:`Composed.unread`: what the format, and one without 8 bits, do not read."""
+        found: dict[str, str] = {}
+        if not self.int8:
+            found |= dict.fromkeys(("calibration", "evaluation", "data"), "without int8=true")
+        if self.format != "hub":
+            found["license"] = "without format=hub"
+        if self.format in ("hub", "detectron2"):
+            found |= dict.fromkeys(("any_size", "tolerance"), f"with format={self.format}")
+        if not self.push_to_hub:
+            found["private"] = "without push_to_hub"
+        return found
+
     @model_validator(mode="after")
     def _only_onnx_is_quantised(self) -> Self:
         if self.int8 and self.format != "onnx":

@@ -4,6 +4,7 @@ import pytest
 
 from orchestra_flwr.config import ConfigError, load, load_config, without_unread
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.export.export_config import ExportConfig
 
 PRIVATE = ["clustering=private", "privacy.epsilon=1"]
 SIMULATED = "in a simulation, only by a server of real clients"
@@ -49,6 +50,37 @@ def test_what_nothing_reads_is_refused(given, says):
         load_config(given, all_read=True)
     assert str(error.value).startswith(says) and str(error.value).endswith("; leave it out")
     load_config(given)  # which several runs may share
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["calibration=7"], "calibration: is not read without int8=true"),
+        (["evaluation.knn_k=3"], "evaluation.knn_k: is not read without int8=true"),
+        (["data=cifar10"], "data: is not read without int8=true"),
+        (["format=torch_export", "data.root=x"], "data.root: is not read without int8=true"),
+        (["license=mit"], "license: is not read without format=hub"),
+        (["format=hub", "any_size=false"], "any_size: is not read with format=hub"),
+        (["format=detectron2", "tolerance=0.1"], "tolerance: is not read with format=detectron2"),
+        (["format=hub", "private=false"], "private: is not read without push_to_hub"),
+    ],
+)
+def test_what_an_export_does_not_read_is_refused(given, says):
+    with pytest.raises(ConfigError) as error:
+        load(ExportConfig, ["run=x", *given], all_read=True)
+    assert str(error.value) == f"{says}; leave it out"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["int8=true", "calibration=7", "evaluation.knn_k=3", "data=cifar10"],
+        ["format=hub", "license=mit", "push_to_hub=me/photos", "private=false"],
+        ["format=torch_export", "any_size=false", "tolerance=0.1", "folder=x"],
+    ],
+)
+def test_what_an_export_reads_is_not_refused(given):
+    load(ExportConfig, ["run=x", *given], all_read=True)
 
 
 @pytest.mark.parametrize(
