@@ -21,6 +21,7 @@ from orchestra_flwr.data.subset import balanced_subset
 from orchestra_flwr.extras import require
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
+HIDDEN = (None, -1)  # what stands for no label
 SLASH = "%2F"  # for one in the name of a group, which is the name of one folder
 
 
@@ -71,7 +72,7 @@ class HuggingFace(Source):
             [self.settings.image, self.settings.label],
             # Caches of before names had SLASH in them are not used.
             self.settings.group and [self.settings.group, SLASH],
-            [None if rows is None else [rows.fingerprint, len(rows.indices)] for rows in chosen],
+            [None if rows is None else rows.facts for rows in chosen],
         )
 
         def decode() -> Dataset:
@@ -132,20 +133,21 @@ class _Columns:
         if isinstance(named, ClassLabel):
             self.classes = tuple(printable(name) for name in named.names)
         elif self.label:
-            self.classes = tuple(sorted({str(v) for v in split[self.label] if v is not None}))
+            known = {str(v) for v in split[self.label] if v not in HIDDEN}
+            self.classes = tuple(sorted(known))
         else:
             self.classes = ()
         self._is_numbered = isinstance(named, ClassLabel)
 
     def numbers(self, split: Any) -> Any:
-        """Classes (n,) of a split's images; None without any, or where some are hidden (-1)."""
+        """Classes (n,) of a split's images; None without any, or where some are hidden."""
         if not self.label or self.label not in split.features:
             return None
         values = split[self.label]
         if self._is_numbered:
             labels = np.array([-1 if value is None else value for value in values], dtype=np.int64)
             return None if (labels < 0).any() else labels
-        if None in values:
+        if any(value in HIDDEN for value in values):
             return None
         number = {name: position for position, name in enumerate(self.classes)}
         unknown = {str(value) for value in values} - number.keys()
@@ -171,12 +173,20 @@ class _Rows:
 
         self.fingerprint = str(split._fingerprint)
         self.labels = columns.numbers(split)
+        self._hidden = columns.label in split.features and self.labels is None
         self.indices = balanced_subset(self.labels, len(split), limit)
         self._groups = split[columns.group] if columns.group in split.features else None
         self._encoded = split.select_columns([columns.image]).cast_column(
             columns.image, Image(decode=False)
         )
         self._column, self._name = columns.image, name
+
+    @property
+    def facts(self) -> list[Any]:
+        """What decides which images and classes are decoded, as JSON can hold it."""
+        # In caches of before hidden whole numbers were a class, -1: they are not used.
+        hidden = ["hidden"] if self._hidden else []
+        return [self.fingerprint, len(self.indices), *hidden]
 
     def decoded(self, size: int) -> Decoded:
         """The images, as those of files are decoded."""

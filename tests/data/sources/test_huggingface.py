@@ -162,6 +162,22 @@ def test_a_missing_word_is_no_class(config, saved):
     assert dataset.train.classes == ("x", "y", "z") and dataset.test is None
 
 
+def test_a_whole_number_below_zero_is_no_class(config, saved):
+    """As in columns that name their classes; a text "-1" is one."""
+
+    def numbered(kinds):
+        rows = split(len(kinds)).remove_columns("kind")
+        return rows.add_column("kind", kinds)
+
+    kind = {"label": "kind"}
+    dataset = load_dataset(config(saved(train=numbered([3, 5, 3]), test=numbered([-1, 5])), **kind))
+    assert dataset.train.classes == ("3", "5") and dataset.test is None
+    dataset = load_dataset(config(saved(train=numbered([3, -1])), **kind))
+    assert dataset.train.labels is None and dataset.train.classes == ()
+    dataset = load_dataset(config(saved(train=numbered(["3", "-1"])), **kind))
+    assert dataset.train.classes == ("-1", "3") and dataset.train.labels.tolist() == [1, 0]
+
+
 def test_broken_images_are_skipped_by_name(config, tmp_path, caplog):
     buffer = io.BytesIO()
     picture(7).save(buffer, "png")
