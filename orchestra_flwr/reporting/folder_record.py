@@ -140,7 +140,6 @@ def _check_config(file: Path, saved: Mapping[str, Any]) -> None:
         for key in dict.fromkeys([*before, *now])
         if (key in before, before.get(key)) != (key in now, now.get(key))
         and not _is_free(key)
-        and not (key == "federation.clients" and "host" in before)  # follows min_clients
         and not (key == MAY_GROW and _grows(before, now))
     ]
     if changes:

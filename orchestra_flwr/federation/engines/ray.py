@@ -123,7 +123,8 @@ def _stop_clients(grid: StreamingGrid) -> None:
     A thread that still waits for a client while Ray is shut down waits for ever, and with it the
     whole process.
     """
-    end_workers()
+    with contextlib.suppress(Exception):  # a cluster that was joined may be gone
+        end_workers()
     until = time.monotonic() + LONGEST_FAREWELL
     while grid.unanswered and time.monotonic() < until:
         time.sleep(POLL_SECONDS)

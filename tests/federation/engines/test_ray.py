@@ -284,7 +284,10 @@ def test_a_run_that_is_stopped_while_workers_start_or_train_for_long_ends(sim, b
     assert log.read_text().rstrip().endswith(f"stopped; continue with: resume={folder}")
 
 
-def test_clients_are_ended_before_ray(monkeypatch):
+@pytest.mark.parametrize("gone", [False, True])
+def test_clients_are_ended_before_ray(monkeypatch, gone):
+    """Where Ray cannot be asked any more, threads may still come back by themselves."""
+
     class Grid:
         unanswered: ClassVar = {"a", "b"}
         asked: ClassVar = []
@@ -296,7 +299,13 @@ def test_clients_are_ended_before_ray(monkeypatch):
             self.unanswered -= {"b"} if len(self.asked) == 4 else set()
 
     ended = []
-    monkeypatch.setattr(ray_engine, "end_workers", lambda: ended.append("workers"))
+
+    def end_workers():
+        ended.append("workers")
+        if gone:
+            raise ConnectionError("the cluster's head is gone")
+
+    monkeypatch.setattr(ray_engine, "end_workers", end_workers)
     ray_engine._stop_clients(Grid())
     assert len(Grid.asked) == 4
 
