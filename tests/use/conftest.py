@@ -1,5 +1,6 @@
 """A saved encoder, folders of images that embed in a second, and a browser."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.data.image_files.archive import Archive
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -47,6 +49,26 @@ def photos(tmp_path):
         for number in range(12):
             write_image(folder / name / f"{number:02d}.png", colour, 100 * row + number)
     return folder
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """In the block of `unreadable(name)` that file of a folder or zip may not be opened."""
+
+    @contextmanager
+    def block(forbidden):
+        real = Archive.read
+
+        def read(archive, name):
+            if name == forbidden:
+                raise PermissionError(13, "Permission denied")
+            return real(archive, name)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Archive, "read", read)
+            yield patched
+
+    return block
 
 
 @pytest.fixture

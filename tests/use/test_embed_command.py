@@ -14,7 +14,6 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from orchestra_flwr.cli import embed_main
-from orchestra_flwr.data.image_files.archive import Archive
 from orchestra_flwr.folder_lock import locked
 from orchestra_flwr.use import embed_command
 
@@ -61,21 +60,13 @@ def test_what_is_there_is_not_made_again(run, photos, command, monkeypatch):
 
 
 def test_an_image_that_could_not_be_read_is_embedded_once_it_can_be(
-    run, photos, command, monkeypatch
+    run, photos, command, unreadable
 ):
     arguments = (f"run={run}", f"images={photos}", "page.write=false")
-    real = Archive.read
-
-    def damaged(archive, name):
-        if name == "red/01.png":
-            raise OSError(5, "Input/output error")
-        return real(archive, name)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Archive, "read", damaged)
+    with unreadable("red/01.png") as patched:
         assert "35 images" in command(*arguments)[1]
         patched.setattr(embed_command, "embed", None)  # it is not called while nothing changes
-        assert "red/01.png: [Errno 5] Input/output error" in command(*arguments)[1]
+        assert "red/01.png: [Errno 13] Permission denied" in command(*arguments)[1]
     code, out, _ = command(*arguments)
     assert code == 0 and "36 images" in out and "left out" not in out
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError, ModelConfig
-from orchestra_flwr.data.image_files.archive import Archive
 from orchestra_flwr.data.image_files.decoding import decode_image
 from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder
 from orchestra_flwr.use import image_embeddings
@@ -78,18 +77,10 @@ def test_a_damaged_part_is_made_again(run, photos, tmp_path, parts_of_eight):
 
 
 def test_a_part_is_made_again_once_a_file_of_it_can_be_read(
-    run, photos, tmp_path, parts_of_eight, monkeypatch
+    run, photos, tmp_path, parts_of_eight, unreadable
 ):
     whole = embedded(run, photos, tmp_path / "whole")
-    real = Archive.read
-
-    def forbidden(archive, name):
-        if name == "green/05.png":
-            raise PermissionError(13, "Permission denied")
-        return real(archive, name)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Archive, "read", forbidden)
+    with unreadable("green/05.png"):
         parts = [embedded(run, photos, tmp_path) for _ in range(2)]
     for found in parts:  # made, and from the stored parts
         assert len(found.paths) == 35 and found.unread == ("green/05.png",)
