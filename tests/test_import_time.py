@@ -45,13 +45,17 @@ def test_an_import_leaves_out_what_takes_seconds(program):
     assert not imported(program) & set(REFUSED[program])
 
 
-def test_the_size_of_a_model_is_known_without_the_compiler(tiny):
-    """It is asked for before a run starts, and its rules take up to 2.4 s to import."""
+def test_no_run_imports_the_compiler(tiny):
+    """The size of a model is asked for before a run starts, and its rules take up to 2.4 s to
+    import; torch.optim's L-BFGS, which could fit linear probes, takes as long."""
     program = """if True:
+        import torch
         from orchestra_flwr.config import Config
+        from orchestra_flwr.evaluation import fit_linear_probe
         from orchestra_flwr.training import check_memory
         for config in sys.argv[1:]:
             check_memory(Config.from_json(config), 1)
+        fit_linear_probe(torch.eye(4), torch.arange(4))
     """
     mae = ("method=mae", "model=vit_tiny", "model.width=24")
     configs = [tiny(*given).to_json() for given in ((), ("method=dino",), mae)]
@@ -59,14 +63,20 @@ def test_the_size_of_a_model_is_known_without_the_compiler(tiny):
 
 
 def test_a_worker_imports_only_what_a_client_needs(tiny):
-    """With the run's images and the learner, as before its first step."""
+    """With the run's images and the learner, and after a round with each optimizer."""
     program = """if True:
         from orchestra_flwr.federation.client import client_app
-        from orchestra_flwr.training import build_learner
-        config, population, images, labels = client_app._loaded(sys.argv[1])
-        build_learner(config, images.shape[1])
+        from orchestra_flwr.seeding import ClientSeed
+        from orchestra_flwr.training import build_learner, train_round
+        for argument in sys.argv[1:]:
+            config, population, images, labels = client_app._loaded(argument)
+            learner = build_learner(config, images.shape[1])
+            train_round(learner, images[:8], config, ClientSeed(0, 1, "0"), contribute=False)
     """
-    modules = imported(program, tiny().to_json())
+    configs = [
+        tiny("schedule=steps", f"optimizer={name}").to_json() for name in ("sgd", "adam", "adamw")
+    ]
+    modules = imported(program, *configs)
     refused = {*HEAVY, *FILES_OF_HYDRA, *COMPILER, *SERVER, "flwr.simulation"}
     assert not modules & refused
     assert "orchestra_flwr.methods.orchestra" in modules

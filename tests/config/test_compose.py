@@ -176,7 +176,7 @@ def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
     shutil.copytree(conf_dir(), folder)
     for module in (compose, translate):
         monkeypatch.setattr(module, "conf_dir", lambda: folder)
-    for seed in ("0", "17", "4"):
+    for seed in ("0", "17"):
         text = (folder / "config.yaml").read_text()
         (folder / "config.yaml").write_text(re.sub("seed: [0-9]+", f"seed: {seed}", text))
         assert compose._compose(Config, []).seed == int(seed)

@@ -1,12 +1,10 @@
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
-from orchestra_flwr.config import ConfigError, load_config
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import OptimizerConfig
 from orchestra_flwr.training.optimizers.adam import Adam, AdamSettings
 from orchestra_flwr.training.optimizers.adamw import AdamW, AdamWSettings
@@ -65,7 +63,7 @@ def test_adamw_is_torchs(options, decay):
         lambda parameters: torch.optim.AdamW(
             parameters, 3e-3, betas=betas, eps=epsilon, weight_decay=decay
         ),
-        300,
+        60,
     ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -197,28 +195,3 @@ def test_options_are_checked_by_the_optimizer_that_is_chosen(tiny):
             tiny(*overrides)
     with pytest.raises(ConfigError, match="optimizer=lion: must be one of adam, adamw, sgd"):
         _ = OptimizerConfig(name="lion").plugin
-
-
-def test_clients_do_not_pay_for_what_they_do_not_use():
-    """A process a message: its imports leave out scipy and, like a round, the compiler."""
-    script = """if True:
-        import sys, torch
-        def refuse(*heavy):
-            imported = set(heavy) & set(sys.modules)
-            if imported:
-                sys.exit(f"imported {imported}")
-        from orchestra_flwr.config import Config
-        from orchestra_flwr.seeding import ClientSeed
-        from orchestra_flwr.training import build_learner, train_round
-        for argument in sys.argv[1:]:
-            config = Config.from_json(argument)
-            learner = build_learner(config, 1)
-            refuse("scipy")
-            images = torch.zeros(8, 1, 8, 8, dtype=torch.uint8)
-            train_round(learner, images, config, ClientSeed(0, 1, "0"), contribute=False)
-            refuse(*"scipy torch._dynamo torchvision sklearn matplotlib pandas ray".split())
-    """
-    overrides = ["model.width=8", "training.local_epochs=1", "schedule=steps"]
-    names = ("sgd", "adam", "adamw")
-    configs = [load_config([*overrides, f"optimizer={name}"]).to_json() for name in names]
-    subprocess.run([sys.executable, "-c", script, *configs], check=True)

@@ -603,7 +603,7 @@ def test_a_full_disk_stops_the_run_so_that_it_can_be_resumed(config, monkeypatch
     assert [r["round"] for r in folder.read_metrics()] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize("wire", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_model_that_overflows_is_not_kept_and_the_run_goes_on_from_before(config, tmp_path, wire):
     """The server's steps are too large for what a broken client sends once, in round 2."""
     overrides = (f"federation.wire={wire}", "federation.rounds=3", "evaluation.every=1000",
