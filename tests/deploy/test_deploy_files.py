@@ -115,6 +115,12 @@ class TestHealth:
         return module.is_well
 
     @pytest.fixture
+    def is_well_with_proxies(self, monkeypatch, request):
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+        return request.getfixturevalue("is_well")
+
+    @pytest.fixture
     def serve(self):
         servers = []
 
@@ -159,6 +165,13 @@ class TestHealth:
 
     def test_well_without_tls(self, is_well, serve):
         assert is_well(serve(200))
+
+    def test_a_proxy_of_the_environment_is_not_asked(
+        self, serve, certificate, is_well_with_proxies
+    ):
+        """As Docker puts it into every container of a user who has one."""
+        assert is_well_with_proxies(serve(200))
+        assert is_well_with_proxies(serve(200, certificate))
 
     def test_well_with_a_certificate_of_our_own(self, is_well, serve, certificate):
         assert is_well(serve(200, certificate))
