@@ -75,7 +75,7 @@ class ClientConfig(WithPlugins, Composed):
 
     file = "client"
 
-    server: str | None
+    server: OptionalPathText  # taken as it is written: [::1]:8443 is no list
     name: str | None = Field(pattern=f"^{NAME_PATTERN}$")
     data: ClientDataConfig
     training: ClientTrainingConfig
@@ -90,7 +90,7 @@ class ClientConfig(WithPlugins, Composed):
 
     @model_validator(mode="after")
     def _names_server_and_images(self) -> ClientConfig:
-        if re.search(r"[\s/@]", self.server or ""):
+        if re.search(r"[\s/@,=?#]", self.server or ""):
             raise ValueError(f"server={self.server}: must be HOST:PORT alone, without https://")
         host, _, port = (self.server or "").rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
