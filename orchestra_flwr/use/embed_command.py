@@ -12,6 +12,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import any_readable
+from orchestra_flwr.files import at_home
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.reporting.text import size
@@ -102,7 +103,7 @@ def without_results(files: list[ImageFile], config: UseConfig, key: str) -> list
 
 
 def _whole(path: str) -> Path:
-    return Path(path).expanduser().resolve()
+    return at_home(path).resolve()
 
 
 def _check_same_images(config: UseConfig) -> None:
