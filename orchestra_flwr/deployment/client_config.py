@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -87,6 +89,15 @@ class ClientConfig(WithPlugins, Composed):
     state: PathText
 
     _device_is_known = field_validator("device")(known_device)
+
+    @field_validator("state", mode="before")
+    @classmethod
+    def _state_is_the_users_own(cls, value: Any) -> Any:
+        if value is not None:
+            return value
+        home = os.environ.get("HOME") or "."
+        base = os.environ.get("XDG_STATE_HOME") or f"{home}/.local/state"  # empty counts as not set
+        return f"{base}/orchestra_flwr"
 
     @model_validator(mode="after")
     def _names_server_and_images(self) -> ClientConfig:

@@ -68,13 +68,16 @@ class TestDockerfile:
         assert f'\nENTRYPOINT ["orchestra-{target}"' in stage
         assert f"orchestra-{target}" in PROJECT["scripts"]
 
-    def test_asks_for_the_port_and_the_folder_that_are_the_defaults(self):
-        server, client = ((ROOT / f"conf/{name}.yaml").read_text() for name in ("server", "client"))
+    def test_asks_for_the_port_and_the_folder_that_are_the_defaults(self, monkeypatch):
+        server = (ROOT / "conf/server.yaml").read_text()
         (port,) = re.findall(r'"/opt/health.py", "(\d+)"', DOCKERFILE)
         assert re.search(rf"(?m)^port: {port}\b", server)
         assert f"\nEXPOSE {port}\n" in DOCKERFILE
-        assert ".local/state}/orchestra_flwr" in client
-        assert ".local/state/orchestra_flwr/*/alive" in DOCKERFILE
+        monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+        monkeypatch.setenv("HOME", "/var/lib/orchestra")
+        client = load(ClientConfig, ["server=a:1", "data.root=x"])
+        assert client.state == "/var/lib/orchestra/.local/state/orchestra_flwr"
+        assert " .local/state/orchestra_flwr/*/alive" in DOCKERFILE
 
     def test_runs_as_an_ordinary_user(self):
         assert re.search(r"(?m)^USER 10001:10001$", DOCKERFILE)

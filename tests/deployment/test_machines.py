@@ -190,6 +190,26 @@ def test_an_ipv6_server(address):
     assert client(f"server={address}").host == "::1"
 
 
+@pytest.mark.parametrize(
+    ("variables", "state"),
+    [
+        ({"XDG_STATE_HOME": "/states", "HOME": "/home/jane"}, "/states/orchestra_flwr"),
+        ({"XDG_STATE_HOME": "", "HOME": "/home/jane"}, "/home/jane/.local/state/orchestra_flwr"),
+        ({"HOME": "/home/jane"}, "/home/jane/.local/state/orchestra_flwr"),
+        ({"HOME": ""}, "./.local/state/orchestra_flwr"),
+        ({}, "./.local/state/orchestra_flwr"),
+    ],
+)
+def test_a_clients_state_is_its_users_own(monkeypatch, variables, state):
+    """A variable that is empty counts as not set, as the XDG specification says."""
+    for name in ("XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert client().state == state
+    assert client("state=/elsewhere").state == "/elsewhere"
+
+
 def test_every_key_is_shown_also_where_some_must_be_given():
     assert "server: null" in every_key(ClientConfig)
     assert "min_clients: 2" in every_key(ServerConfig)
