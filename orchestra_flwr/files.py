@@ -118,6 +118,14 @@ def read_whole_lines(path: Path) -> list[str]:
     return whole.decode().split("\n") if whole else []
 
 
+def at_home(path: str | Path) -> Path:
+    """A path with the home folder in the place of a leading `~`, as a shell reads it.
+
+    Where nobody of that name is known, or the user has no home, it stays: a file may be called so.
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path's own raises an error there)
+
+
 def make_private_folder(folder: Path) -> None:
     """Makes a folder that its owner alone may enter; one that is there stays as it is.
 

@@ -13,7 +13,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from orchestra_flwr.files import append_durably, read_whole_lines, replacing, write_atomically
+from orchestra_flwr.files import (
+    append_durably,
+    at_home,
+    read_whole_lines,
+    replacing,
+    write_atomically,
+)
 
 
 def names(folder):
@@ -181,3 +187,10 @@ def test_appended_lines_are_whole_or_not_there(tmp_path, monkeypatch):
     assert read_whole_lines(path) == ["one"]
     append_durably(path, b"two\n")
     assert read_whole_lines(path) == ["one", "two"]
+
+
+def test_a_leading_tilde_is_read_as_a_shell_reads_it(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/jane")
+    assert at_home("~/photos") == Path("/home/jane/photos")
+    assert at_home(Path("a/~/b")) == Path("a/~/b")
+    assert at_home("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.files import at_home
 
 EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "transfer_root", "folder", "jobs")
 
@@ -56,7 +57,7 @@ def read_experiment(overrides: Sequence[str], names: Sequence[str]) -> Experimen
         seeds=None if seeds is None else tuple(_whole("seeds", seed, 0) for seed in seeds),
         only=tuple(given["only"].split(",")) if given.get("only") else (),
         transfer_root=given.get("transfer_root") or None,
-        folder=Path(given.get("folder", "outputs/experiments")).expanduser(),
+        folder=at_home(given.get("folder", "outputs/experiments")),
         jobs=_whole("jobs", given["jobs"], 1) if "jobs" in given else None,
         extra=tuple(each for each in overrides if each not in own),
     )

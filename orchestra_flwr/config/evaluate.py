@@ -19,6 +19,7 @@ from orchestra_flwr.config.sections import (
     are_packages,
     known_device,
 )
+from orchestra_flwr.files import at_home
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 Protocol = Literal["knn", "linear", "linear_10", "linear_1", "linear_published", "finetune"]
@@ -57,7 +58,7 @@ class OfSavedEncoder(Composed):
     @property
     def encoder(self) -> Path:
         """The encoder's file."""
-        path = Path(self.run).expanduser()
+        path = at_home(self.run)
         return path if path.suffix == ".safetensors" else path / "encoder.safetensors"
 
     def beside(self, name: str) -> Path:

@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,6 +14,7 @@ from hydra.errors import HydraException
 
 from orchestra_flwr.config.renamed import renamed
 from orchestra_flwr.config.section import ConfigError
+from orchestra_flwr.files import at_home
 
 QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 
@@ -130,10 +130,7 @@ def _by_name(text: str, names: dict[str, str]) -> str:
 def _at_home(text: str) -> str:
     """`key=~/path` as a shell would give it, had it looked behind the equals sign."""
     key, _, value = text.partition("=")
-    try:
-        return f"{key}={Path(value).expanduser()}" if value.startswith("~") else text
-    except RuntimeError:  # nobody of this name has a home: then it is a file's name
-        return text
+    return f"{key}={at_home(value)}" if value.startswith("~") else text
 
 
 def _literal(text: str) -> str:

@@ -14,6 +14,7 @@ from orchestra_flwr.config.overrides import values_of
 from orchestra_flwr.config.renamed import migrated, renamed
 from orchestra_flwr.config.section import Composed, ConfigError, parse
 from orchestra_flwr.config.translate import conf_folders_of
+from orchestra_flwr.files import at_home
 
 # What may differ when a run is resumed: where it runs and what is shown, never what is computed.
 RESUME_MAY_CHANGE = (
@@ -78,7 +79,7 @@ def resumed(
 
 
 def _is_same(path: str, folder: Path) -> bool:
-    return Path(path).expanduser().resolve() == folder.resolve()
+    return at_home(path).resolve() == folder.resolve()
 
 
 def _check_growth(run: Any, new: Any, old: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -75,7 +77,7 @@ class ClientConfig(WithPlugins, Composed):
 
     file = "client"
 
-    server: str | None
+    server: OptionalPathText  # taken as it is written: [::1]:8443 is no list
     name: str | None = Field(pattern=f"^{NAME_PATTERN}$")
     data: ClientDataConfig
     training: ClientTrainingConfig
@@ -88,9 +90,18 @@ class ClientConfig(WithPlugins, Composed):
 
     _device_is_known = field_validator("device")(known_device)
 
+    @field_validator("state", mode="before")
+    @classmethod
+    def _state_is_the_users_own(cls, value: Any) -> Any:
+        if value is not None:
+            return value
+        home = os.environ.get("HOME") or "."
+        base = os.environ.get("XDG_STATE_HOME") or f"{home}/.local/state"  # empty counts as not set
+        return f"{base}/orchestra_flwr"
+
     @model_validator(mode="after")
     def _names_server_and_images(self) -> ClientConfig:
-        if re.search(r"[\s/@]", self.server or ""):
+        if re.search(r"[\s/@,=?#]", self.server or ""):
             raise ValueError(f"server={self.server}: must be HOST:PORT alone, without https://")
         host, _, port = (self.server or "").rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:

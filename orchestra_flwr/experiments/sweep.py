@@ -27,7 +27,7 @@ from orchestra_flwr.experiments.results.runs import (
     last_error,
     read_run,
 )
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.reporting import RunFolder, environment
 from orchestra_flwr.reporting.text import duration
 
@@ -108,7 +108,7 @@ def _of_other_images(configs: Mapping[str, Config], folder: Path) -> Iterator[st
         if root and run is not None:
             with contextlib.suppress(ConfigError, OSError):  # one of the two is not there
                 before = run.config.data.options.get("root")
-                if before and not Path(root).expanduser().samefile(Path(before).expanduser()):
+                if before and not at_home(root).samefile(at_home(before)):
                     found[before, root] += 1
     for (before, root), count in found.items():
         yield (

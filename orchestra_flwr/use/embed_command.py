@@ -12,6 +12,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import any_readable
+from orchestra_flwr.files import at_home
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.reporting.text import size
@@ -70,33 +71,39 @@ def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[
     check_format(config.format)
     encoder = load_for_use(config)
     with opened_images(config.images, "images") as (archive, found), _own(config.results) as folder:
-        files = _without_results(found, config)
+        files = without_results(found, config, "images")
         embeddings = _made_or_read(config, encoder, archive, files, any_format)
         names = {printable(file.name): file.name for file in files}
         yield EmbeddedImages(archive, embeddings, names, folder)
 
 
-def _without_results(files: list[ImageFile], config: UseConfig) -> list[ImageFile]:
+def without_results(files: list[ImageFile], config: UseConfig, key: str) -> list[ImageFile]:
     """The files that are not in the folder of the results, where the page has pictures of its own.
 
+    Args:
+        files: of an archive.
+        config: names the archive and the folder.
+        key: of the archive.
+
     Raises:
-        ConfigError: all images are there.
+        ConfigError: all files are there.
     """
-    images, results = _whole(config.images), _whole(str(config.results))
+    root = getattr(config, key)
+    images, results = _whole(root), _whole(str(config.results))
     if not results.is_relative_to(images):
         return files
     inside = results.relative_to(images).parts
     kept = [file for file in files if file.parts[: len(inside)] != inside]
     if not kept:
         raise ConfigError(
-            f"folder={config.results}: holds all of images={config.images}; the page's pictures "
+            f"folder={config.results}: holds all of {key}={root}; the page's pictures "
             "beside them would be images the next time, so it must be another folder"
         )
     return kept
 
 
 def _whole(path: str) -> Path:
-    return Path(path).expanduser().resolve()
+    return at_home(path).resolve()
 
 
 def _check_same_images(config: UseConfig) -> None:

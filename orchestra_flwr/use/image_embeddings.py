@@ -20,6 +20,7 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
 from orchestra_flwr.evaluation.features import extract_features
+from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.models import Encoder
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
@@ -62,7 +63,7 @@ def opened_images(root: str, key: str) -> Iterator[tuple[Archive, list[ImageFile
         ConfigError: there is none, or it holds no images.
     """
     try:
-        archive = Archive(Path(root).expanduser())
+        archive = Archive(at_home(root))
     except ConfigError as error:
         raise ConfigError(str(error).replace("data.root", key, 1)) from None
     with archive:

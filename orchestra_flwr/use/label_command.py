@@ -14,7 +14,7 @@ from torch import Tensor
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.reporting.text import percent
-from orchestra_flwr.use.embed_command import embedded_images, load_for_use
+from orchestra_flwr.use.embed_command import embedded_images, load_for_use, without_results
 from orchestra_flwr.use.embedding_files import Embeddings, save_plain
 from orchestra_flwr.use.embedding_progress import embedding_progress
 from orchestra_flwr.use.few_label_classifier import (
@@ -75,7 +75,8 @@ def predictions_csv(paths: tuple[str, ...], probabilities: Tensor, classes: tupl
 
 def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str], Embeddings]:
     """Labels and embeddings of the images in class folders."""
-    with opened_images(config.labels, "labels") as (archive, files):
+    with opened_images(config.labels, "labels") as (archive, found):
+        files = without_results(found, config, "labels")
         named = labels_by_folder(config.labels, files)
         check_enough(config.labels, named)
         unfinished = folder / "unfinished-labels"

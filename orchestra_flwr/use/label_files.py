@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import ImageFile
+from orchestra_flwr.files import at_home
 
 COLUMNS = ("path", "label")
 FEWEST = 5  # images of a class: as many as there are folds of cross-validation
@@ -30,7 +31,7 @@ def read_table(labels: str) -> dict[str, str]:
         ConfigError: the file cannot be read, lacks a column, or has a line without a path or
             label, or with a second label for one path.
     """
-    path = Path(labels).expanduser()
+    path = at_home(labels)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from orchestra_flwr.config import OfSavedEncoder, OptionalPathText, PathText, Section, known_device
+from orchestra_flwr.files import at_home
 
 Format = Literal["safetensors", "npz", "parquet"]
 
@@ -34,8 +35,8 @@ class UseConfig(OfSavedEncoder):
     def results(self) -> Path:
         """The folder of the results."""
         if self.folder:
-            return Path(self.folder).expanduser()
-        images = Path(self.images).expanduser().resolve()
+            return at_home(self.folder)
+        images = at_home(self.images).resolve()
         return self.beside("embeddings") / (images.name.removesuffix(".zip") or "images")
 
 

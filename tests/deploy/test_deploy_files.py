@@ -68,13 +68,16 @@ class TestDockerfile:
         assert f'\nENTRYPOINT ["orchestra-{target}"' in stage
         assert f"orchestra-{target}" in PROJECT["scripts"]
 
-    def test_asks_for_the_port_and_the_folder_that_are_the_defaults(self):
-        server, client = ((ROOT / f"conf/{name}.yaml").read_text() for name in ("server", "client"))
+    def test_asks_for_the_port_and_the_folder_that_are_the_defaults(self, monkeypatch):
+        server = (ROOT / "conf/server.yaml").read_text()
         (port,) = re.findall(r'"/opt/health.py", "(\d+)"', DOCKERFILE)
         assert re.search(rf"(?m)^port: {port}\b", server)
         assert f"\nEXPOSE {port}\n" in DOCKERFILE
-        assert ".local/state}/orchestra_flwr" in client
-        assert ".local/state/orchestra_flwr/*/alive" in DOCKERFILE
+        monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+        monkeypatch.setenv("HOME", "/var/lib/orchestra")
+        client = load(ClientConfig, ["server=a:1", "data.root=x"])
+        assert client.state == "/var/lib/orchestra/.local/state/orchestra_flwr"
+        assert " .local/state/orchestra_flwr/*/alive" in DOCKERFILE
 
     def test_runs_as_an_ordinary_user(self):
         assert re.search(r"(?m)^USER 10001:10001$", DOCKERFILE)
@@ -113,6 +116,12 @@ class TestHealth:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module.is_well
+
+    @pytest.fixture
+    def is_well_with_proxies(self, monkeypatch, request):
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+        return request.getfixturevalue("is_well")
 
     @pytest.fixture
     def serve(self):
@@ -159,6 +168,13 @@ class TestHealth:
 
     def test_well_without_tls(self, is_well, serve):
         assert is_well(serve(200))
+
+    def test_a_proxy_of_the_environment_is_not_asked(
+        self, serve, certificate, is_well_with_proxies
+    ):
+        """As Docker puts it into every container of a user who has one."""
+        assert is_well_with_proxies(serve(200))
+        assert is_well_with_proxies(serve(200, certificate))
 
     def test_well_with_a_certificate_of_our_own(self, is_well, serve, certificate):
         assert is_well(serve(200, certificate))

@@ -130,6 +130,7 @@ def test_wrong_servers_are_told_in_one_line(override, says):
         (["server=::1:8443"], "server=::1:8443: must be [::1]:8443, an IPv6 address"),
         (["server=https://example.org:8443"], "server=https://example.org:8443: must be HOST:PORT"),
         (["server=example.org:8443/"], "server=example.org:8443/: must be HOST:PORT alone"),
+        (["server=a,b:8443"], "server=a,b:8443: must be HOST:PORT alone"),
         (["server=fl..example.org:1"], "server=fl..example.org:1: fl..example.org can be no"),
         (["server=example.org:1"], "data.root must name a folder or a zip"),
         (["server=a:1", "data.root=x", "name=../up"], "name=../up: string should match"),
@@ -183,8 +184,30 @@ def test_what_only_a_simulation_can_do_is_refused_in_one_line(user_package, over
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
 
 
-def test_an_ipv6_server():
-    assert client('server="[::1]:8443"').host == "::1"
+@pytest.mark.parametrize("address", ["[::1]:8443", '"[::1]:8443"', "'[::1]:8443'"])
+def test_an_ipv6_server(address):
+    """As the server prints it, without quotes around what looks like a list."""
+    assert client(f"server={address}").host == "::1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "state"),
+    [
+        ({"XDG_STATE_HOME": "/states", "HOME": "/home/jane"}, "/states/orchestra_flwr"),
+        ({"XDG_STATE_HOME": "", "HOME": "/home/jane"}, "/home/jane/.local/state/orchestra_flwr"),
+        ({"HOME": "/home/jane"}, "/home/jane/.local/state/orchestra_flwr"),
+        ({"HOME": ""}, "./.local/state/orchestra_flwr"),
+        ({}, "./.local/state/orchestra_flwr"),
+    ],
+)
+def test_a_clients_state_is_its_users_own(monkeypatch, variables, state):
+    """A variable that is empty counts as not set, as the XDG specification says."""
+    for name in ("XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert client().state == state
+    assert client("state=/elsewhere").state == "/elsewhere"
 
 
 def test_every_key_is_shown_also_where_some_must_be_given():

@@ -10,6 +10,7 @@ import torch
 
 from orchestra_flwr import extras, load_encoder
 from orchestra_flwr.cli import export_main
+from orchestra_flwr.export import hub_folder
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import save_encoder
 
@@ -191,6 +192,18 @@ def test_a_wrong_name_is_refused_before_anything_is_written(make_run, command, a
     code, out, err = command(f"run={run}", *arguments)
     assert (code, out) == (2, "") and says in err
     assert not (run / "hub").exists()
+
+
+def test_who_stops_an_upload_is_not_told_that_nothing_was_written(make_run, command, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    run = make_run()
+    monkeypatch.setattr(hub_folder, "push", stopped)
+    monkeypatch.setattr(hub_folder, "require", lambda *_: None)
+    code, _, err = command(f"run={run}", "push_to_hub=me/photos")
+    assert (code, err) == (130, "stopped; the same command begins again\n")
+    assert (run / "hub" / "encoder.safetensors").is_file()
 
 
 def test_without_the_library_one_line_says_what_to_install(make_run, command, monkeypatch):

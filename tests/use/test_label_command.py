@@ -65,6 +65,19 @@ def test_the_classifier_that_is_saved_makes_the_predictions(run, photos, command
         assert float(scores.max()) == pytest.approx(float(row["probability"]), abs=1e-3)
 
 
+def test_the_results_are_no_class_of_the_labels(run, photos, command):
+    """A page with its pictures beside it leaves a picture there for every 1,024 images."""
+    results = photos / "results"
+    shutil.copytree(photos / "red", results)
+    code, _, err = command(
+        f"run={run}", f"images={photos}", f"labels={photos}", f"folder={results}"
+    )
+    assert code == 0, err
+    assert json.loads((results / "labelling.json").read_text())["classes"] == [
+        "blue", "green", "red",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("format", ["npz", "parquet"])
 def test_embeddings_that_are_there_are_used_whatever_their_format(
     run, photos, command, monkeypatch, format

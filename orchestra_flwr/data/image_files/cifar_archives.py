@@ -24,6 +24,7 @@ from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.subset import balanced_subset
+from orchestra_flwr.files import at_home
 from orchestra_flwr.square_image import resize
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def load_cifar(reader: type[CIFAR10], data: DataConfig, options: FileOptions) ->
         ConfigError: the images are not there and cannot be downloaded.
     """
     cache = cache_dir(options.cache)
-    root = Path(options.root).expanduser() if options.root else cache / data.name
+    root = at_home(options.root) if options.root else cache / data.name
     folder = root / reader.base_folder
     if not folder.is_dir():
         _obtain(reader, root, data.name)

@@ -11,6 +11,7 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
 from orchestra_flwr.data.image_files.file_lists import Contents, FileList
 from orchestra_flwr.data.images import UNLABELLED
+from orchestra_flwr.files import at_home
 
 logger = logging.getLogger("orchestra_flwr.data")
 
@@ -28,7 +29,7 @@ def survey(root: str) -> tuple[int, int]:
     Raises:
         ConfigError: the root is missing, empty or laid out otherwise.
     """
-    path = Path(root).expanduser()
+    path = at_home(root)
     with Archive(path) as archive:
         train = arrange(path, archive.files()).train
     labelled = 0 if train.labels is None else int((train.labels != UNLABELLED).sum())

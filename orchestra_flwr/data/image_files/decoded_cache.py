@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
 
@@ -23,11 +24,15 @@ NAME_END = "\0"  # the one character that no path has
 
 
 def cache_dir(configured: str | None) -> Path:
-    """The cache's folder: `data.cache`, else orchestra_flwr in the user's cache folder."""
+    """The cache's folder: `data.cache`, else orchestra_flwr in the user's cache folder.
+
+    Of a user without a home that is .cache here, as `state` of a client is .local/state then.
+    """
     if configured:
-        return Path(configured).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "orchestra_flwr"
+        return at_home(configured)
+    home = at_home("~")
+    base = (home if home.is_absolute() else Path()) / ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or base) / "orchestra_flwr"
 
 
 def cache_key(*facts: Any) -> str:

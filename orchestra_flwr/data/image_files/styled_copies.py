@@ -14,6 +14,7 @@ from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
 from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.files import at_home
 
 
 @lru_cache(maxsize=1)
@@ -27,7 +28,7 @@ def read_copies(folder: str, size: int) -> Tensor:
         ConfigError: there are none, they are not named and numbered as they should be, or one
             cannot be read.
     """
-    root = Path(folder).expanduser()
+    root = at_home(folder)
     try:
         archive = Archive(root)
     except ConfigError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from orchestra_flwr.config.sections import PartitionConfig
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir
 from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.partitions import Indices, Partition
+from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.models import Encoder, load_encoder
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
@@ -101,7 +101,7 @@ class Features(Partition):
     def _encoder(self, images: ImageSet) -> Encoder:
         named = self.settings.encoder
         try:
-            encoder = load_encoder(Path(named).expanduser())
+            encoder = load_encoder(at_home(named))
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"partition.encoder={named}: {reason}") from None

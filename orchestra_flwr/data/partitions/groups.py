@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.partitions import Indices, Partition
+from orchestra_flwr.files import at_home
 
 COLUMNS = ["file", "group"]
 
@@ -115,7 +116,7 @@ def _table(path: str) -> dict[str, str]:
     """
     table: dict[str, str] = {}
     try:
-        with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as opened:
+        with at_home(path).open(newline="", encoding="utf-8-sig") as opened:
             rows = csv.DictReader(opened)
             if not {*COLUMNS} <= {*(rows.fieldnames or ())}:
                 raise ConfigError(f"partition.csv={path}: its first line must be file,group")

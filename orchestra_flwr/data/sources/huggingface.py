@@ -19,6 +19,7 @@ from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import balanced_subset
 from orchestra_flwr.extras import require
+from orchestra_flwr.files import at_home
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
 HIDDEN = (None, -1)  # what stands for no label
@@ -232,7 +233,7 @@ def _splits(settings: HuggingFaceOptions) -> Mapping[str, Any]:
             "data.dataset must name a data set of the Hugging Face hub (owner/name) or a folder "
             "for data=huggingface"
         )
-    folder = Path(settings.dataset).expanduser()
+    folder = at_home(settings.dataset)
     saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
         if saved:

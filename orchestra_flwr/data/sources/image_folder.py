@@ -11,6 +11,7 @@ from orchestra_flwr.data.image_files.class_folders import arrange
 from orchestra_flwr.data.image_files.file_lists import load_files
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
+from orchestra_flwr.files import at_home
 
 
 class ImageFolder(Source):
@@ -35,7 +36,7 @@ class ImageFolder(Source):
             raise ConfigError(
                 f"data.root must name a folder or a zip of images for data={self.data.name}"
             )
-        root = Path(self.settings.root).expanduser()
+        root = at_home(self.settings.root)
         with Archive(root) as archive:
             contents = arrange(root, archive.files())
             return load_files(archive, root, contents, self.data, self.settings)

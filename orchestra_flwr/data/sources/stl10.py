@@ -14,6 +14,7 @@ from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, 
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import balanced_subset
+from orchestra_flwr.files import at_home
 from orchestra_flwr.square_image import resize
 
 FOLDER = "stl10_binary"
@@ -45,7 +46,7 @@ class Stl10(Source):
                 f"data.root must name the folder of the unpacked {FOLDER}.tar.gz "
                 f"for data={self.data.name}"
             )
-        root = Path(self.settings.root).expanduser()
+        root = at_home(self.settings.root)
         folder = root / FOLDER if (root / FOLDER).is_dir() else root
         stamps = []
         for name in FILES:

@@ -13,6 +13,7 @@ from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_ro
 from orchestra_flwr.data.image_files.file_lists import Contents, FileList, load_files
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
+from orchestra_flwr.files import at_home
 
 LAYOUT = "train/<class>/images/*, val/images/* and val/val_annotations.txt"
 LIST = "val/val_annotations.txt"
@@ -37,7 +38,7 @@ class TinyImagenet(Source):
             raise ConfigError(
                 f"data.root must name the unpacked folder or the zip of data={self.data.name}"
             )
-        root = Path(self.settings.root).expanduser()
+        root = at_home(self.settings.root)
         with Archive(root) as archive:
             contents = _contents(root, archive)
             return load_files(archive, root, contents, self.data, self.settings)

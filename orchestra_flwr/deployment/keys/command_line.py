@@ -13,6 +13,7 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.deployment.keys import subcommands
 from orchestra_flwr.deployment.keys.client_keys import NAME_RULE
 from orchestra_flwr.deployment.keys.key_files import COMMAND
+from orchestra_flwr.files import at_home
 
 _Choices: TypeAlias = "argparse._SubParsersAction[_Parser]"
 DESCRIPTION = """\
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     for add in (_add_server, _add_client, _add_register, _add_revoke, _add_list):
         add(choices).add_argument(
             "--folder",
-            type=Path,
+            type=at_home,  # a shell leaves --folder=~/keys as it is
             default=Path("security"),
             help="folder of certificates and keys (default: %(default)s)",
         )

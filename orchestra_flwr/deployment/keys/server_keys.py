@@ -35,7 +35,8 @@ from orchestra_flwr.deployment.keys.certificates import (
 from orchestra_flwr.deployment.keys.key_files import COMMAND, NewFile, quoted, warn_if_open
 
 LONGEST_DAYS = 3650
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+SUPERLINK = "127.0.0.1"  # where the gate, and Flower's commands, reach it with this certificate
+LOCAL_HOSTS = ("localhost", SUPERLINK, "::1")
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def server_files(folder: Path) -> ServerFiles:
     """The server's certificate files, checked; warns in the log if one of them ends soon.
 
     Raises:
-        ConfigError: a file is missing, unreadable, expired or not yet valid, or they do not
-            belong together; says what to do.
+        ConfigError: a file is missing, unreadable, expired or not yet valid, they do not belong
+            together, or the certificate is not for this machine, too; says what to do.
     """
     files = ServerFiles.of(folder)
     remedy = f"make it with: {COMMAND} server --folder {quoted(folder)} --host HOST"
@@ -79,6 +80,11 @@ def server_files(folder: Path) -> ServerFiles:
         raise ConfigError(f"{files.certificate} is not signed by {files.ca}: {remedy}")
     if not belong_together(key, certificate):
         raise ConfigError(f"{files.key} is not the key of {files.certificate}: {remedy}")
+    if SUPERLINK not in certificate_hosts(certificate):
+        raise ConfigError(
+            f"{files.certificate} is not for {SUPERLINK}, where the SuperLink behind the gate "
+            f"shows it, too: {remedy}"
+        )
     warn_if_open(files.key)
     return files
 

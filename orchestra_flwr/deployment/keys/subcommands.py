@@ -84,7 +84,8 @@ def register_client(options: argparse.Namespace) -> None:
     """
     folder = _existing(options.folder)
     if options.public_key == "-":
-        key = PublicKey.parse(sys.stdin.buffer.read(LARGEST), "standard input")
+        data = b"" if sys.stdin is None else sys.stdin.buffer.read(LARGEST)  # it may be closed
+        key = PublicKey.parse(data, "standard input")
     else:
         key = load_public_key(Path(options.public_key))
     if options.name is None and not re.fullmatch(NAME_PATTERN, key.comment):

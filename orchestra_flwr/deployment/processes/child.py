@@ -15,6 +15,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+NO_PROXY = ("no_proxy", "NO_PROXY")  # variables: hosts to which no proxy leads, "*" for all
 STOP_SECONDS = 10.0
 LOG_BYTES = 2_000_000
 # Linux ends the child when its parent has ended, in whatever way; elsewhere a killed parent
@@ -136,7 +137,11 @@ class _PrivateLog(RotatingFileHandler):
 
 
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment for Flower's programs: found first, quick to poll, and quiet."""
+    """This process's environment for Flower's programs: found first, quick to poll, and quiet.
+
+    They talk to this machine and to the server's gate alone, and no proxy leads there: one that the
+    environment names is for the internet, and does not know what listens on 127.0.0.1.
+    """
     beside = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -144,6 +149,7 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         "PYTHONUNBUFFERED": "1",
+        **dict.fromkeys(NO_PROXY, "*"),
         "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
         **variables,
     }

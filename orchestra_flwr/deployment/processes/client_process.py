@@ -13,6 +13,7 @@ from pathlib import Path
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data import survey
+from orchestra_flwr.deployment.channel.launcher import put_launcher
 from orchestra_flwr.deployment.channel.unix_socket import (
     Channel,
     ChannelClosedError,
@@ -27,7 +28,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
     default_name,
 )
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, scratch_folder
-from orchestra_flwr.deployment.processes.supernode import Health, Supernode
+from orchestra_flwr.deployment.processes.supernode import PROGRAMS, Health, Supernode
 from orchestra_flwr.files import make_private_folder, only_for_owner, write_atomically
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 
@@ -41,7 +42,7 @@ def run_client(config: ClientConfig) -> None:
     Raises:
         ConfigError: images, keys, a state or a temporary folder that cannot be used, or a
             privacy.delta that protects none of so many images.
-        OSError: files cannot be written.
+        OSError: files cannot be written, or programs not be started from the temporary folder.
         KeyboardInterrupt: a person or a supervisor stopped the client.
     """
     check_room_for(LONGEST_SOCKET)
@@ -54,6 +55,7 @@ def run_client(config: ClientConfig) -> None:
         name = _name(config, keys)
         folder = stack.enter_context(_own_folder(config, name))
         scratch = stack.enter_context(scratch_folder())
+        put_launcher(scratch / PROGRAMS)
         report = _reporter(name)
         kind = "in class folders" if labelled else "without labels"
         if 0 < labelled < count:

@@ -27,6 +27,8 @@ def main(grid: Grid, context: Context) -> None:
         task, _ = channel.receive()
         if task["locked"]:
             channel.take_share()  # the folder stays locked until this process ends as well
+        # Flower is connected by now; a tracker, or what fetches weights, may need the proxy.
+        os.environ |= task["environment"]
         # Users' packages may lie beside the program that was started, and not be installed.
         sys.path += [folder for folder in task["path"] if folder not in sys.path]
         finished = threading.Event()

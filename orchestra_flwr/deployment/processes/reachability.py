@@ -56,7 +56,7 @@ def check_server(server: str, ca: Path | None) -> None:
 
 
 def _get(server: str, ca: Path | None) -> httpx.Response:
-    # trust_env: no proxy of the environment comes between, as none does for Flower.
+    # trust_env: no proxy of the environment comes between, as none does for Flower's programs.
     if ca is None:
         return httpx.get(f"http://{server}/health", timeout=TIMEOUT, trust_env=False)
     trusted = ssl.create_default_context(cafile=str(ca))

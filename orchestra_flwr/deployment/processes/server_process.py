@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from orchestra_flwr.deployment.channel.unix_socket import (
 )
 from orchestra_flwr.deployment.gate import Gate, GateTls, listen
 from orchestra_flwr.deployment.keys import server_files
-from orchestra_flwr.deployment.processes.child import Child, free_port
+from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, free_port
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import (
@@ -91,8 +92,12 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
         channel = _start(flower, listener, link, progress)
         listener.close()  # an app that comes late finds nobody
         with channel:
-            task = {"config": config.to_json(), "folder": str(folder.path.resolve())}
+            task: dict[str, Any] = {
+                "config": config.to_json(),
+                "folder": str(folder.path.resolve()),
+            }
             path = [str(Path(part).resolve()) for part in sys.path]
+            task["environment"] = {name: os.environ.get(name, "") for name in NO_PROXY}
             channel.send({**task, "path": path, "locked": folder.lock is not None})
             if folder.lock is not None:
                 channel.share(folder.lock)

@@ -20,6 +20,7 @@ from orchestra_flwr.files import write_atomically
 
 FIRST_WAIT, LONGEST_WAIT = 2.0, 30.0  # seconds between attempts; doubled until the longest
 ALIVE_SECONDS = 5.0
+PROGRAMS = "bin"  # the folder of our own program, in the temporary one
 NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that is not registered
 # What Flower says before it gives up for good, though its process stays: a connection that ends
 # while TLS is set up is enough, as of a server behind a proxy that is started again.
@@ -155,7 +156,7 @@ class Supernode:
         ]
 
     def _environment(self) -> dict[str, str]:
-        programs = self._scratch / "bin"
+        programs = self._scratch / PROGRAMS
         put_launcher(programs)
         path = os.pathsep.join([str(programs), child_environment({})["PATH"]])
         return {**flower_folders(self._scratch), "PATH": path}

@@ -19,6 +19,7 @@ from orchestra_flwr.config import (
 from orchestra_flwr.experiments.planning.axes import Axes, Values
 from orchestra_flwr.experiments.planning.description import Experiment, Overrides, Scale, covers
 from orchestra_flwr.experiments.planning.scaling import scaled_override
+from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
 
 # Overrides that a measure needs.
@@ -180,7 +181,7 @@ def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -
             section = section[part]
         section.pop(last, None)
     if root and whole_root:
-        values["root"] = str(Path(root).expanduser().resolve())
+        values["root"] = str(at_home(root).resolve())
     else:
         values["root"] = Path(root).name if root else None
     digest = fingerprint_of(json.dumps(values, sort_keys=True), digits=10)

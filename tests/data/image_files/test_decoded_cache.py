@@ -1,7 +1,9 @@
 import logging
+import pwd
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -182,3 +184,15 @@ def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOME", "/home/someone")
     assert cache_dir(None) == Path("/home/someone/.cache/orchestra_flwr")
     assert cache_dir("~/here") == Path("/home/someone/here")
+
+
+def test_a_user_without_a_home_has_it_here(monkeypatch: pytest.MonkeyPatch):
+    """As in a container with a number for a user that no file of users knows."""
+
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert cache_dir(None) == Path(".cache/orchestra_flwr")

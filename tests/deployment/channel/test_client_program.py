@@ -50,6 +50,15 @@ def test_the_launcher_is_found_first_and_is_flowers_program(tmp_path):
     assert done.stdout.startswith("usage: -c")  # it is ours
 
 
+def test_flowers_own_program_does_not_take_its_place_where_none_can_be_started(
+    tmp_path, monkeypatch
+):
+    """On a disk that is mounted with noexec a program with mode 0700 is passed over in PATH."""
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.X_OK)
+    with pytest.raises(PermissionError, match=r"superexec cannot be started, .* TMPDIR=/var/tmp"):
+        put_launcher(tmp_path / "bin")
+
+
 def test_flower_starts_it_by_this_name_and_asks_it_for_executors():
     node = import_module("flwr.supernode.start_client_internal")
     assert f'command = ["{NAME}"]' in inspect.getsource(node)

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import threading
+from collections.abc import Sequence
 from concurrent import futures
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -73,11 +74,13 @@ def handshake(folder: Path, ca: Path, host: str) -> dict:
         assert not thread.is_alive()
 
 
-def reissue(folder: Path, start: datetime, days: int = 30) -> None:
-    """Replaces the server's certificate by one made at another time."""
+def reissue(
+    folder: Path, start: datetime, days: int = 30, hosts: Sequence[str] = tuple(LOCAL)
+) -> None:
+    """Replaces the server's certificate by one made at another time, or for other hosts."""
     authority = certificates.load_authority(folder / "ca.crt", folder / "ca.key")
     key = certificates.load_private_key(folder / "server.key", "")
-    names = [certificates.parse_host(host) for host in LOCAL]
+    names = [certificates.parse_host(host) for host in hosts]
     certificate = certificates.new_server_certificate(authority, key, names, start, days)
     (folder / "server.crt").write_bytes(certificates.certificate_pem(certificate))
 
@@ -343,6 +346,10 @@ def forge(folder: Path) -> None:
         (forge, r"server\.crt is not signed by .*ca\.crt: make"),
         (lambda s: reissue(s, day(-60)), r"server\.crt expired on \d{4}-\d\d-\d\d: make it with"),
         (lambda s: reissue(s, day(60)), r"server\.crt is valid from .* on, .* set the clock"),
+        (
+            lambda s: reissue(s, day(0), hosts=["fl.example.org"]),
+            r"server\.crt is not for 127\.0\.0\.1, .*: make it with: .* --host HOST",
+        ),
         (lambda s: write_authority(s, day(-4000)), r"ca\.crt expired on .* new folder"),
         (lambda s: replace_by_folder(s / "server.key"), r"server\.key cannot be read: Is a dir"),
     ],

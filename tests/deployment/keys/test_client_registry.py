@@ -128,6 +128,20 @@ def test_the_line_that_the_client_prints_registers_it(keys, security, monkeypatc
     assert public_key_bytes(registered(security)["mine"]) == public_key_bytes(Path("c/client.pub"))
 
 
+def test_a_closed_input_holds_no_key(refused, security, monkeypatch):
+    """As in `register - <&-`, or in a service."""
+    monkeypatch.setattr(sys, "stdin", None)
+    err = refused("register", "-", "--folder", security)
+    assert "standard input is no ECDSA public key" in err
+
+
+def test_the_folder_may_be_below_the_users_home(keys, security, public, monkeypatch):
+    """A shell leaves the tilde behind an equals sign: keys were made in a folder of that name."""
+    monkeypatch.setenv("HOME", str(security.parent))
+    assert keys("register", public, f"--folder=~/{security.name}")[0] == 0
+    assert [*registered(security)] == ["site-1", "site-2"]
+
+
 def test_registered_skips_what_is_no_client_and_says_so(security, new_line, caplog):
     clients = security / "clients"
     for name in ("b", "a.c", "a-b", "a", "B"):

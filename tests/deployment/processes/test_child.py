@@ -1,8 +1,11 @@
+import http.server
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,6 +89,25 @@ def test_flowers_programs_are_found_beside_python_and_told_to_be_quiet():
     environment = child_environment({"FLWR_HOME": "/x"})
     assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert (environment["FLWR_HOME"], environment["FLWR_TELEMETRY_ENABLED"]) == ("/x", "0")
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_no_proxy_comes_between_flowers_programs(monkeypatch, tmp_path, proxy):
+    """A proxy knows nothing of what listens on 127.0.0.1, and httpx has no SOCKS by itself."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, proxy)
+    monkeypatch.setenv("no_proxy", "example.org")
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    ask = f"import httpx; print(httpx.Client().get({url!r}).status_code)"
+    child = Child(["python", "-c", ask], {}, tmp_path / "log")
+    wait_until(lambda: child.returncode is not None)
+    server.shutdown()
+    server.server_close()
+    assert child.tail()[-1:] == ["200"]
 
 
 def test_ports():
