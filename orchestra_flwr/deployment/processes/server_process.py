@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from orchestra_flwr.commands.usage import as_called
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.channel.progress_events import show
@@ -130,6 +131,7 @@ def _invitation(config: ServerConfig, port: int) -> str:
     if not config.tls and not is_loopback(config.host):
         command += " insecure=true"
     how = "TLS" if config.tls else "plain text"
+    command = as_called(command, sys.argv[0])
     return f"listening on {host}:{port} ({how}); clients: {command}"
 
 

@@ -80,3 +80,12 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
 def test_what_clients_are_told_is_what_they_can_be_given(host, shown):
     invitation = server_process._invitation(load(ServerConfig, [f"host='{host}'"]), 8443)
     assert shown in invitation and ("listening on [" in invitation) == (":" in host)
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [("/opt/bin/orchestra-server", "orchestra-client server="), ("run_server.py", "run_client.py")],
+)
+def test_clients_are_named_as_the_server_was_started(monkeypatch, program, shown):
+    monkeypatch.setattr("sys.argv", [program])
+    assert f"clients: {shown}" in server_process._invitation(load(ServerConfig, []), 8443)
