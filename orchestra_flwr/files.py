@@ -129,6 +129,16 @@ def make_private_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+def folder_name(name: str) -> str:
+    """A name as that of one folder: itself, but where it would be a path, such as "a/b" or "..".
+
+    In such names % is %25, / is %2F and, where nothing else is left, a dot is %2E; "" is %.
+    """
+    if "/" in name:
+        return name.replace("%", "%25").replace("/", "%2F")
+    return {"": "%", ".": "%2E", "..": "%2E%2E"}.get(name, name)
+
+
 @contextmanager
 def only_for_owner() -> Iterator[None]:
     """All files and folders that this process and its children make in the block are private."""

@@ -13,7 +13,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from orchestra_flwr.files import append_durably, read_whole_lines, replacing, write_atomically
+from orchestra_flwr.files import (
+    append_durably,
+    folder_name,
+    read_whole_lines,
+    replacing,
+    write_atomically,
+)
 
 
 def names(folder):
@@ -181,3 +187,11 @@ def test_appended_lines_are_whole_or_not_there(tmp_path, monkeypatch):
     assert read_whole_lines(path) == ["one"]
     append_durably(path, b"two\n")
     assert read_whole_lines(path) == ["one", "two"]
+
+
+def test_a_name_that_is_a_path_is_that_of_one_folder():
+    plain = ["0", "a", "50%", "a%2Fb", "...", ".hidden", "x y", "\u65e5\u672c"]
+    assert list(map(folder_name, plain)) == plain
+    paths = {"a/b": "a%2Fb", "/etc": "%2Fetc", "5%/b": "5%25%2Fb", "../..": "..%2F.."}
+    paths |= {"": "%", ".": "%2E", "..": "%2E%2E"}
+    assert {name: folder_name(name) for name in paths} == paths
