@@ -137,6 +137,15 @@ def make_private_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+def folder_name(name: str) -> str:
+    """A name as that of one folder, also where it would be a path, such as "a/b" or "..".
+
+    No two names have the same: % is %25 and / is %2F; "." is %2E, ".." is %2E%2E, and "" is %.
+    """
+    special = {"": "%", ".": "%2E", "..": "%2E%2E"}
+    return special.get(name) or name.replace("%", "%25").replace("/", "%2F")
+
+
 @contextmanager
 def only_for_owner() -> Iterator[None]:
     """All files and folders that this process and its children make in the block are private."""

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from orchestra_flwr.files import (
     append_durably,
     at_home,
+    folder_name,
     read_whole_lines,
     replacing,
     write_atomically,
@@ -194,3 +195,11 @@ def test_a_leading_tilde_is_read_as_a_shell_reads_it(monkeypatch):
     assert at_home("~/photos") == Path("/home/jane/photos")
     assert at_home(Path("a/~/b")) == Path("a/~/b")
     assert at_home("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
+
+
+def test_a_name_that_is_a_path_is_that_of_one_folder():
+    plain = ["0", "a", "...", ".hidden", "x y", "\u65e5\u672c"]
+    assert list(map(folder_name, plain)) == plain
+    others = {"a/b": "a%2Fb", "a%2Fb": "a%252Fb", "/etc": "%2Fetc", "../..": "..%2F.."}
+    others |= {"": "%", "%": "%25", ".": "%2E", "..": "%2E%2E"}
+    assert {name: folder_name(name) for name in others} == others

@@ -161,3 +161,27 @@ def test_threads_compose_their_configurations_side_by_side():
     with ThreadPoolExecutor(4) as pool:
         seeds = pool.map(lambda seed: load_config([f"seed={seed}"]).seed, range(6))
         assert list(seeds) == list(range(6))
+
+
+@pytest.mark.parametrize("state", ["merging=fedema", "exchange=cycle"])
+def test_classes_whose_names_are_paths_keep_their_clients_files_apart(
+    tmp_path, tiny_overrides, state
+):
+    """A client's state once lay wherever its class's name led, and all beside it was removed."""
+    outside = tmp_path / "photographs"
+    (outside / "of mine").mkdir(parents=True)
+    names = ["a", "a/b", "..", str(outside)]
+    images = [(picture, names[number % 4]) for number, picture in enumerate(PICTURES)]
+    overrides = ["engine=inline", "method=simclr", "partition=by_class", "federation.clients=4"]
+    overrides += ["federation.rounds=2", "federation.participation=1", "evaluation.every=9"]
+    overrides += ["model=convnet", "model.width=8", "model.projector_dim=8", "data.image_size=16"]
+    overrides += ["training.local_epochs=1", f"data.cache={tmp_path}/cache", state]
+    simulate([*overrides, f"run_dir={tmp_path}/run"], images)
+    assert [path.name for path in outside.iterdir()] == ["of mine"]
+    kept, encoders = (tmp_path / "run" / each for each in ("clients", "encoders"))
+    folders = {"a", "a%2Fb", "%2E%2E", str(outside).replace("/", "%2F")}
+    if state == "exchange=cycle":
+        assert {path.stem for path in encoders.iterdir()} == {f"node-{each}" for each in folders}
+    else:
+        assert {path.name for path in kept.iterdir()} == folders
+        assert all(next(path.glob("*/2.safetensors")) for path in kept.iterdir())

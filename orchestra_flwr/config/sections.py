@@ -241,7 +241,8 @@ class PrivacyConfig(Section):
     clip: float | None = Field(None, gt=0)  # L2 norm of a client's update; None: not bounded
     noise_multiplier: float = Field(0.0, ge=0)  # noise in the sum of updates, in units of clip
     delta: float = Field(1e-3, ge=1e-12, lt=1)  # below it and epsilon, accounting takes terabytes
-    epsilon: float | None = Field(None, ge=1e-4)  # of one private release
+    # Of one private release. Above, accounting takes minutes or fails, and nothing is promised.
+    epsilon: float | None = Field(None, ge=1e-4, le=1e5)
     total_epsilon: float | None = Field(None, gt=0)  # of all that a client releases; None: any
     dimensions: int | None = Field(None, ge=1)  # of features before the noise; None: as they are
 

@@ -118,6 +118,7 @@ def test_the_command_line_wins_over_the_data_set():
         ("privacy.dimensions=0", "privacy.dimensions=0: input should be greater than or equal"),
         ("privacy.dimensions=9", "privacy.dimensions=9: needs clustering=private"),
         ("privacy.epsilon=0", "privacy.epsilon=0: input should be greater than or equal to 0.0001"),
+        ("privacy.epsilon=1e6", "privacy.epsilon=1000000.0: input should be less than or"),
         ("privacy.total_epsilon=3", "privacy.total_epsilon=3: needs clustering=private"),
         ("privacy.kmin=2", "privacy.kmin: unknown key (did you mean privacy.k_min"),
         ("training.lr=nan", "training.lr=nan: input should be a finite number"),

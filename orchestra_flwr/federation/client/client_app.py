@@ -21,6 +21,7 @@ from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.messages.arrays import CLIENTS, CONFIG, RUN
 from orchestra_flwr.federation.population import Population, load_population, own_classes
+from orchestra_flwr.files import folder_name
 from orchestra_flwr.methods import labels_for
 from orchestra_flwr.training import resolve_device
 
@@ -59,7 +60,7 @@ def _addressed(content: RecordDict) -> OrchestraClient:
     own_labels = None if labels is None else labels[chosen]
     folder = None
     if RUN in task:
-        folder = ClientStateFolder(Path(str(task[CLIENTS])) / name, str(task[RUN]))
+        folder = ClientStateFolder(Path(str(task[CLIENTS])) / folder_name(name), str(task[RUN]))
     own = own_classes(config, population, name) if config.evaluation.clients else None
     classes = population.dataset.train.labels if config.evaluation.personal_by_clients else None
     return OrchestraClient(

@@ -153,7 +153,8 @@ class AdaptiveOptimizer(ElementwiseOptimizer):
 
         lr: float = Field(0.01, gt=0)
         beta1: float = Field(0.9, ge=0, lt=1)
-        epsilon: float = Field(1e-3, gt=0)  # the paper's tau: the larger, the less adaptive
+        # The paper's tau: the larger, the less adaptive. The square of a far larger one overflows.
+        epsilon: float = Field(1e-3, gt=0, le=1e6)
 
     settings: Settings
 

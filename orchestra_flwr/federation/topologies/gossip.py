@@ -20,6 +20,7 @@ from orchestra_flwr.federation.topologies.graphs import (
     second_eigenvalue,
     uniform_weights,
 )
+from orchestra_flwr.files import folder_name
 
 
 class GossipSettings(Section):
@@ -112,4 +113,4 @@ class Gossip(Exchange):
 
 
 def _node(client: str) -> str:
-    return f"node-{client}"
+    return f"node-{folder_name(client)}"  # also that of a file
