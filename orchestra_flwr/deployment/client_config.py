@@ -76,7 +76,7 @@ class ClientConfig(WithPlugins, Composed):
     file = "client"
 
     server: str | None
-    name: str | None = Field(pattern=f"^{NAME_PATTERN}$")
+    name: OptionalPathText = Field(pattern=f"^{NAME_PATTERN}$")
     data: ClientDataConfig
     training: ClientTrainingConfig
     privacy: ClientPrivacyConfig
