@@ -343,6 +343,9 @@ def _export(config: ExportConfig) -> int:
     except (OSError, ExportError, HubError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt as stop:
+        print("stopped; the same command begins again", file=sys.stderr)
+        return _stopped(stop)
     return 0
 
 

@@ -65,6 +65,17 @@ def test_onnxruntime_alone_gives_the_encoders_features(exported_run, tmp_path):
     assert onnx["difference"] <= 1e-4 and onnx["seconds"]["32"] > 0
 
 
+def test_an_export_that_is_stopped_says_no_more_than_that(make_run, command, monkeypatch):
+    """It may have written files, and was at work for longer than the configuration took."""
+
+    def stop(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestra_flwr.export.exporter.export_saved", stop)
+    code, out, err = command(f"run={make_run()}", "format=torch_export")
+    assert (code, out, err) == (130, "", "stopped; the same command begins again\n")
+
+
 @needs_onnx
 def test_onnxruntime_leaves_no_identifier_of_the_machine(make_run, tmp_path):
     """It stores one beside what it would send. In what looks like a test it never does."""
