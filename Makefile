@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-# Flower, Ray and Hydra stay quiet and inside the project's own folders.
+# Flower, Ray, onnxruntime and Hydra stay quiet and inside the project's own folders.
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
+export ORT_DISABLE_TELEMETRY := 1
 
 # Set in many images. Without bytecode on disk every process compiles all that it imports: 5 s each.
 unexport PYTHONDONTWRITEBYTECODE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestra_flwr.config import Config, ConfigError, load_config
+from orchestra_flwr.config import Config, ConfigError, load_config, override_text, path_keys
 from orchestra_flwr.data.any_dataset import dataset_of
 from orchestra_flwr.data.sources.stored import store
 from orchestra_flwr.federation.server.round_report import FederationError
@@ -30,7 +30,7 @@ def simulate(
 
     Args:
         overrides: as on the command line, ["method=simclr", "federation.rounds=5"], or a mapping,
-            {"method": "simclr", "federation.rounds": 5}.
+            {"method": "simclr", "federation.rounds": 5}. Texts in a mapping need no quotes.
         dataset: the images, instead of data=...: a data set of torch, torchvision or Hugging Face,
             a tensor (N, C, H, W), an array (N, H, W, C), or a list of images or of pairs (image,
             label); a pair (train, test) of these, or a mapping with "train" and "test". They are
@@ -68,21 +68,13 @@ def simulate(
 
 def _lines(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
     if isinstance(overrides, Mapping):
-        return [f"{key}={_written(value)}" for key, value in overrides.items()]
+        paths = set(path_keys(Config))
+        return [override_text(key, value, paths) for key, value in overrides.items()]
     if isinstance(overrides, str) or not all(isinstance(line, str) for line in overrides):
         raise ConfigError(
             f'overrides: must be a list such as ["federation.rounds=5"], not {overrides!r}'
         )
     return list(overrides)
-
-
-def _written(value: Any) -> str:
-    """A value as it is written on a command line."""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_written, value))}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
 
 
 def _with_images(lines: list[str], dataset: Any) -> list[str]:

@@ -14,6 +14,7 @@ from PIL import Image
 import orchestra_flwr
 from orchestra_flwr import Result, simulate
 from orchestra_flwr.config import ConfigError, load_config
+from orchestra_flwr.from_python import _lines
 
 RANDOM = np.random.default_rng(0)
 PICTURES = [
@@ -131,6 +132,28 @@ def test_overrides_may_be_a_mapping(tiny_overrides, monkeypatch):
     }
     with pytest.raises(CheckedError):
         simulate(values | more)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("name", "2024", "2024"),
+        ("name", "a, b: c #d", "a, b: c #d"),
+        ("name", "it's", "it's"),
+        ("run_dir", "runs (a), [b]\\'", "runs (a), [b]\\'"),
+        ("method.classes", ["0", "it's, b"], ("0", "it's, b")),
+        ("method.classes", "[a,b]", ("a", "b")),
+        ("partition.options", {"a": ["1", "b: c"], "d": {"e": None}}, None),
+    ],
+)
+def test_a_text_in_a_mapping_stays_what_it_is(key, value, found):
+    groups = {"method": "supervised", "partition": "flwr_datasets"}
+    lines = _lines({**groups, key: value})
+    config = load_config(lines)
+    section, _, option = key.partition(".")
+    read = getattr(config, section)
+    read = getattr(read.settings, option) if option else read
+    assert (tuple(read) if isinstance(read, list) else read) == (found or value)
 
 
 def test_importing_the_package_loads_no_library():

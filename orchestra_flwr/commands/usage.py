@@ -36,12 +36,17 @@ def program(text: str) -> str:
     return as_called(script_of(text), sys.argv[0])
 
 
-_COMMON = """\
+_HELP = """\
   --help         this text and every key, its value with what else is on the line, and its meaning
+"""
+_ONE_GROUP = """\
   --help data    one group or section alone: what it can be, and its keys
+"""
+_OTHERS = """\
   --cfg job      the composed configuration, nothing is run
   --version      of this program
 """
+_COMMON = _HELP + _ONE_GROUP + _OTHERS
 _COMPLETION = """\
   --completion   a script for tab completion in bash and zsh: eval "$(... --completion)"
 """
@@ -86,7 +91,7 @@ usage: run_client.py server=HOST:PORT data.root=IMAGES [key=value ...]      take
 Runs until it is stopped, reconnects by itself, and takes part in every run of its server.
 
 {_COMMON}{_COMPLETION}
-Exit code 2: the configuration is wrong.
+Exit code 0: stopped by Ctrl-C or SIGTERM, 1: it failed, 2: the configuration is wrong.
 """
 EXPERIMENT = """\
 usage: run_experiment.py experiment=NAME [key=value ...]      reproduce a table or figure
@@ -124,7 +129,8 @@ usage: python -m orchestra_flwr.evaluation run=RUN [key=value ...]      evaluate
 Prints a table and writes <run folder>/evaluation/<data set>.json.
 
 {_COMMON}
-Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written.
+Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written,
+130: stopped, 143: stopped by SIGTERM.
 """
 EMBED = f"""\
 usage: orchestra-embed run=RUN images=IMAGES [key=value ...]      images to embeddings and a page
@@ -137,7 +143,7 @@ Writes embeddings.safetensors, embeddings.json and embeddings.html. The page sho
 map, with nearest neighbours, clusters, near-duplicates and outliers; it holds small copies of them.
 Stop it with Ctrl-C and start it again to go on. Also: python -m orchestra_flwr.embed
 
-{_COMMON}
+{_HELP}{_ONE_GROUP.replace("data", "page")}{_OTHERS}
 Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped,
 143: stopped by SIGTERM.
 """
@@ -151,7 +157,7 @@ Fits logistic regression to the embeddings of the labelled images, at least five
 writes predictions.csv for all others, classifier.safetensors and labelling.json. The accuracy is
 estimated by cross-validation on the labelled images. Also: python -m orchestra_flwr.label
 
-{_COMMON}
+{_HELP}{_OTHERS}
 Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped,
 143: stopped by SIGTERM.
 """
@@ -168,5 +174,6 @@ usage: orchestra-export run=RUN [key=value ...]      a saved encoder for other r
 Prints a table and writes <run folder>/export/; format=hub writes <run folder>/hub/.
 
 {_COMMON}
-Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written.
+Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written,
+130: stopped, 143: stopped by SIGTERM.
 """

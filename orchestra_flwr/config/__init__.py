@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from orchestra_flwr.config.config_file import read_config_file
     from orchestra_flwr.config.evaluate import EvaluateConfig, OfSavedEncoder, SavedEncoderConfig
-    from orchestra_flwr.config.overrides import swept_values
+    from orchestra_flwr.config.overrides import override_text, swept_values
     from orchestra_flwr.config.resume import MAY_GROW, RESUME_MAY_CHANGE, is_free
     from orchestra_flwr.config.translate import conf_dir
     from orchestra_flwr.config.unread import without_unread
@@ -63,6 +63,7 @@ else:
         "EvaluateConfig": "evaluate",
         "OfSavedEncoder": "evaluate",
         "SavedEncoderConfig": "evaluate",
+        "override_text": "overrides",
         "swept_values": "overrides",
         "MAY_GROW": "resume",
         "RESUME_MAY_CHANGE": "resume",
@@ -115,6 +116,7 @@ __all__ = [
     "load",
     "load_config",
     "migrated",
+    "override_text",
     "parse",
     "path_keys",
     "read_config_file",

@@ -10,7 +10,14 @@ from pydantic import ConfigDict, Field, field_validator
 
 from orchestra_flwr.config.config_file import read_config_file
 from orchestra_flwr.config.renamed import migrated
-from orchestra_flwr.config.section import Composed, ConfigError, PathText, Section, parse
+from orchestra_flwr.config.section import (
+    Composed,
+    ConfigError,
+    OptionalPathText,
+    PathText,
+    Section,
+    parse,
+)
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
     DataConfig,
@@ -114,7 +121,7 @@ class EvaluateConfig(SavedEncoderConfig):
     seeds: int = Field(ge=1)
     evaluation: ScoresConfig
     device: str
-    name: str | None
+    name: OptionalPathText
 
     _device_is_known = field_validator("device")(known_device)
 

@@ -72,6 +72,8 @@ class Described:
             known = [key for key, value in self.values.items() if isinstance(value, dict)]
             known += ["preset"] if self._presets() else []
             found = suggestion(name, known).replace(" (see --help)", "")
+            if not known:
+                raise ConfigError(f"--help {name}: there are no groups of keys; --help shows all")
             raise ConfigError(f"--help {name}: must be one of {', '.join(known)}{found}")
         text = self._of_section((name,))
         if choices:

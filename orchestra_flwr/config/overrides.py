@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -77,6 +77,33 @@ def _swept_paths(text: str) -> list[str]:
     return value.split(",") if "," in value else [text]
 
 
+def override_text(key: str, value: Any, paths: Container[str] = ()) -> str:
+    """`key=value` of a value of Python's, as it would be on a command line.
+
+    Args:
+        key: its full name.
+        value: None, a number or a text, or a list or mapping of these. A text may itself be written
+            as on a command line, such as "[a,b]"; one that cannot be read like that is quoted.
+        paths: keys whose values are paths.
+    """
+    plain = f"{key}={value}"
+    if isinstance(value, str):
+        with suppress(HydraException):
+            if key in paths or not parsed(plain).is_sweep_override():
+                return plain
+    return f"{key}={_as_written(value)}"
+
+
+def _as_written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}:{_as_written(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_as_written, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return _quoted(value) if isinstance(value, str) else str(value)
+
+
 def values_of(overrides: Iterable[Override]) -> dict[str, Any]:
     """The values by their keys; None for a key that is deleted."""
     return {override.key_or_group: override.value() for override in overrides}
@@ -138,6 +165,10 @@ def _literal(text: str) -> str:
     key, equals, value = text.partition("=")
     if not equals or value in ("", "null") or "${" in value or QUOTED.fullmatch(value):
         return text
+    return f"{key}={_quoted(value)}"
+
+
+def _quoted(text: str) -> str:
     # In Hydra's quotes backslashes count only before a quote, and at the end.
-    escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + (m[2] and "\\'"), value)
-    return f"{key}='{escaped}'"
+    escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + (m[2] and "\\'"), text)
+    return f"'{escaped}'"

@@ -10,7 +10,13 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticSerializationError
 
 from orchestra_flwr.config.choice import Choice
-from orchestra_flwr.config.section import Composed, ConfigError, OptionalPathText, parse
+from orchestra_flwr.config.section import (
+    Composed,
+    ConfigError,
+    OptionalPathText,
+    PathText,
+    parse,
+)
 from orchestra_flwr.config.sections import (
     DataConfig,
     EngineConfig,
@@ -65,7 +71,7 @@ class Config(WithPlugins, Composed):
     logging: LoggingConfig = LoggingConfig()
     device: str = "auto"
     seed: int = Field(0, ge=0)
-    name: str = Field("orchestra", min_length=1)
+    name: PathText = Field("orchestra", min_length=1)
     run_dir: OptionalPathText = None
     init: OptionalPathText = None
     resume: OptionalPathText = None

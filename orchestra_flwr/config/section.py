@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from pydantic_core import PydanticCustomError
 
 PATH = "path"
-PathText = Annotated[str, PATH]  # on a command line it is taken literally
+PathText = Annotated[str, PATH]  # taken literally on a command line, as are names of files
 OptionalPathText = Annotated[str | None, PATH]
 
 
@@ -115,6 +115,12 @@ def _describe(error: ValidationError, section: type[Section], path: str) -> str:
         return f"{key}={_written(first['input'])}: must be given by its keys (see --help)"
     if first["type"] == "value_error":
         return message
+    if first["type"] == "string_type" and key[-1].isdigit() and first["input"] is not None:
+        of_list, value = key.rpartition(".")[0], _written(first["input"])
+        return (
+            f"{key}={value}: must be a text; what looks like a number is quoted: "
+            f"\"{of_list}=['{value}',...]\""
+        )
     return f"{key}={_written(first['input'])}: {message[:1].lower()}{message[1:]}"
 
 

@@ -124,6 +124,11 @@ def _read(items: Any, part: str, size: int) -> _Items:
 
 
 def _each(items: Any, part: str) -> Iterator[Any]:
+    if isinstance(items, str | Path):
+        raise ConfigError(
+            f"dataset: the {part} images are a path, not a data set: images in a folder or zip are "
+            "data=image_folder data.root=<path>"
+        )
     # Not every data set of torch ends an iteration by itself.
     if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
         return (items[number] for number in range(len(items)))

@@ -78,7 +78,7 @@ class ClientConfig(WithPlugins, Composed):
     file = "client"
 
     server: OptionalPathText  # taken as it is written: [::1]:8443 is no list
-    name: str | None = Field(pattern=f"^{NAME_PATTERN}$")
+    name: OptionalPathText = Field(pattern=f"^{NAME_PATTERN}$")
     data: ClientDataConfig
     training: ClientTrainingConfig
     privacy: ClientPrivacyConfig

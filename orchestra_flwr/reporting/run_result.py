@@ -61,7 +61,7 @@ class Result:
     Examples:
         >>> result = Result("outputs/orchestra-digits/2026-11-22_10-00-00")
         >>> result.summary["linear"], result.encoder.dim
-        (0.992, 512)
+        (0.992, 768)
     """
 
     def __init__(self, folder: str | Path) -> None:

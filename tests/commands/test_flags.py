@@ -1,5 +1,6 @@
 """Flags of the commands, in one line where they are wrong."""
 
+import re
 import runpy
 import sys
 
@@ -7,10 +8,35 @@ import pytest
 
 from orchestra_flwr import __version__
 from orchestra_flwr.cli import client_main, evaluate_main, experiment_main, main, server_main
+from orchestra_flwr.commands import usage
 from orchestra_flwr.commands.flags import COMMON, read_flags
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import Config, ConfigError, EvaluateConfig, described
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.export.export_config import ExportConfig
+from orchestra_flwr.use.use_config import EmbedConfig, LabelConfig
 
 COMMANDS = [main, server_main, client_main, experiment_main, evaluate_main]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (usage.SIM, Config),
+        (usage.SERVER, ServerConfig),
+        (usage.CLIENT, ClientConfig),
+        (usage.EVALUATE, EvaluateConfig),
+        (usage.EXPORT, ExportConfig),
+        (usage.EMBED, EmbedConfig),
+        (usage.LABEL, LabelConfig),
+    ],
+)
+def test_the_group_that_help_names_as_an_example_is_one_of_the_command(text, kind):
+    named = re.findall(r"^  --help (\w+) ", text, re.MULTILINE)
+    assert all(f"\n{group}:\n" in described(kind).group(group) for group in named)
+    if not named:
+        with pytest.raises(ConfigError, match="^--help data: there are no groups of keys"):
+            described(kind).group("data")
 
 
 def test_flags_and_overrides_are_told_apart():

@@ -64,6 +64,11 @@ def test_help_has_the_values_of_a_run():
     assert "paper" not in told["method"]
 
 
+@pytest.mark.parametrize("source", ["cifar10", "cifar100", "stl10", "tiny_imagenet", "stored"])
+def test_photographs_are_not_explained_as_digits(source):
+    assert "digit" not in described(Config, [f"data={source}"]).group("data").split("\ndata:")[1]
+
+
 def test_a_users_own_choice_is_explained_from_its_file(user_package):
     code = "from orchestra_flwr.training.optimizers.sgd import SGD\nclass Mine(SGD): pass\n"
     conf = user_package({"optimizers/mine.py": code}) / "conf" / "optimizer"

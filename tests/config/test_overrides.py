@@ -29,8 +29,8 @@ QUOTE = "a list is written [a,b], and a value with"
         ("--multirun", "overrides are written key=value, not --multirun"),
         ("seed=1,2", f"seed=1,2: must be one value; {QUOTE} a comma"),
         ("seed=range(1,3)", f"seed=range(1,3): must be one value; {QUOTE} a comma"),
-        ("name=a=b", f"name=a=b: cannot be read; {QUOTE} special characters is quoted: "),
-        ("name=a(b)", "name=a(b): cannot be read; "),
+        ("device=a=b", f"device=a=b: cannot be read; {QUOTE} special characters is quoted: "),
+        ("device=a(b)", "device=a(b): cannot be read; "),
         ("training.lr=${seed", "training.lr=${seed: cannot be read; "),
         ("training.lr=${nope}", "training.lr: must be given, there is no nope"),
         ("hydra.run.dir=x", "hydra.run.dir: unknown key"),
@@ -95,6 +95,26 @@ def test_every_path_is_taken_as_it_is(value):
     assert evaluated.run == evaluated.images().settings.root == value
 
 
+def test_the_advice_to_quote_numbers_in_a_list_can_be_followed():
+    with pytest.raises(ConfigError, match="method.classes.0=7: must be a text; .*quoted") as error:
+        load_config(["method=supervised", "method.classes=[7,cat]"])
+    advice = str(error.value).split('"')[1].replace("...", "cat")
+    assert load_config(["method=supervised", advice]).method.settings.classes == ("7", "cat")
+
+
+@pytest.mark.parametrize("name", ["2024", "true", "1e3", "a, b: (c) #1"])
+def test_a_name_may_look_like_anything(name):
+    assert load_config([f"name={name}"]).name == name
+
+
+def test_a_file_of_results_may_have_a_number_for_a_name():
+    assert load(EvaluateConfig, ["run=x", "name=2024"]).name == "2024"
+
+
+def test_a_client_may_have_a_number_for_a_name():
+    assert load(ClientConfig, ["server=a:1", "data.root=x", "name=07"]).name == "07"
+
+
 def test_a_run_is_resumed_whatever_its_path(tmp_path):
     folder = tmp_path / WORST.lstrip("/")
     folder.mkdir()
@@ -117,9 +137,10 @@ def test_all_options_of_images_on_disk_are_paths():
 
 def test_the_advice_to_quote_can_be_followed():
     with pytest.raises(ConfigError) as error:
-        load_config(["name=a,b"])
+        load_config(["data=huggingface", "data.dataset=x", "data.label=a,b"])
     advice = str(error.value).rpartition(": ")[2].strip('"')
-    assert load_config([advice]).name == "a,b"
+    config = load_config(["data=huggingface", "data.dataset=x", advice])
+    assert config.data.settings.label == "a,b"
 
 
 def test_nothing_chosen_may_be_written_down():

@@ -1,4 +1,5 @@
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +116,8 @@ def test_labels_that_are_texts_are_sorted():
     [
         ([], "dataset: there are no training images"),
         (5, "dataset: the training images are no data set, but int"),
+        ("photos", "dataset: the training images are a path, not a data set: .* data=image_folder"),
+        (Path("photos"), "dataset: the training images are a path, not a data set: "),
         ({"test": PICTURES}, "dataset: must have a split named train, not only test"),
         ((PICTURES,) * 3, r"dataset: must be one or a pair \(train, test\), not 3"),
         ([(PICTURES[0], 0), (PICTURES[1], None)], "1 of 2 training images have no label"),

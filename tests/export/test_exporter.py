@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,20 @@ def test_onnxruntime_alone_gives_the_encoders_features(exported_run, tmp_path):
     encoder, onnx, _ = facts["files"]
     assert onnx["bytes"] == made.stat().st_size and encoder["bytes"] > 0
     assert onnx["difference"] <= 1e-4 and onnx["seconds"]["32"] > 0
+
+
+@needs_onnx
+def test_onnxruntime_leaves_no_identifier_of_the_machine(make_run, tmp_path):
+    """It stores one beside what it would send. In what looks like a test it never does."""
+    home = tmp_path / "home"
+    home.mkdir()
+    script = "import sys; from orchestra_flwr.cli import export_main; sys.exit(export_main())"
+    subprocess.run(
+        [sys.executable, "-c", script, f"run={make_run()}"],
+        env={"HOME": str(home), "PATH": os.defpath, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+    )
+    assert not [path for path in home.rglob("*") if "onnxruntime" in path.name]
 
 
 @needs_onnx
