@@ -21,6 +21,7 @@ from orchestra_flwr.config.section import (
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
     DataConfig,
+    Device,
     EvaluationConfig,
     FederationConfig,
     LoggingConfig,
@@ -34,7 +35,6 @@ from orchestra_flwr.config.sections import (
     TrainingConfig,
     Wire,
     WithPlugins,
-    known_device,
 )
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataConfig",
+    "Device",
     "EvaluateConfig",
     "EvaluationConfig",
     "FederationConfig",
@@ -112,7 +113,6 @@ __all__ = [
     "described",
     "every_key",
     "is_free",
-    "known_device",
     "load",
     "load_config",
     "migrated",

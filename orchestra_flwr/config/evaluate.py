@@ -21,10 +21,10 @@ from orchestra_flwr.config.section import (
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
     DataConfig,
+    Device,
     ScoresConfig,
     WithPlugins,
     are_packages,
-    known_device,
 )
 from orchestra_flwr.files import at_home
 
@@ -120,10 +120,8 @@ class EvaluateConfig(SavedEncoderConfig):
     protocols: tuple[Protocol, ...] = Field(min_length=1)
     seeds: int = Field(ge=1)
     evaluation: ScoresConfig
-    device: str
+    device: Device
     name: OptionalPathText
-
-    _device_is_known = field_validator("device")(known_device)
 
     @field_validator("name")
     @classmethod

@@ -19,6 +19,7 @@ from orchestra_flwr.config.section import (
 )
 from orchestra_flwr.config.sections import (
     DataConfig,
+    Device,
     EngineConfig,
     EvaluationConfig,
     ExchangeConfig,
@@ -38,7 +39,6 @@ from orchestra_flwr.config.sections import (
     TermConfig,
     TrainingConfig,
     WithPlugins,
-    known_device,
 )
 from orchestra_flwr.console.printable import printable
 
@@ -69,14 +69,12 @@ class Config(WithPlugins, Composed):
     privacy: PrivacyConfig = PrivacyConfig()
     engine: EngineConfig = EngineConfig()
     logging: LoggingConfig = LoggingConfig()
-    device: str = "auto"
+    device: Device = "auto"
     seed: int = Field(0, ge=0)
     name: PathText = Field("orchestra", min_length=1)
     run_dir: OptionalPathText = None
     init: OptionalPathText = None
     resume: OptionalPathText = None
-
-    _device_is_known = field_validator("device")(known_device)
 
     @field_validator("name")
     @classmethod

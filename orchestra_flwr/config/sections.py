@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from orchestra_flwr.config.choice import Choice
 from orchestra_flwr.config.section import Section
@@ -17,6 +17,15 @@ Setting = Literal["small", "device", "silo", "dec_ssl"]
 MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8", "int4"]
 Views = Literal["default", "plain"]
+
+
+def _known_device(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise ValueError(f"device={value}: must be auto, cpu, cuda or cuda:N, such as cuda:0")
+    return value
+
+
+Device = Annotated[str, BeforeValidator(_known_device)]
 
 
 class AugmentationConfig(Section):
@@ -310,13 +319,6 @@ class LoggingConfig(Section):
     def trackers(self) -> tuple[str, ...]:
         """The experiment trackers that are switched on, by their names."""
         return tuple(name for name, value in self if value is True)
-
-
-def known_device(value: str) -> str:
-    """Checks the name of a device."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-        raise ValueError(f"device={value}: must be auto, cpu, cuda or cuda:N")
-    return value
 
 
 def are_packages(values: Any) -> bool:

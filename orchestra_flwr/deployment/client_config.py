@@ -12,12 +12,12 @@ from pydantic import Field, field_validator, model_validator
 from orchestra_flwr.config import (
     Composed,
     ConfigError,
+    Device,
     OptionalPathText,
     PathText,
     Precision,
     Section,
     WithPlugins,
-    known_device,
 )
 from orchestra_flwr.config.sections import MOST_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
@@ -83,12 +83,10 @@ class ClientConfig(WithPlugins, Composed):
     training: ClientTrainingConfig
     privacy: ClientPrivacyConfig
     share: ShareConfig = ShareConfig()
-    device: str
+    device: Device
     insecure: bool
     security: PathText
     state: PathText
-
-    _device_is_known = field_validator("device")(known_device)
 
     @field_validator("state", mode="before")
     @classmethod

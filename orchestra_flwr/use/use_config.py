@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from orchestra_flwr.config import OfSavedEncoder, OptionalPathText, PathText, Section, known_device
+from orchestra_flwr.config import Device, OfSavedEncoder, OptionalPathText, PathText, Section
 from orchestra_flwr.files import at_home
 
 Format = Literal["safetensors", "npz", "parquet"]
@@ -20,7 +20,7 @@ class UseConfig(OfSavedEncoder):
     folder: OptionalPathText
     format: Format
     batch_size: int = Field(ge=1)
-    device: str
+    device: Device
 
     @field_validator("images", mode="before")
     @classmethod
@@ -28,8 +28,6 @@ class UseConfig(OfSavedEncoder):
         if not value:
             raise ValueError("images: must be given, a folder or a zip of images")
         return str(value)
-
-    _device_is_known = field_validator("device")(known_device)
 
     @property
     def results(self) -> Path:

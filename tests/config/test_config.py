@@ -132,7 +132,8 @@ def test_the_command_line_wins_over_the_data_set():
             "training.setting=home: input should be 'small', 'device', 'silo' or 'dec_ssl'",
         ),
         ("engine=dask", "engine=dask: must be one of auto, inline, ray"),
-        ("device=tpu", "device=tpu: must be auto, cpu, cuda or cuda:N"),
+        ("device=tpu", "device=tpu: must be auto, cpu, cuda or cuda:N, such as cuda:0"),
+        ("device=0", "device=0: must be auto, cpu, cuda or cuda:N, such as cuda:0"),
         (
             "data=imagenet",
             "data=imagenet: must be one of affine_digits, cifar10, cifar100, digits, ",
