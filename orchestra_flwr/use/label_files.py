@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import ImageFile
+from orchestra_flwr.data.image_files.class_folders import class_folders
 from orchestra_flwr.files import at_home
 
 COLUMNS = ("path", "label")
@@ -63,18 +64,19 @@ def read_table(labels: str) -> dict[str, str]:
 
 
 def labels_by_folder(labels: str, files: list[ImageFile]) -> dict[str, str]:
-    """The name of the folder that each image file lies in, by the path of the file.
+    """The class folder of each image file, by the path of the file.
 
     Raises:
-        ConfigError: an image lies in no folder.
+        ConfigError: an image lies in no class folder.
     """
     found = {}
-    for file in files:
-        if len(file.parts) < 2:
+    for file, name in zip(files, class_folders(files), strict=True):
+        if name is None:
             raise ConfigError(
-                f"labels={labels}: {printable(file.name)} lies in no folder; expected <class>/*"
+                f"labels={labels}: {printable(file.name)} lies in no class folder; expected "
+                "<class>/*, with at least two classes"
             )
-        found[printable(file.name)] = printable(file.parts[-2])
+        found[printable(file.name)] = printable(name)
     return found
 
 

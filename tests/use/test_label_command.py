@@ -97,7 +97,8 @@ def test_embeddings_that_are_there_are_used_whatever_their_format(
 def test_class_folders_label_all_images(run, photos, command, tmp_path):
     for name in ("blue", "green", "red"):
         for number in range(5):
-            file = tmp_path / "examples" / f"my {name}" / f"{number}.png"
+            inside = "close up" if number % 2 else "."
+            file = tmp_path / "examples" / "train" / f"my {name}" / inside / f"{number}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(photos / name / f"{number:02d}.png", file)
     results = tmp_path / "results"

@@ -19,6 +19,7 @@ LAYOUT = (
     "train/<class>/* and maybe test/<class>/*, <class>/*, or images without folders, which have "
     "no label"
 )
+SPLIT_FOLDERS = {"train", "test"}
 # How others call train/ and test/, in any case.
 SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
@@ -34,6 +35,18 @@ def survey(root: str) -> tuple[int, int]:
         train = arrange(path, archive.files()).train
     labelled = 0 if train.labels is None else int((train.labels != UNLABELLED).sum())
     return len(train.files), labelled
+
+
+def class_folders(files: list[ImageFile]) -> list[str | None]:
+    """The class folder of each file by the rules of :func:`arrange`, None where it lies in none.
+
+    Folders that hold everything are no classes, nor are train/ and test/; folders inside of a class
+    folder are part of it.
+    """
+    placed = _without_outer_folders([(file.parts, file) for file in files])
+    if any(parts[0] in SPLIT_FOLDERS for parts, _ in placed):
+        placed = [(parts[1:] if parts[0] in SPLIT_FOLDERS else (), file) for parts, file in placed]
+    return [parts[0] if len(parts) > 1 else None for parts, _ in placed]
 
 
 def arrange(root: Path, files: list[ImageFile]) -> Contents:
@@ -80,7 +93,7 @@ def _without_outer_folders(placed: Placed) -> Placed:
     """Looks inside a folder that holds everything, as zips have them; one class is no class."""
     while True:
         tops = {parts[0] for parts, _ in placed}
-        if len(tops) > 1 or tops & {"train", "test"} or len(placed[0][0]) == 1:
+        if len(tops) != 1 or tops & SPLIT_FOLDERS or len(placed[0][0]) == 1:
             return placed
         placed = [(parts[1:], file) for parts, file in placed]
 
@@ -93,7 +106,7 @@ def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
             would be classes, and test images trained on.
     """
     tops = {parts[0] for parts, _ in placed if len(parts) > 1}
-    if not tops & {"train", "test"}:
+    if not tops & SPLIT_FOLDERS:
         nested = any(len(parts) > 2 for parts, _ in placed)
         if nested and SPLITS.issuperset(name.casefold() for name in tops):
             named = " and ".join(f"{name}/" for name in sorted(tops))

@@ -5,6 +5,8 @@ from PIL import Image
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import survey
+from orchestra_flwr.data.image_files.archive import ImageFile
+from orchestra_flwr.data.image_files.class_folders import class_folders
 
 
 def _write(root: Path, *names: str) -> str:
@@ -52,3 +54,17 @@ def test_a_survey_refuses_what_cannot_be_loaded(tmp_path: Path):
         survey(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="images in test/ that lie in no class folder"):
         survey(_write(tmp_path / "mixed", "train/a/1.png", "test/a/1.png", "test/1.png"))
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (["a/1.png", "b/deep/1.png", "b/2.png"], ["a", "b", "b"]),
+        (["photos/a/1.png", "photos/b/1.png"], ["a", "b"]),
+        (["train/a/deep/1.png", "test/b/1.png", "note.png"], ["a", "b", None]),
+        (["a/1.png", "a/2.png"], [None, None]),
+        ([], []),
+    ],
+)
+def test_class_folders_are_those_that_training_knows(names: list[str], classes: list[str | None]):
+    assert class_folders([ImageFile(name, (0, 0)) for name in names]) == classes
