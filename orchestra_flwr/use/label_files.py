@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +10,8 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import ImageFile
 from orchestra_flwr.data.image_files.class_folders import class_folders
-from orchestra_flwr.files import at_home
+from orchestra_flwr.data.image_files.file_table import read_file_table
 
-COLUMNS = ("path", "label")
 FEWEST = 5  # images of a class: as many as there are folds of cross-validation
 
 
@@ -24,43 +21,13 @@ def is_table(labels: str) -> bool:
 
 
 def read_table(labels: str) -> dict[str, str]:
-    """The label of each path in a CSV with the columns `path` and `label`.
-
-    A file that ends with .tsv is separated by tabs. Other columns are ignored.
+    """The label of each path in a CSV with the columns `path` and `label`, as they are printed.
 
     Raises:
-        ConfigError: the file cannot be read, lacks a column, or has a line without a path or
-            label, or with a second label for one path.
+        ConfigError: as :func:`~orchestra_flwr.data.image_files.file_table.read_file_table`.
     """
-    path = at_home(labels)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is not UTF-8"
-        raise ConfigError(f"labels={labels}: cannot be read ({reason})") from None
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    # Not splitlines, which also divides at separators that names of files may hold.
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        columns = reader.fieldnames or ()
-        rows = [(reader.line_num, row) for row in reader]
-    except csv.Error as error:  # a quote that is never closed, for example
-        raise ConfigError(f"labels={labels}: cannot be read ({error})") from None
-    missing = [name for name in COLUMNS if name not in columns]
-    if missing:
-        raise ConfigError(
-            f"labels={labels}: has no column {missing[0]}; its first line must name the columns "
-            "path and label"
-        )
-    found: dict[str, str] = {}
-    for line, row in rows:
-        name, label = ((row[column] or "").strip() for column in COLUMNS)
-        if not name or not label:
-            raise ConfigError(f"labels={labels}: line {line} has no path or no label")
-        name = printable(name)
-        if found.setdefault(name, printable(label)) != printable(label):
-            raise ConfigError(f"labels={labels}: line {line}: {name} has two labels")
-    return found
+    table = read_file_table("labels", labels, ("path", "label"))
+    return {printable(path): printable(label) for path, label in table.items()}
 
 
 def labels_by_folder(labels: str, files: list[ImageFile]) -> dict[str, str]:

@@ -37,7 +37,8 @@ def test_only_ends_of_lines_divide_them(tmp_path, end):
         ("", "has no column path"),
         ("path,label\na.jpg,\n", "line 2 has no path or no label"),
         ("path,label\na.jpg\n", "line 2 has no path or no label"),
-        ("path,label\na.jpg,cat\na.jpg,dog\n", "line 3: a.jpg has two labels"),
+        ("path,label\na.jpg,cat\na.jpg,dog\n", "line 3: a.jpg has a second label"),
+        ("path,label\na, b.jpg,cat\n", "line 2 has more fields than the first line"),
         ('path,label\n"' + 200_000 * "x", "cannot be read .field larger than field limit"),
     ],
 )

@@ -5,7 +5,6 @@ A group is what was recorded together, such as a session, a camera or a person.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -16,11 +15,9 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.data.image_files.file_table import read_file_table
 from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.partitions import Indices, Partition
-from orchestra_flwr.files import at_home
-
-COLUMNS = ["file", "group"]
 
 
 class _Settings(Section):
@@ -53,11 +50,10 @@ class Groups(Partition):
         """
         if not images.files:
             raise ConfigError("partition=groups: needs images in files; use data=image_folder")
-        table = None if self.settings.csv is None else _table(self.settings.csv)
-        if table is None:
+        if self.settings.csv is None:
             groups = [_folder(file, self.settings.level) for file in images.files]
         else:
-            groups = _looked_up(images.files, table, self.settings.csv)
+            groups = _looked_up(images.files, self.settings.csv)
         names = sorted(set(groups))
         for name in names:
             if name in ("", ".", "..") or "/" in name or printable(name) != name:
@@ -98,7 +94,8 @@ def _folder(file: str, level: int) -> str:
     return folders[-level]
 
 
-def _looked_up(files: Sequence[str], table: dict[str, str], path: str | None) -> list[str]:
+def _looked_up(files: Sequence[str], path: str) -> list[str]:
+    table = read_file_table("partition.csv", path, ("file", "group"))
     missing = [file for file in files if file not in table]
     if missing:
         raise ConfigError(
@@ -106,28 +103,3 @@ def _looked_up(files: Sequence[str], table: dict[str, str], path: str | None) ->
             f"such as {printable(missing[0])}"
         )
     return [table[file] for file in files]
-
-
-def _table(path: str) -> dict[str, str]:
-    """The group of each file.
-
-    Raises:
-        ConfigError: it cannot be read, lacks a column or gives a file two groups.
-    """
-    table: dict[str, str] = {}
-    try:
-        with at_home(path).open(newline="", encoding="utf-8-sig") as opened:
-            rows = csv.DictReader(opened)
-            if not {*COLUMNS} <= {*(rows.fieldnames or ())}:
-                raise ConfigError(f"partition.csv={path}: its first line must be file,group")
-            for row in rows:
-                file, group = (row[column] or "" for column in COLUMNS)
-                if table.setdefault(file, group) != group:
-                    raise ConfigError(
-                        f"partition.csv={path}: line {rows.line_num} gives {printable(file)} "
-                        "a second group"
-                    )
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise ConfigError(f"partition.csv={path}: cannot be read ({reason})") from None
-    return table

@@ -1,0 +1,68 @@
+"""A table that people write: one value, such as a label, for each image file."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
+from orchestra_flwr.files import at_home
+
+
+def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, str]:
+    """The value of each file in a CSV whose first line names both columns, and maybe others.
+
+    A table that ends with .tsv is separated by tabs. Spaces around files and values are left out.
+
+    Args:
+        key: the configuration key that names the table, for messages.
+        path: the table; ``~`` is the home directory.
+        columns: the names of the columns with the files and with their values.
+
+    Raises:
+        ConfigError: the table cannot be read, lacks a column, or has a line with too many fields,
+            without a file or value, or with a second value for one file.
+    """
+    found: dict[str, str] = {}
+    for line, row in _rows(key, path, columns):
+        if None in row:
+            raise ConfigError(
+                f"{key}={path}: line {line} has more fields than the first line; text that holds "
+                "a comma needs quotes"
+            )
+        file, value = ((row[column] or "").strip() for column in columns)
+        if not file or not value:
+            raise ConfigError(f"{key}={path}: line {line} has no {columns[0]} or no {columns[1]}")
+        if found.setdefault(file, value) != value:
+            raise ConfigError(
+                f"{key}={path}: line {line}: {printable(file)} has a second {columns[1]}"
+            )
+    return found
+
+
+def _rows(
+    key: str, path: str, columns: tuple[str, str]
+) -> list[tuple[int, dict[str | None, str | None]]]:
+    """The lines with their numbers, by the names of the columns."""
+    file = at_home(path)
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+        # Not splitlines, which also divides at separators that names of files may hold.
+        delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+        names = reader.fieldnames or ()
+        rows = [(reader.line_num, row) for row in reader]
+    except UnicodeDecodeError:
+        raise ConfigError(f"{key}={path}: cannot be read (is not UTF-8)") from None
+    except OSError as error:
+        raise ConfigError(f"{key}={path}: cannot be read ({error.strerror})") from None
+    except csv.Error as error:  # a quote that is never closed, for example
+        raise ConfigError(f"{key}={path}: cannot be read ({error})") from None
+    for name in columns:
+        if name not in names:
+            raise ConfigError(
+                f"{key}={path}: has no column {name}; its first line must name the columns "
+                f"{columns[0]} and {columns[1]}"
+            )
+    return rows
