@@ -99,8 +99,20 @@ def _splits(given: Any) -> tuple[Any, Any]:
     if isinstance(given, tuple):
         if len(given) != 2:
             raise ConfigError(f"dataset: must be one or a pair (train, test), not {len(given)}")
+        if _are_labels(given[1]):
+            raise ConfigError(
+                "dataset: a pair is (train, test), and the second holds labels; images with their "
+                "labels are one data set: list(zip(images, labels))"
+            )
         return given
     return given, None
+
+
+def _are_labels(items: Any) -> bool:
+    """Whether these are labels, without images."""
+    if isinstance(items, Tensor | np.ndarray):
+        return items.ndim == 1 and items.dtype != object
+    return isinstance(items, list) and bool(items) and isinstance(items[0], int | str)
 
 
 def _read(items: Any, part: str, size: int) -> _Items:

@@ -120,6 +120,8 @@ def test_labels_that_are_texts_are_sorted():
         (Path("photos"), "dataset: the training images are a path, not a data set: "),
         ({"test": PICTURES}, "dataset: must have a split named train, not only test"),
         ((PICTURES,) * 3, r"dataset: must be one or a pair \(train, test\), not 3"),
+        ((PICTURES, np.arange(3)), r"labels; .* one data set: list\(zip\(images, labels\)\)"),
+        ((PICTURES, ["cat", "dog"]), "a pair is .train, test., and the second holds labels"),
         ([(PICTURES[0], 0), (PICTURES[1], None)], "1 of 2 training images have no label"),
         ([(PICTURES[0], 0.5)], "training image 0: its label must be a whole number or a text"),
         ([torch.zeros(3, 9, 9), torch.full((3, 9, 9), -2.0)], "training image 1: values of .*norm"),
