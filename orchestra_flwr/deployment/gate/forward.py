@@ -12,14 +12,15 @@ from typing import TypeGuard
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint, public_key
 from orchestra_flwr.deployment.gate.connection import peer_name
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
-from orchestra_flwr.federation.messages.fleet import CLOCK_SECONDS, withdrawal
+from orchestra_flwr.deployment.gate.waiting import Waiting
+from orchestra_flwr.federation.messages.fleet import CLOCK_SECONDS, node_of, withdrawal
 
 _log = logging.getLogger(__name__)
 SMALL = 64 * 1024
@@ -79,6 +80,10 @@ class _Exchange:
         scope, receive, _ = self._asgi
         return Request(scope, receive).stream()
 
+    async def after_body(self) -> Message:
+        """Returns when the client is gone."""
+        return await self._asgi[1]()
+
     async def answer(self, status: int, content: Mapping[str, object]) -> None:
         """Answers with a small JSON object."""
         await JSONResponse(content, status)(*self._asgi)
@@ -118,6 +123,9 @@ class Forwarder:
         reply_limit: as of the gate.
         names: as of the gate; None: anyone may come.
         refusals: for reports of what it turned away.
+
+    Attributes:
+        waiting: the clients that wait for a message.
     """
 
     def __init__(
@@ -133,6 +141,7 @@ class Forwarder:
         self._names = names
         self._refusals = refusals
         self._accounts: dict[bytes, _Account] = {}
+        self.waiting = Waiting()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -186,10 +195,37 @@ class Forwarder:
             await call.answer(503, {**content, **NO_SUPERLINK})
 
     async def _pull_messages(self, call: _Exchange) -> None:
-        """A client that receives a message has a budget for one reply; nothing else renews it."""
-        response = await self._forward(call, call.body())
-        if _accepted(response) and response.headers.get(b"content-length") != b"0":
+        """Waits for a message.
+
+        A client that receives one has a budget for one reply; nothing else renews it.
+        """
+        body = b"".join([chunk async for chunk in call.body()])
+        node = node_of(body)
+        if node is None:
+            response = await self._forward(call, _chunks(body))
+        else:
+            # Before it may wait, the SuperLink has checked that the key is that node's.
+            response = await self._forward(call, _chunks(body), unless=_is_empty)
+            if _is_empty(response):
+                response = await self._wait_for_message(call, body, node)
+        if _accepted(response) and not _is_empty(response):
             self._accounts[call.key] = _Account()
+
+    async def _wait_for_message(
+        self, call: _Exchange, body: bytes, node: int
+    ) -> UpstreamResponse | None:
+        """Asks the SuperLink until it has a message, the wait is over or the client is gone."""
+        with self.waiting.place(node, call.after_body) as place:
+            while True:
+                await place.look()
+                if self._is_strange(call):  # its key was revoked meanwhile
+                    await self._refuse(call, UNKNOWN, "key", self._stranger(call))
+                    return None
+                if place.is_over:
+                    return await self._forward(call, _chunks(body))
+                response = await self._forward(call, _chunks(body), unless=_is_empty)
+                if not _is_empty(response):
+                    return response
 
     async def _push_messages(self, call: _Exchange) -> None:
         """Remembers the request: it names the reply, should that have to be withdrawn."""
@@ -239,15 +275,26 @@ class Forwarder:
                     pass
 
     async def _forward(
-        self, call: _Exchange, body: AsyncIterator[bytes]
+        self,
+        call: _Exchange,
+        body: AsyncIterator[bytes],
+        *,
+        unless: Callable[[UpstreamResponse], bool] = lambda response: False,
     ) -> UpstreamResponse | None:
-        """Passes a request on, and the response back; None where the SuperLink is not there."""
+        """Passes a request on, and the response back; None where the SuperLink is not there.
+
+        Args:
+            call: the request.
+            body: of the request.
+            unless: whether a response is not for the client.
+        """
         started = False
         headers = passed(call.headers)
         try:
             async with self._upstream.request("POST", call.path, headers, body) as response:
-                started = True
-                await call.relay(response)
+                if not unless(response):
+                    started = True
+                    await call.relay(response)
         except UpstreamError as error:
             text = f"the SuperLink behind the gate does not answer: {error}"
             self._refusals.report("", "superlink", text)
@@ -314,6 +361,11 @@ def passed(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
 async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:
     for chunk in chunks:
         yield chunk
+
+
+def _is_empty(response: UpstreamResponse | None) -> TypeGuard[UpstreamResponse]:
+    """Whether there is no message."""
+    return _accepted(response) and response.headers.get(b"content-length") == b"0"
 
 
 def _accepted(response: UpstreamResponse | None) -> TypeGuard[UpstreamResponse]:

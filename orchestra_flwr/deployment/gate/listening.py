@@ -8,6 +8,7 @@ on one port. So it listens on this machine alone, and the gate passes the Fleet 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import resource
 import socket
@@ -30,6 +31,7 @@ from orchestra_flwr.deployment.gate.forward import Forwarder
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.tls import GateTls, client_context, server_context
 from orchestra_flwr.deployment.gate.upstream import Upstream
+from orchestra_flwr.deployment.gate.waiting import Waiting
 
 STOP_SECONDS = 2
 
@@ -69,6 +71,8 @@ class Gate:
         self._names = names
         self._refusals = Refusals(refused)
         self._server: uvicorn.Server | None = None
+        self._waiting: Waiting | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -107,15 +111,26 @@ class Gate:
             timeout_graceful_shutdown=STOP_SECONDS,
         )
         self._server = uvicorn.Server(config)
+        self._waiting = forwarder.waiting
         self._thread = threading.Thread(
             target=self._run, args=(self._server, upstream, server_socket), name="gate"
         )
         self._thread.daemon = True
         self._thread.start()
 
+    def wake(self, node: int) -> None:
+        """Lets a client know at once that there is a message for it.
+
+        Args:
+            node: the number that the SuperLink gave the client.
+        """
+        if self._waiting is not None:
+            self._in_loop(partial(self._waiting.wake, node))
+
     def stop(self) -> None:
         """Closes every connection; requests under way get two seconds."""
-        if self._server is not None and self._thread is not None:
+        if self._server is not None and self._thread is not None and self._waiting is not None:
+            self._in_loop(self._waiting.close)
             self._server.should_exit = True
             self._thread.join()
 
@@ -126,10 +141,16 @@ class Gate:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(call)
+
     def _run(
         self, server: uvicorn.Server, upstream: Upstream, server_socket: socket.socket
     ) -> None:
         async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
             await server.serve([server_socket])
             await upstream.close()
             self._refusals.close()

@@ -83,7 +83,11 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     )
     progress = RelayedProgress(channel, config.federation.rounds)
     assert isinstance(grid, HttpGrid)  # of a simulation it would be another
-    streaming = SuperLinkGrid(grid, reply_limit=reply_limit(config, schemas))
+    streaming = SuperLinkGrid(
+        grid,
+        reply_limit=reply_limit(config, schemas),
+        sent=lambda node: channel.send({"event": "sent", "node": node}),
+    )
     assert config.federation.min_clients is not None
     members = ConnectedMembers(streaming, greeting, config.federation.min_clients, progress.message)
     folder = RunFolder.resume(path)

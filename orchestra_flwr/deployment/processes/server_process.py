@@ -102,7 +102,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
             channel.send({**task, "path": path, "locked": folder.lock is not None})
             if folder.lock is not None:
                 channel.share(folder.lock)
-            return _follow(channel, link, progress)
+            return _follow(channel, link, gate, progress)
 
 
 def check(config: ServerConfig) -> None:
@@ -155,8 +155,8 @@ def _start(flower: Flower, listener: ChannelListener, link: Child, progress: Pro
     raise FederationError(f"the server's app did not start (see {link.log})")
 
 
-def _follow(channel: Channel, link: Child, progress: Progress) -> dict[str, Any]:
-    """Shows what the server's app reports, until it has finished."""
+def _follow(channel: Channel, link: Child, gate: Gate, progress: Progress) -> dict[str, Any]:
+    """Passes on what the server's app reports, until it has finished."""
     try:
         while True:
             event = _next(channel, link)
@@ -165,7 +165,10 @@ def _follow(channel: Channel, link: Child, progress: Progress) -> dict[str, Any]
                 return summary
             if event["event"] == "failed":
                 raise FederationError(event["error"])
-            show(event, progress)
+            if event["event"] == "sent":
+                gate.wake(event["node"])
+            else:
+                show(event, progress)
     except ChannelClosedError:
         check_alive(link)
         raise FederationError(f"the server's app was ended (see {link.log})") from None

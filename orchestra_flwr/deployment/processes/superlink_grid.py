@@ -1,8 +1,8 @@
-"""The server's connection to its SuperLink, which keeps nothing of clients that did not answer."""
+"""The server's connection to its SuperLink: what is sent is reported, what nobody needs deleted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from flwr.app import Message
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
@@ -23,12 +23,28 @@ class SuperLinkGrid(StreamingGrid):
     Args:
         grid: Flower's own connection.
         reply_limit: as for :class:`StreamingGrid`.
+        sent: called with the number of the node that a message was sent to.
     """
 
-    def __init__(self, grid: HttpGrid, *, reply_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        grid: HttpGrid,
+        *,
+        reply_limit: int | None = None,
+        sent: Callable[[int], None] = lambda node: None,
+    ) -> None:
         super().__init__(grid, reply_limit=reply_limit)
         self._superlink = grid
+        self._sent = sent
         self._given_up: set[str] = set()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the wrapped grid."""
+        messages = list(messages)
+        ids = super().push_messages(messages)
+        for message in messages:
+            self._sent(message.metadata.dst_node_id)
+        return ids
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from google.protobuf.message import DecodeError
 
 CLOCK_SECONDS = 300  # by which the time of a signed request may be wrong
 
@@ -24,3 +25,15 @@ def withdrawal(push_messages: bytes) -> bytes:
         node=request.node, run_id=reply.run_id, message_object_id=reply.message_id
     )
     return bytes(withdrawn.SerializeToString())
+
+
+def node_of(pull_messages: bytes) -> int | None:
+    """The number of the node that asks for messages; None where the body names none.
+
+    Args:
+        pull_messages: the body of the client's request.
+    """
+    try:
+        return PullMessagesRequest.FromString(pull_messages).node.node_id or None
+    except DecodeError:
+        return None

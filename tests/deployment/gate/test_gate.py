@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.node_pb2 import Node
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.gate import Gate, GateTls, connection, forward, listen, listening
@@ -611,6 +614,28 @@ def test_a_listed_key_that_the_superlink_does_not_have_yet_is_to_try_again(
         names[KEY] = "late"
         assert early.post("/v1/fleet/activate-node", **key_header(KEY), flwr_test=test)[0] == 200
     assert lines == []
+
+
+def test_a_key_that_is_revoked_while_its_client_waits_gets_no_message(
+    open_gate, superlink, certificates, test
+):
+    names, lines = {KEY: "a"}, []
+    superlink.answers[PULL] = (200, b"")
+    tls = {"ssl_certfile": certificates.certificate, "ssl_keyfile": certificates.key}
+    with (
+        serving(superlink, **tls) as port,
+        open_gate(port, tls=certificates, names=lambda: names, refused=lines.append) as gate,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        client = Client(gate, lines, certificates.ca)
+        body = PullMessagesRequest(node=Node(node_id=1)).SerializeToString()
+        answer = thread.submit(client.post, PULL, body, **key_header(KEY), flwr_test=test)
+        wait(lambda: len(superlink.seen(test)) == 2)  # at once, and when it has its place
+        superlink.answers[PULL] = (200, b"a message")
+        names.clear()
+        gate.wake(1)
+        assert answer.result(5)[0] == 401
+        assert len(superlink.seen(test)) == 2
 
 
 # TLS

@@ -2,6 +2,7 @@
 
 import base64
 import ssl
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -89,3 +90,12 @@ def test_what_clients_are_told_is_what_they_can_be_given(host, shown):
 def test_clients_are_named_as_the_server_was_started(monkeypatch, program, shown):
     monkeypatch.setattr("sys.argv", [program])
     assert f"clients: {shown}" in server_process._invitation(load(ServerConfig, []), 8443)
+
+
+def test_a_client_is_woken_when_the_app_reports_what_it_sent():
+    events = [{"event": "sent", "node": 2**63 + 1}, {"event": "finished", "summary": {"rounds": 1}}]
+    woken = []
+    channel = SimpleNamespace(ready=lambda _: True, receive=lambda: (events.pop(0), []))
+    gate = SimpleNamespace(wake=woken.append)
+    assert server_process._follow(channel, None, gate, None) == {"rounds": 1}
+    assert woken == [2**63 + 1]

@@ -164,6 +164,14 @@ def test_a_round_that_is_answered_leaves_nothing(superlink, grid):
     assert superlink.kept() == 0
 
 
+def test_who_was_sent_a_message_is_reported_once_it_can_be_fetched(superlink):
+    clients = {each.node_id: each for each in (Client(superlink, "a"), Client(superlink, "b"))}
+    fetched = []
+    grid = SuperLinkGrid(superlink.grid, sent=lambda node: fetched.append(clients[node].fetch()))
+    list(grid.push_messages(messages(*clients.values(), value=1.0)))
+    assert [each.metadata.dst_node_id for each in fetched] == list(clients)
+
+
 def test_a_message_that_nobody_fetched_in_time_is_deleted(superlink, grid):
     silent = Client(superlink, "silent")
     for number in range(3):

@@ -1,0 +1,101 @@
+"""Long polling: a client that asks for messages waits at the gate until there is one.
+
+A SuperNode that gets no message sleeps for 3 seconds before it asks again. So the gate does not
+answer at once that there is none: it asks the SuperLink again when a message was sent to that node
+(:meth:`Waiting.wake`), and every few seconds in case that was not reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+WAIT_SECONDS = 20.0  # at most; a SuperNode gives up an answer after 30
+LOOK_SECONDS = 3.0  # as often as the SuperNode would ask by itself
+
+
+class Waiting:
+    """The requests that wait for a message; to be used in the gate's event loop."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, Place] = {}
+        self._closed = False
+
+    def wake(self, node: int) -> None:
+        """Makes the request of a node look whether there is a message."""
+        if node in self._places:
+            self._places[node].wake()
+
+    def close(self) -> None:
+        """Nobody waits any longer: every request is answered."""
+        self._closed = True
+        for place in self._places.values():
+            place.end()
+
+    @contextlib.contextmanager
+    def place(self, node: int, receive: Callable[[], Awaitable[Message]]) -> Iterator[Place]:
+        """A place for a request of this node; the one that the node had before ends.
+
+        A client that was cut off comes back while its old request still waits, which must not take
+        the message.
+
+        Args:
+            node: the number that the SuperLink gave it.
+            receive: of ASGI; the whole request was received.
+        """
+        if node in self._places:
+            self._places[node].end()
+        place = self._places[node] = Place(receive)
+        if self._closed:
+            place.end()
+        try:
+            yield place
+        finally:
+            place.leave()
+            if self._places[node] is place:
+                del self._places[node]
+
+
+class Place:
+    """Where one request waits."""
+
+    def __init__(self, receive: Callable[[], Awaitable[Message]]) -> None:
+        self._ends = asyncio.get_running_loop().time() + WAIT_SECONDS
+        self._awake = asyncio.Event()
+        self._awake.set()  # a message may have come before there was this place
+        self._gone = asyncio.ensure_future(receive())  # nothing comes any more but the end
+        self._gone.add_done_callback(lambda _: self.wake())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the request has to be answered, with a message or without."""
+        return asyncio.get_running_loop().time() >= self._ends
+
+    async def look(self) -> None:
+        """Returns when it is time to look for a message.
+
+        Raises:
+            ClientDisconnect: the client is gone, and must not be sent one.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._awake.wait(), LOOK_SECONDS)
+        self._awake.clear()
+        if self._gone.done():
+            raise ClientDisconnect
+
+    def wake(self) -> None:
+        """Ends the present wait for the next look."""
+        self._awake.set()
+
+    def end(self) -> None:
+        """The next look is the last one."""
+        self._ends = 0.0
+        self.wake()
+
+    def leave(self) -> None:
+        """The request was answered."""
+        self._gone.cancel()

@@ -1,0 +1,186 @@
+"""A client that asks for messages waits at the gate, for as long as it should and no longer."""
+
+import contextlib
+import http.client
+import threading
+import time
+
+import pytest
+import uvicorn
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.node_pb2 import Node
+
+from orchestra_flwr.deployment.gate import Gate, waiting
+from orchestra_flwr.federation.messages.fleet import node_of
+
+PULL = "/v1/fleet/pull-messages"
+
+
+def wait(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+class SuperLink:
+    """Stands for the SuperLink: gives each node its messages, one at a time."""
+
+    def __init__(self):
+        self.asked = []  # nodes
+        self.messages = {}  # by node
+
+    async def __call__(self, scope, receive, send):
+        body = (await receive())["body"]
+        node = PullMessagesRequest.FromString(body).node.node_id
+        self.asked.append(node)
+        answer = self.messages.pop(node, b"")
+        head = [(b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": answer})
+
+
+@pytest.fixture
+def superlink():
+    return SuperLink()
+
+
+@pytest.fixture
+def gate(superlink):
+    config = uvicorn.Config(superlink, port=0, lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait(lambda: server.started)
+        upstream = f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        usual = {"tls": None, "reply_limit": None, "names": dict, "refused": print}
+        with Gate("127.0.0.1", 0, upstream, **usual) as made:
+            yield made
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+class Request:
+    """A node's request for messages, which a thread makes."""
+
+    def __init__(self, gate, node):
+        self.connection = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=10)
+        self.connection.connect()
+        self.answer = None
+        self.seconds = 0.0
+        self._body = PullMessagesRequest(node=Node(node_id=node)).SerializeToString()
+        self._thread = threading.Thread(target=self._make)
+        self._thread.start()
+
+    def _make(self):
+        started = time.monotonic()
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self.connection.request("POST", PULL, self._body)
+            response = self.connection.getresponse()
+            self.answer = (response.status, response.read())
+        self.seconds = time.monotonic() - started
+
+    def answered(self):
+        self._thread.join()
+        self.connection.close()
+        return self.answer
+
+    def break_off(self):
+        self.connection.sock.shutdown(2)
+        self.connection.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def _seldom(monkeypatch):
+    """Without a report nobody would look within the time of a test."""
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 60.0)
+
+
+@pytest.fixture
+def _often(monkeypatch):
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("_seldom")
+def test_a_message_that_is_reported_passes_at_once(superlink, gate):
+    one, other = Request(gate, 1), Request(gate, 2**63 + 2)
+    wait(lambda: len(superlink.asked) == 4)  # at once, and once more when it has its place
+    superlink.messages |= {1: b"for one", 2**63 + 2: b"for other"}
+    gate.wake(2**63 + 2)
+    assert other.answered() == (200, b"for other")
+    assert one.answer is None and superlink.asked.count(1) == 2
+    gate.wake(3)  # of which nobody asks
+    gate.wake(1)
+    assert one.answered() == (200, b"for one")
+    assert max(one.seconds, other.seconds) < 3
+
+
+@pytest.mark.usefixtures("_seldom")
+def test_a_message_that_is_there_passes_without_waiting(superlink, gate):
+    superlink.messages[1] = b"it"
+    assert Request(gate, 1).answered() == (200, b"it")
+    assert superlink.asked == [1]
+
+
+@pytest.mark.usefixtures("_often")
+def test_a_message_that_nobody_reported_is_found(superlink, gate):
+    request = Request(gate, 1)
+    wait(lambda: len(superlink.asked) > 4)
+    superlink.messages[1] = b"it"
+    assert request.answered() == (200, b"it")
+
+
+@pytest.mark.usefixtures("_often")
+def test_the_wait_ends_before_the_client_gives_up(superlink, gate, monkeypatch):
+    monkeypatch.setattr(waiting, "WAIT_SECONDS", 0.3)
+    request = Request(gate, 1)
+    assert request.answered() == (200, b"")
+    assert 0.3 < request.seconds < 3
+
+
+@pytest.mark.usefixtures("_often")
+def test_no_message_is_fetched_for_a_client_that_is_gone(superlink, gate):
+    request = Request(gate, 1)
+    wait(lambda: len(superlink.asked) > 2)
+    request.break_off()
+    time.sleep(0.2)
+    asked = len(superlink.asked)
+    superlink.messages[1] = b"it"
+    gate.wake(1)
+    time.sleep(0.3)
+    assert len(superlink.asked) == asked and superlink.messages
+    assert Request(gate, 1).answered() == (200, b"it")
+
+
+@pytest.mark.usefixtures("_seldom")
+def test_a_new_request_takes_the_place_of_the_old_one(superlink, gate):
+    """A client without power is gone, but its connection stays open."""
+    old = Request(gate, 1)
+    wait(lambda: len(superlink.asked) == 2)
+    new = Request(gate, 1)
+    assert old.answered() == (200, b"")
+    wait(lambda: len(superlink.asked) == 5)
+    superlink.messages[1] = b"it"
+    gate.wake(1)
+    assert new.answered() == (200, b"it")
+
+
+@pytest.mark.usefixtures("_seldom")
+def test_the_gate_ends_without_those_who_wait(superlink, gate):
+    request = Request(gate, 1)
+    wait(lambda: len(superlink.asked) == 2)
+    started = time.monotonic()
+    gate.stop()
+    assert time.monotonic() - started < 1.5  # of the 2 s that uvicorn would wait
+    assert request.answered() == (200, b"")
+    gate.wake(1)  # the server's app may still send
+
+
+def test_a_request_without_a_node_does_not_wait(superlink, gate):
+    started = time.monotonic()
+    assert Request(gate, 0).answered() == (200, b"")
+    assert time.monotonic() - started < 3 and superlink.asked == [0]
+    assert node_of(b"no protobuf") is None
