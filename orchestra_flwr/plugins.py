@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from orchestra_flwr.fingerprints import fingerprint_of
+
+_imported_codes: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()  # of users' packages
 
 
 class PluginError(ValueError):
@@ -100,22 +103,27 @@ class Room:
 
 
 def fingerprint(packages: Sequence[str]) -> str:
-    """16 hexadecimal digits that differ whenever a Python file of one of the packages differs.
+    """16 hexadecimal digits that differ whenever the code of one of the packages differs.
 
-    Server and clients compare it before a round; "" without packages.
+    Server and clients compare it before a round. It is that of the Python files as this process
+    found them when it imported the package: a file that has changed since says nothing about what
+    runs. "" without packages.
 
     Raises:
         PluginError: a package cannot be imported.
     """
-    if not packages:
-        return ""
-    files = [
-        f"{package}/{file.relative_to(folder).as_posix()} {fingerprint_of(file.read_bytes())}"
-        for package in sorted(packages)
-        for folder in sorted(_import_user_package(package).__path__)
-        for file in sorted(Path(folder).rglob("*.py"))
-    ]
-    return fingerprint_of("\n".join(files))
+    codes = [_imported_codes[_import_user_package(package)] for package in sorted(packages)]
+    return fingerprint_of("\n".join(codes)) if codes else ""
+
+
+def has_changed(package: str) -> bool:
+    """Whether a Python file of a package differs from what this process imported.
+
+    Raises:
+        PluginError: it cannot be imported.
+    """
+    module = _import_user_package(package)
+    return _code_of(module) != _imported_codes[module]
 
 
 def conf_folders(packages: Sequence[str]) -> list[Path]:
@@ -132,7 +140,19 @@ def _import_user_package(package: str) -> ModuleType:
     module = _imported(package)
     if not hasattr(module, "__path__"):
         raise PluginError(f"{package} is a single module: a package with folders is needed")
+    if module not in _imported_codes:
+        _imported_codes[module] = _code_of(module)
     return module
+
+
+def _code_of(package: ModuleType) -> str:
+    files = [
+        f"{package.__name__}/{file.relative_to(folder).as_posix()} "
+        f"{fingerprint_of(file.read_bytes())}"
+        for folder in sorted(package.__path__)
+        for file in sorted(Path(folder).rglob("*.py"))
+    ]
+    return fingerprint_of("\n".join(files))
 
 
 def _imported(name: str) -> ModuleType:

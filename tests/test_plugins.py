@@ -1,10 +1,11 @@
 """How plug-ins are found, with the room of shifts as the example."""
 
 import pkgutil
+import sys
 
 import pytest
 
-from orchestra_flwr.plugins import PluginError, Room, conf_folders, fingerprint
+from orchestra_flwr.plugins import PluginError, Room, conf_folders, fingerprint, has_changed
 
 SHIFTS = Room("orchestra_flwr.data.shifts", "Shift")
 OURS = ["none", "rotation", "style"]
@@ -135,25 +136,46 @@ def test_a_single_module_is_no_package(user_package):
         fingerprint(("my_package.mine",))
 
 
-def test_a_fingerprint_is_that_of_the_python_files(user_package):
+@pytest.fixture
+def imported_anew():
+    """The fingerprint in a process that imports the package now."""
+
+    def fingerprinted():
+        for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+            del sys.modules[name]
+        return fingerprint(("my_package",))
+
+    return fingerprinted
+
+
+def test_a_fingerprint_is_that_of_the_python_files(user_package, imported_anew):
     assert fingerprint(()) == ""
     folder = user_package({"shifts/mine.py": plugin("Mine")})
-    first = fingerprint(("my_package",))
+    first = imported_anew()
     assert len(first) == 16 and int(first, 16) >= 0
 
     (folder / "notes.txt").write_text("no code")
-    assert fingerprint(("my_package",)) == first
+    assert imported_anew() == first
     user_package({"shifts/mine.py": plugin("Mine") + "\n"})
-    changed = fingerprint(("my_package",))
+    changed = imported_anew()
     user_package({"shifts/helper.py": ""})
-    more = fingerprint(("my_package",))
+    more = imported_anew()
     (folder / "shifts" / "helper.py").rename(folder / "shifts" / "helpers.py")
-    renamed = fingerprint(("my_package",))
+    renamed = imported_anew()
     assert len({first, changed, more, renamed}) == 4
 
     (folder / "shifts" / "helpers.py").unlink()
     user_package({"shifts/mine.py": plugin("Mine")})
-    assert fingerprint(("my_package",)) == first
+    assert imported_anew() == first
+
+
+def test_a_fingerprint_is_that_of_the_code_that_runs(user_package, imported_anew):
+    user_package({"shifts/mine.py": plugin("Mine")})
+    first = imported_anew()
+    assert not has_changed("my_package")
+    user_package({"shifts/another.py": plugin("Another")})
+    assert has_changed("my_package") and fingerprint(("my_package",)) == first
+    assert imported_anew() != first and not has_changed("my_package")
 
 
 def test_conf_folders_are_those_that_exist(user_package):

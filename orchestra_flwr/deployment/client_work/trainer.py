@@ -29,7 +29,7 @@ from orchestra_flwr.federation.messages.arrays import (
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.methods import Release, labels_for
-from orchestra_flwr.plugins import PluginError, fingerprint
+from orchestra_flwr.plugins import PluginError, has_changed
 from orchestra_flwr.training import build_learner, resolve_device, usable_cpus
 
 
@@ -64,7 +64,6 @@ class Trainer:
         self._image_size: int | None = None
         self.problem: str | None = None
         self._latest: tuple[tuple[Config, str], OrchestraClient] | None = None
-        self._imported: dict[str, str] = {}  # users' packages with their fingerprints at first
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
         """The answer to a request of the relay app; of an exception, the word for it."""
@@ -248,11 +247,10 @@ class Trainer:
     def _check_plugins(self, packages: Sequence[str]) -> None:
         """Refuses packages whose files have changed since this process imported them.
 
-        Their fingerprint, which is computed from the files, would say nothing about what runs.
+        The server may have the new ones, which a client that is started again takes as well.
         """
         for package in packages:
-            now = fingerprint([package])
-            if self._imported.setdefault(package, now) != now:
+            if has_changed(package):
                 raise RefusalError(
                     f"plugins=[{package}]: its files have changed since this client imported "
                     "them: start the client again",

@@ -115,8 +115,9 @@ def _received(client: OrchestraClient, content: RecordDict) -> dict[str, np.ndar
     """The arrays of a message down, which loses them."""
     schema = str(content.config_records[CONFIG]["schema"])
     if schema != client.schemas.fingerprint:
+        packages = ["orchestra_flwr", *client.config.plugins]
         raise ValueError(
             f"the server's model has schema {schema}, this client's {client.schemas.fingerprint}: "
-            "both must run the same version of orchestra_flwr"
+            f"both must run the same version of {' and '.join(packages)}"
         )
     return from_record(content.array_records.pop(ARRAYS))

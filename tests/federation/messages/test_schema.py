@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -149,11 +151,12 @@ def test_the_fingerprint_tells_models_apart(tiny):
 
 
 def test_the_fingerprint_tells_versions_of_a_users_package_apart(tiny, user_package):
-    folder = user_package({"methods/mine.py": "A = 1"})
+    user_package({"methods/mine.py": "A = 1"})
     config = tiny("plugins=[my_package]")
     without, first = schemas_of(tiny()).fingerprint, schemas_of(config).fingerprint
     assert first == schemas_of(config).fingerprint
-    (folder / "methods" / "mine.py").write_text("A = 2")
+    user_package({"methods/mine.py": "A = 2"})
+    del sys.modules["my_package"]  # another process imports it anew
     assert len({without, first, schemas_of(config).fingerprint}) == 3
 
 
