@@ -94,7 +94,8 @@ def test_panels_of_dec_ssl_have_the_set_ups_above_them():
     """Figure 8: a and b are BYOL and SimSiam over local epochs; c, as 6 d, is participation."""
     _, configs = make_plan("dec_ssl_figure8", "paper", seeds=[0])
     assert {c.method.name for c in configs.values()} == {"byol", "simsiam"}
-    assert {(c.federation.clients, c.federation.participation) for c in configs.values()} == {(5, 1)}
+    federations = [c.federation for c in configs.values()]
+    assert {(each.clients, each.participation) for each in federations} == {(5, 1)}
     _, configs = make_plan("dec_ssl_figure6d", "paper", seeds=[0], only=["Dec-SSL"])
     assert {c.method.name for c in configs.values()} == {"simclr"}
     settings = {

@@ -180,8 +180,10 @@ def test_a_clients_own_head_is_fitted_to_images_as_the_client_has_them(config, f
     own, population = run.summary["clients_own"], load_population(chosen)
     train, test = population.dataset.train, population.dataset.test
     encoder = load_encoder(run.folder.path)
-    turned = {client: shift_images(chosen.shift, train.images[part], part, client, chosen.seed)
-              for client, part in ((c, torch.from_numpy(p)) for c, p in population.parts.items())}
+    turned = {
+        client: shift_images(chosen.shift, train.images[part], part, client, chosen.seed)
+        for client, part in ((c, torch.from_numpy(p)) for c, p in population.parts.items())
+    }
     bank, classes = train.images, train.labels
     if images == "shifted":
         bank = torch.cat(list(turned.values()))
