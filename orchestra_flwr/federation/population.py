@@ -12,6 +12,7 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import (
     UNLABELLED,
     Dataset,
+    ImageSet,
     Shift,
     different_images,
     load_dataset,
@@ -83,13 +84,21 @@ def _shown(config: Config, population: Population) -> Tensor | None:
     return shown
 
 
-def own_classes(config: Config, population: Population, client: str) -> OwnClasses:
+def own_classes(
+    config: Config, population: Population, client: str, everybodys: ImageSet
+) -> OwnClasses:
     """What a client's own model is evaluated on (`evaluation.clients`).
+
+    Args:
+        config: of the run.
+        population: all images and who holds which.
+        client: its name.
+        everybodys: the training images of :func:`evaluation_dataset`.
 
     Raises:
         ConfigError: training or test images have no labels, or none of its classes is tested.
     """
-    train, test = population.dataset.train.labelled, population.dataset.test
+    train, test = everybodys.labelled, population.dataset.test
     if train.labels is None or test is None or test.labels is None:
         raise ConfigError(
             f"evaluation.clients=true: data={config.data.name} must have labelled training and "
@@ -108,7 +117,9 @@ def own_classes(config: Config, population: Population, client: str) -> OwnClass
     if labels is not None:
         order = torch.randperm(len(own), generator=torch_generator(config.seed, "personal", client))
         chosen = own[order[:labels]]
-        few = everything.images[chosen], everything.labels[chosen]
+        images = everything.images[chosen]
+        shifted = shift_images(config.shift, images, chosen, client, config.seed)
+        few = shifted, everything.labels[chosen]
     return OwnClasses((train.images, train.labels), (test.images, test.labels), targets, held, few)
 
 
@@ -141,7 +152,7 @@ def check_population(config: Config, population: Population) -> None:
         )
     if config.evaluation.clients:
         for client in population.parts:
-            own_classes(config, population, client)
+            own_classes(config, population, client, population.dataset.train)
     shift: Shift = config.shift.build()
     shift.check_images(population.dataset.train)
     release: Release | None = config.method.plugin.release(config)

@@ -1,9 +1,12 @@
 """Presets that choose whole groups: Dec-SSL's."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError, config_to_yaml, load_config
+from orchestra_flwr.methods import Role
 from orchestra_flwr.training import build_learner
 from orchestra_flwr.training.schedules import LocalProgress
 
@@ -26,8 +29,11 @@ def test_dec_ssl_is_the_papers_run():
 def test_its_model_has_the_published_size():
     """11,705,813 elements, but for the projector's running statistics, which nothing reads."""
     with torch.device("meta"):
-        state = build_learner(load_config(["preset=dec_ssl"]), 3).state_dict()
-    assert sum(tensor.numel() for tensor in state.values()) == 11_705_813 - 2 * 512 - 1
+        learner = build_learner(load_config(["preset=dec_ssl"]), 3)
+    assert sum(t.numel() for t in learner.state_dict().values()) == 11_705_813 - 2 * 512 - 1
+    travelling = sum(tensor.numel() for tensor in learner.state(Role.SHARED).values())
+    guide = (Path(__file__).parents[2] / "docs" / "dec-ssl.md").read_text()
+    assert f"so {travelling:,} elements travel" in guide
 
 
 @pytest.mark.parametrize(("overrides", "name", "lr", "optimizer"), [

@@ -15,12 +15,17 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.data import shift_images
+from orchestra_flwr.data import ImageSet, shift_images
 from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.messages.arrays import CLIENTS, CONFIG, RUN
-from orchestra_flwr.federation.population import Population, load_population, own_classes
+from orchestra_flwr.federation.population import (
+    Population,
+    evaluation_dataset,
+    load_population,
+    own_classes,
+)
 from orchestra_flwr.files import folder_name
 from orchestra_flwr.methods import labels_for
 from orchestra_flwr.training import resolve_device
@@ -61,7 +66,9 @@ def _addressed(content: RecordDict) -> OrchestraClient:
     folder = None
     if RUN in task:
         folder = ClientStateFolder(Path(str(task[CLIENTS])) / folder_name(name), str(task[RUN]))
-    own = own_classes(config, population, name) if config.evaluation.clients else None
+    own = None
+    if config.evaluation.clients:
+        own = own_classes(config, population, name, _everybodys(config_json))
     classes = population.dataset.train.labels if config.evaluation.personal_by_clients else None
     return OrchestraClient(
         config,
@@ -87,3 +94,10 @@ def _loaded(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None
     labels = labels_for(config, train)
     labels = None if labels is None else labels.to(device)
     return config, population, train.images.to(device), labels
+
+
+@lru_cache(maxsize=1)
+def _everybodys(config_json: str) -> ImageSet:
+    """All clients' labelled training images as probes have them, once a process and run."""
+    config, population, *_ = _loaded(config_json)
+    return evaluation_dataset(config, population).train

@@ -66,7 +66,7 @@ class Clusters(Exchange):
         self._warm = settings.start == "grouped" and settings.clusters > 1
         self._sketches: dict[str, np.ndarray] = {}  # of each client's last update
         self._assigned: dict[str, int] = {}
-        self._trained: set[str] = set()  # clients that keep their last model
+        self._trained: set[str] = set()  # clients that keep a model; once grouped, a cluster's
         self._moved = 0
 
     @classmethod
@@ -135,8 +135,9 @@ class Clusters(Exchange):
     def _sent(self, client: str, grouped: bool) -> tuple[str, ...]:
         """The models that a client is sent; one where there is nothing that it could choose by."""
         settings = self.settings
-        new = self._aligns and client not in self._trained and settings.start != "same"
-        if settings.assign == "fixed" or new or grouped:
+        new = client not in self._trained and settings.start != "same"
+        placed = new and (self._aligns or client in self._assigned)
+        if settings.assign == "fixed" or placed or grouped:
             return (self._names[self._group_of(client)],)
         return self._names
 
@@ -151,13 +152,17 @@ class Clusters(Exchange):
         return self._assigned[client]
 
     def _group(self) -> None:
-        """Groups clients by the cosines of their last updates."""
+        """Groups clients by the cosines of their last updates.
+
+        What they keep is of the common model, which all the clusters' are copies of: it would lead
+        them to the one that has moved least. So each client begins with its group's.
+        """
         clients = list(self._sketches)
         rows = np.stack([self._sketches[client].astype(np.float64) for client in clients])
         settings = self.settings
         groups = linkage_groups(rows @ rows.T, settings.clusters, settings.min_members)
         self._assigned = dict(zip(clients, groups, strict=True))
-        self._warm, self._sketches = False, {}
+        self._warm, self._sketches, self._trained = False, {}, set()
 
     def least_results(self) -> int:
         """`exchange.min_members`: a model of fewer members would be theirs."""

@@ -90,6 +90,26 @@ def test_settings_of_the_dec_ssl_paper():
     assert (config.federation.rounds, config.training.local_epochs) == (1, 500)
 
 
+def test_panels_of_dec_ssl_have_the_set_ups_above_them():
+    """Figure 8: a and b are BYOL and SimSiam over local epochs; c, as 6 d, is participation."""
+    _, configs = make_plan("dec_ssl_figure8", "paper", seeds=[0])
+    assert {c.method.name for c in configs.values()} == {"byol", "simsiam"}
+    federations = [c.federation for c in configs.values()]
+    assert {(each.clients, each.participation) for each in federations} == {(5, 1)}
+    _, configs = make_plan("dec_ssl_figure6d", "paper", seeds=[0], only=["Dec-SSL"])
+    assert {c.method.name for c in configs.values()} == {"simclr"}
+    settings = {
+        (c.federation.clients, c.federation.rounds, c.training.local_epochs)
+        for c in configs.values()
+    }
+    assert settings == {(20, 100, 5), (20, 10, 50)}
+    only = ["Dec-SSL", "one class with E=50"]  # Figure 13
+    _, configs = make_plan("dec_ssl_figure6", "paper", seeds=[0], only=only)
+    (config,) = configs.values()
+    assert (config.federation.clients, config.federation.rounds) == (10, 10)
+    assert config.training.local_epochs == 50 and config.partition.settings.beta == 0
+
+
 def test_local_epochs_are_the_same_over_all_numbers_of_rounds():
     _, configs = make_plan(
         "dec_ssl_figure6c", "small", seeds=[0], only=["Dec-SSL"], extra=["data.root=photos"]

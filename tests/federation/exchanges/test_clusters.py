@@ -264,14 +264,28 @@ def test_who_was_not_there_when_clients_were_grouped_is_given_the_smallest_group
     exchange = config.exchange.build()
     updates = {"a": [1, 0], "b": [1, 0.1], "c": [-1, 0], "d": [0, 1], "e": [1, 1]}
     one = ("cluster-0",)
-    sent = rounds(exchange, ["ab", "ac", "bd", "de", "abc"], updates)
+    sent = rounds(exchange, ["ab", "ac", "bd", "de", "abc", "abce"], updates)
     assert sent[:2] == [dict.fromkeys("ab", one), dict.fromkeys("ac", one)]
     assert sent[2] == {"b": one, "d": ("cluster-1",)}  # a and b, and c with d
     assert sent[3] == {"d": ("cluster-0", "cluster-1"), "e": one}
-    assert sent[4] == dict.fromkeys("abc", ("cluster-0", "cluster-1"))
+    assert sent[4] == {"a": one, "b": ("cluster-0", "cluster-1"), "c": ("cluster-1",)}
+    assert sent[5] == dict.fromkeys("abce", ("cluster-0", "cluster-1"))
     again = config.exchange.build()
     again.load_state(json.loads(json.dumps(exchange.state())))
     assert again.state() == exchange.state() and again.evaluated() == exchange.evaluated()
+
+
+@pytest.mark.parametrize("assign", ["alignment", "loss"])
+def test_everybody_begins_with_the_model_of_its_group(tiny, assign):
+    """Also who was not drawn in the round in which clients were grouped; then it chooses."""
+    config = tiny("method=simclr", "exchange=clusters", "exchange.warm_rounds=2",
+                  f"exchange.assign={assign}")  # fmt: skip
+    exchange = config.exchange.build()
+    updates = {"a": [1, 0], "b": [1, 0.1], "c": [-1, 0], "d": [-1, 0.1]}
+    sent = rounds(exchange, ["ab", "cd", "ac", "ab", "cd", "bd"], updates)
+    both = ("cluster-0", "cluster-1")
+    assert sent[2:4] == [{"a": both[:1], "c": both[1:]}, {"a": both, "b": both[:1]}]
+    assert sent[4:] == [{"c": both, "d": both[1:]}, {"b": both, "d": both}]
 
 
 def test_it_is_grouped_when_there_are_clients_enough(tiny):
@@ -369,7 +383,7 @@ def test_each_client_is_judged_on_its_own_classes_by_its_clusters_model(tiny, tm
         probe = fit_linear_probe(encoder(train.images), train.labels)
         right = probe.predict(encoder(test.images)) == test.labels
         for client in members:
-            held = own_classes(config, population, client).held
+            held = own_classes(config, population, client, population.dataset.train).held
             expected.append(weighted_accuracy(right, test.labels, held))
     assert len(expected) == 3 and len(set(expected)) > 1
     own = run.summary["clients_own"]["linear"]

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from orchestra_flwr.config import ConfigError, load
-from orchestra_flwr.data import load_dataset
+from orchestra_flwr.data import load_dataset, shift_images
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.evaluation import extract_features, labelled_subset, linear_accuracy
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
@@ -156,7 +156,7 @@ def test_each_client_gets_a_head_from_few_labels_of_its_own(config, federate, me
     encoder, test = load_encoder(run.folder.path), population.dataset.test
     expected = []
     for client, part in population.parts.items():
-        found = own_classes(chosen, population, client)
+        found = own_classes(chosen, population, client, population.dataset.train)
         images, classes = found.few
         assert len(images) == len(classes) == min(9, len(part))
         held = population.dataset.train.images[torch.from_numpy(part)]
@@ -168,6 +168,39 @@ def test_each_client_gets_a_head_from_few_labels_of_its_own(config, federate, me
     assert own["personal"]["worst_tenth"] == pytest.approx(min(expected), abs=0.02)
     assert own["personal"]["std"] > 0
     assert read_run(run.folder.path).measure("own_personal") == own["personal"]["mean"]
+
+
+@pytest.mark.parametrize("images", ["original", "shifted"])
+def test_a_clients_own_head_is_fitted_to_images_as_the_client_has_them(config, federate, images):
+    """By hand: turned ones, and everybody's probe to turned ones where probes have them."""
+    chosen = config("method=simclr", "shift=rotation", "shift.range=90", "shift.bins=1",
+                    "evaluation.clients=true", "evaluation.personal_labels=9",
+                    f"evaluation.training_images={images}")  # fmt: skip
+    run = federate(chosen)
+    own, population = run.summary["clients_own"], load_population(chosen)
+    train, test = population.dataset.train, population.dataset.test
+    encoder = load_encoder(run.folder.path)
+    turned = {
+        client: shift_images(chosen.shift, train.images[part], part, client, chosen.seed)
+        for client, part in ((c, torch.from_numpy(p)) for c, p in population.parts.items())
+    }
+    bank, classes = train.images, train.labels
+    if images == "shifted":
+        bank = torch.cat(list(turned.values()))
+        classes = train.labels[torch.from_numpy(np.concatenate(list(population.parts.values())))]
+    everybody = fit_linear_probe(encoder(bank), classes)
+    linear, personal = [], []
+    for client, part in population.parts.items():
+        held = train.labels[torch.from_numpy(part)]
+        order = torch.randperm(
+            len(part), generator=torch_generator(chosen.seed, "personal", client)
+        )[:9]
+        head = fit_linear_probe(encoder(turned[client][order]), held[order])
+        for scores, probe in ((linear, everybody), (personal, head)):
+            right = probe.predict(encoder(test.images)) == test.labels
+            scores.append(weighted_accuracy(right, test.labels, held))
+    assert own["linear"]["mean"] == pytest.approx(sum(linear) / 4, abs=0.02)
+    assert own["personal"]["mean"] == pytest.approx(sum(personal) / 4, abs=0.005)
 
 
 def test_without_the_servers_test_images_each_client_judges_its_own_head(config, federate):
