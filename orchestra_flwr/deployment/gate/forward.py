@@ -292,7 +292,10 @@ class Forwarder:
         headers = passed(call.headers)
         try:
             async with self._upstream.request("POST", call.path, headers, body) as response:
-                if not unless(response):
+                if unless(response):
+                    async for _ in response.body:  # or its connection could not be used again
+                        pass
+                else:
                     started = True
                     await call.relay(response)
         except UpstreamError as error:

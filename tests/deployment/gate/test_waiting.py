@@ -28,9 +28,11 @@ class SuperLink:
 
     def __init__(self):
         self.asked = []  # nodes
+        self.connections = set()
         self.messages = {}  # by node
 
     async def __call__(self, scope, receive, send):
+        self.connections.add(scope["client"])
         body = (await receive())["body"]
         node = PullMessagesRequest.FromString(body).node.node_id
         self.asked.append(node)
@@ -131,6 +133,7 @@ def test_a_message_that_nobody_reported_is_found(superlink, gate):
     wait(lambda: len(superlink.asked) > 4)
     superlink.messages[1] = b"it"
     assert request.answered() == (200, b"it")
+    assert len(superlink.connections) == 1  # each would be a handshake of TLS
 
 
 @pytest.mark.usefixtures("_often")
