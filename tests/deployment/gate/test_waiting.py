@@ -1,9 +1,11 @@
 """A client that asks for messages waits at the gate, for as long as it should and no longer."""
 
+import asyncio
 import contextlib
 import http.client
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import uvicorn
@@ -67,11 +69,12 @@ def gate(superlink):
 class Request:
     """A node's request for messages, which a thread makes."""
 
-    def __init__(self, gate, node):
+    def __init__(self, gate, node, **headers):
         self.connection = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=10)
         self.connection.connect()
         self.answer = None
         self.seconds = 0.0
+        self._headers = headers
         self._body = PullMessagesRequest(node=Node(node_id=node)).SerializeToString()
         self._thread = threading.Thread(target=self._make)
         self._thread.start()
@@ -79,7 +82,7 @@ class Request:
     def _make(self):
         started = time.monotonic()
         with contextlib.suppress(OSError, http.client.HTTPException):
-            self.connection.request("POST", PULL, self._body)
+            self.connection.request("POST", PULL, self._body, self._headers)
             response = self.connection.getresponse()
             self.answer = (response.status, response.read())
         self.seconds = time.monotonic() - started
@@ -145,6 +148,15 @@ def test_the_wait_ends_before_the_client_gives_up(superlink, gate, monkeypatch):
 
 
 @pytest.mark.usefixtures("_often")
+def test_nobody_waits_until_what_it_signed_is_too_old(superlink, gate):
+    """The SuperLink would refuse it, and the SuperNode of a slow clock would end."""
+    signed = datetime.now(UTC) - timedelta(seconds=299.5)
+    request = Request(gate, 1, **{"flwr-timestamp": signed.isoformat()})
+    assert request.answered() == (200, b"")
+    assert request.seconds < 5
+
+
+@pytest.mark.usefixtures("_often")
 def test_no_message_is_fetched_for_a_client_that_is_gone(superlink, gate):
     request = Request(gate, 1)
     wait(lambda: len(superlink.asked) > 2)
@@ -165,10 +177,20 @@ def test_a_new_request_takes_the_place_of_the_old_one(superlink, gate):
     wait(lambda: len(superlink.asked) == 2)
     new = Request(gate, 1)
     assert old.answered() == (200, b"")
-    wait(lambda: len(superlink.asked) == 5)
+    wait(lambda: len(superlink.asked) == 4)  # twice for each: the old one has looked no more
     superlink.messages[1] = b"it"
     gate.wake(1)
     assert new.answered() == (200, b"it")
+
+
+def test_a_new_request_may_be_answered_before_the_old_one():
+    async def both():
+        waits = waiting.Waiting()
+        with waits.place(1, asyncio.Event().wait, 60):
+            with waits.place(1, asyncio.Event().wait, 60):
+                pass
+
+    asyncio.run(both())
 
 
 @pytest.mark.usefixtures("_seldom")
