@@ -186,9 +186,10 @@ def test_a_new_request_takes_the_place_of_the_old_one(superlink, gate):
 def test_a_new_request_may_be_answered_before_the_old_one():
     async def both():
         waits = waiting.Waiting()
-        with waits.place(1, asyncio.Event().wait, 60):
-            with waits.place(1, asyncio.Event().wait, 60):
-                pass
+        old = waits.place(1, asyncio.Event().wait, 60)
+        new = waits.place(1, asyncio.Event().wait, 60)
+        with old, new:
+            pass  # left in the opposite order
 
     asyncio.run(both())
 
