@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestra_flwr import __version__
 from orchestra_flwr.commands import usage
 from orchestra_flwr.commands.completion import completion_script
+from orchestra_flwr.commands.endings import GOES_ON, exit_code, stop_on_sigterm
 from orchestra_flwr.commands.experiment_line import read_experiment
 from orchestra_flwr.commands.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.config import (
@@ -62,24 +62,20 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
     """`run_experiment.py`: runs an experiment and writes its report; returns the exit code."""
     from orchestra_flwr.experiments import experiment_names
 
-    outlast_output()
-    try:
+    def work() -> int:
         known = ("--help", "--version", "--list")
         flags = read_flags(sys.argv[1:] if arguments is None else arguments, known)
         if "--version" in flags:
             print(f"orchestra-flwr {__version__}")
-            return 0
-        if "--help" in flags or not (flags.overrides or flags.flags):
+        elif "--help" in flags or not (flags.overrides or flags.flags):
             names = ", ".join(experiment_names())
             print(usage.as_called(usage.EXPERIMENT, sys.argv[0]).format(names=names))
-            return 0
-        return _experiment(flags)
-    except ConfigError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as stop:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return _stopped(stop)
+        else:
+            return _experiment(flags)
+        return 0
+
+    outlast_output()
+    return exit_code(work, GOES_ON)
 
 
 def _experiment(flags: Flags) -> int:
@@ -107,16 +103,14 @@ def _experiment(flags: Flags) -> int:
             state = "complete" if job is None else "begun" if job.was_begun else "missing"
             print(f"{state:9}{row.run}  {', '.join(row.values.values())}")
         return 0
-    _stop_on_sigterm()
-    try:
+
+    def work() -> int:
         failed = run_plan(plan, configs, folder, jobs, lambda line: print(line, flush=True))
         print(f"report: {write_report(folder)}")
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 1
-    return 1 if failed else 0
+        return 1 if failed else 0
+
+    stop_on_sigterm()
+    return exit_code(work, GOES_ON, OSError, ValueError)
 
 
 def _run_several(flags: Flags) -> int:
@@ -128,19 +122,16 @@ def _run_several(flags: Flags) -> int:
     if "--cfg" in flags:
         print("\n---\n".join(config_to_yaml(config) for config in configs.values()), end="")
         return 0
-    _stop_on_sigterm()
-    todo = jobs_of(plan, FOLDER)
-    print(f"{len(configs)} runs, {len(configs) - len(todo)} complete already", flush=True)
-    try:
+
+    def work() -> int:
+        todo = jobs_of(plan, FOLDER)
+        print(f"{len(configs)} runs, {len(configs) - len(todo)} complete already", flush=True)
         failed = run_jobs(todo, FOLDER, 1, lambda line: print(printable(line), flush=True))
-    except (OSError, ValueError) as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stop:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return _stopped(stop)
-    print_sweep(plan, FOLDER)
-    return 1 if failed else 0
+        print_sweep(plan, FOLDER)
+        return 1 if failed else 0
+
+    stop_on_sigterm()
+    return exit_code(work, GOES_ON, OSError, ValueError)
 
 
 def evaluate_main(arguments: Sequence[str] | None = None) -> int:
@@ -174,8 +165,7 @@ def _command(
     arguments: Sequence[str] | None,
     known: Sequence[str] = COMMON,
 ) -> int:
-    outlast_output()
-    try:
+    def work() -> int:
         flags = read_flags(sys.argv[1:] if arguments is None else arguments, known)
         if "--multirun" in flags and "--help" not in flags:
             return _run_several(flags)
@@ -188,14 +178,12 @@ def _command(
             require_server(usage.program(text))
         _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
-        _stop_on_sigterm()
+        stop_on_sigterm()
         return run(config)
-    except ConfigError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as stop:  # later, a run says how it is continued
-        print("stopped before the run began; nothing was written", file=sys.stderr)
-        return _stopped(stop)
+
+    outlast_output()
+    # Later, a run says how it is continued.
+    return exit_code(work, "stopped before the run began; nothing was written")
 
 
 def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
@@ -265,20 +253,14 @@ def _run_and_show(config: Config, folder: Any, run: Callable[[Any, Any], dict[st
     from orchestra_flwr.federation.server.round_report import FederationError
     from orchestra_flwr.reporting import make_progress, print_summary
 
-    progress = make_progress(config.logging.progress, config.federation.rounds)
-    try:
-        with progress:
+    def work() -> None:
+        with make_progress(config.logging.progress, config.federation.rounds) as progress:
             progress.message(f"run folder: {folder.path}")
             summary = run(folder, progress)
-    except (FederationError, OSError) as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        print(f"continue with: resume={printable(str(folder.path))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stop:
-        print(f"stopped; continue with: resume={printable(str(folder.path))}", file=sys.stderr)
-        return _stopped(stop)
-    print_summary(summary, folder.path)
-    return 0
+        print_summary(summary, folder.path)
+
+    advice = f"continue with: resume={folder.path}"
+    return exit_code(work, f"stopped; {advice}", OSError, FederationError, advice=advice)
 
 
 def _evaluate(config: EvaluateConfig, command: str) -> int:
@@ -287,43 +269,25 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
 
     folder = config.beside("evaluation")
     check_place(folder)
-    try:
+
+    def work() -> None:
         results = {**evaluate_saved(config), "command": command}
         print_evaluation(results)  # before it is written: a full disk loses none of it
         print(printable(str(write_evaluation(folder, results, config.name))))
-    except (OSError, EvaluationError) as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stop:
-        print("stopped; nothing was written", file=sys.stderr)
-        return _stopped(stop)
-    return 0
+
+    return exit_code(work, "stopped; nothing was written", OSError, EvaluationError)
 
 
 def _embed(config: EmbedConfig) -> int:
     from orchestra_flwr.use.embed_command import run_embed
 
-    return _use(lambda: run_embed(config))
+    return exit_code(partial(run_embed, config), GOES_ON, OSError, ValueError)
 
 
 def _label(config: LabelConfig) -> int:
     from orchestra_flwr.use.label_command import run_label
 
-    return _use(lambda: run_label(config))
-
-
-def _use(run: Callable[[], None]) -> int:
-    try:
-        run()
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stop:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return _stopped(stop)
-    return 0
+    return exit_code(partial(run_label, config), GOES_ON, OSError, ValueError)
 
 
 def _export(config: ExportConfig) -> int:
@@ -333,33 +297,27 @@ def _export(config: ExportConfig) -> int:
     from orchestra_flwr.export.hub_folder import HubError, export_to_hub
     from orchestra_flwr.export.programs import ExportError
 
-    try:
+    def work() -> None:
         if config.format == "hub":
             print(printable(export_to_hub(config)))
         elif config.format == "detectron2":
             print(printable(str(export_to_detectron2(config))))
         else:
             print_export(export_saved(config), config.exported)
-    except (OSError, ExportError, HubError) as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stop:  # files may be there, or on the hub
-        print("stopped; the same command begins again", file=sys.stderr)
-        return _stopped(stop)
-    return 0
+
+    # Files may be there, or on the hub.
+    stopped = "stopped; the same command begins again"
+    return exit_code(work, stopped, OSError, ExportError, HubError)
 
 
 def _take_part(config: ClientConfig) -> int:
     from orchestra_flwr.deployment.processes.client_process import run_client
 
-    try:
-        run_client(config)
-    except KeyboardInterrupt:
-        return 0
-    except OSError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 1
-    return 0
+    def work() -> None:
+        with suppress(KeyboardInterrupt):
+            run_client(config)
+
+    return exit_code(work, "", OSError)
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -371,24 +329,6 @@ def _log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does."""
-
-
-def _stop_on_sigterm() -> None:
-    """SIGTERM ends a command in order: children are stopped, folders are left whole."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, stop)
-
-
-def _stopped(stop: KeyboardInterrupt) -> int:
-    """The exit code of a command that a signal ended, as shells count: 128 and its number."""
-    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 
 if __name__ == "__main__":

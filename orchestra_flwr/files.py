@@ -72,20 +72,19 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
         sync_folder(path.parent)
 
 
-def append_durably(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+def append_durably(path: Path, data: bytes) -> None:
     """Appends all of `data` and waits until it is on the disk.
 
     Args:
-        path: the file; made where there is none.
+        path: the file; made where there is none, for its owner alone.
         data: what to append.
-        mode: permissions of a new file, 0o600 for a private one; the umask takes some away.
 
     Raises:
         OSError: names `path`; what was there before is still there, and nothing else.
     """
 
     def opened(name: str, flags: int) -> int:
-        return os.open(name, flags, mode)
+        return os.open(name, flags, 0o600)
 
     with _naming(path), open(path, "ab", buffering=0, opener=opened) as file:
         size = file.seek(0, os.SEEK_END)

@@ -11,6 +11,7 @@ from orchestra_flwr.clustering.sinkhorn import sinkhorn
 
 BETWEEN = 5  # Sinkhorn iterations between two moves of the centroids
 OVERSHOOT = 0.5  # of a move; it saves a third of the moves
+MOVES = 10  # of the centroids
 SAME = 1e-6  # distance that rounding leaves between duplicates
 
 
@@ -27,7 +28,7 @@ def unit_rows(points: Tensor) -> Tensor:
     return F.normalize(points.float(), dim=1)
 
 
-def equal_mass_clustering(points: Tensor, centroids: Tensor, *, moves: int = 10) -> Tensor:
+def equal_mass_clustering(points: Tensor, centroids: Tensor) -> Tensor:
     """Alternates Sinkhorn plans with the centroids that are optimal for them, in closed form.
 
     The optimal centroid for a plan is the normalised mean of the points that it weights, so each
@@ -37,18 +38,17 @@ def equal_mass_clustering(points: Tensor, centroids: Tensor, *, moves: int = 10)
     Args:
         points: (n, d) unit vectors.
         centroids: (k, d) unit vectors to begin with.
-        moves: of the centroids.
 
     Returns:
         (k, d) unit vectors.
     """
     column = None
-    for move in range(1, moves + 1):
+    for move in range(1, MOVES + 1):
         plan, column = sinkhorn(points @ centroids.T, iterations=BETWEEN, column=column)
         means = F.normalize(plan.to(points.dtype).T @ points, dim=1)
         # Points that cancel each other out have no mean direction: the centroid stays.
         means = torch.where(means.norm(dim=1, keepdim=True) > 0.5, means, centroids)
-        if move < moves:
+        if move < MOVES:
             means = F.normalize(means + OVERSHOOT * (means - centroids), dim=1)
         centroids = means
     return centroids

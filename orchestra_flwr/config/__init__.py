@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from orchestra_flwr.config.compose import (
         config_to_yaml,
         described,
-        every_key,
         load,
         load_config,
     )
@@ -56,7 +55,6 @@ else:
     _BY_HYDRA = {
         "config_to_yaml": "compose",
         "described": "compose",
-        "every_key": "compose",
         "load": "compose",
         "load_config": "compose",
         "read_config_file": "config_file",
@@ -111,7 +109,6 @@ __all__ = [
     "conf_dir",
     "config_to_yaml",
     "described",
-    "every_key",
     "is_free",
     "load",
     "load_config",

@@ -94,11 +94,6 @@ def described(section: type[Composed], overrides: Sequence[str] = ()) -> Describ
     return Described(section, values, conf_folders_of(request))
 
 
-def every_key(section: type[Composed], overrides: Sequence[str] = ()) -> str:
-    """:meth:`Described.every_key`."""
-    return described(section, overrides).every_key()
-
-
 def _read(section: type[Composed], overrides: Sequence[str]) -> list[Override]:
     return read_overrides(overrides, rooms_of(section), set(path_keys(section)))
 

@@ -14,9 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # as numbered in Parameters.order
+from orchestra_flwr.data.colours import LUMA, grayscale, jitter
+
 CUBIC = -0.5  # the cubic kernel's parameter, as in PIL and antialiased resampling
-LUMA = (0.2989, 0.587, 0.114)  # of red, green, blue, as in torchvision
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Parameters:
         box: top, left, height, width of the crop in pixels, int64, (N, 4).
         flip: whether it is flipped left-right, bool, (N,).
         jitter: whether its colours are jittered, bool, (N,).
-        order: the four colour operations in the order of their use, int64, (N, 4).
+        order: the four operations of :func:`jitter` in the order of their use, int64, (N, 4).
         factors: brightness, contrast, saturation (1: no change) and hue shift in turns, (N, 4).
         gray: whether it loses its colours, bool, (N,).
         blur: whether it is blurred, bool, (N,).
@@ -62,7 +62,7 @@ def apply(images: Tensor, parameters: Parameters) -> Tensor:
     views = crop_and_flip(images / 255, p.box, p.flip)
     views = jitter(views, p.jitter, p.order, p.factors)
     if images.shape[1] == len(LUMA):
-        views = _where(p.gray, views, _grayscale)
+        views = _where(p.gray, views, grayscale)
     views = _where(p.blur, views, blur, p.sigma)
     views = _where(p.solarize, views, solarize)
     for turns in (1, 2, 3):
@@ -130,127 +130,6 @@ def _cubic(distance: Tensor) -> Tensor:
     return torch.where(distance < 1, near, far)
 
 
-def jitter(images: Tensor, mask: Tensor, order: Tensor, factors: Tensor) -> Tensor:
-    """Changes brightness, contrast, saturation and hue of each chosen image, in its own order.
-
-    The first three are blends and come in up to three steps before the hue and up to three after
-    it, so that the costly hue is computed once. Sorted by how many come before, the images of
-    each step lie side by side.
-
-    Args:
-        images: float in [0, 1], (N, C, S, S); may be overwritten.
-        mask: which are changed, bool, (N,).
-        order: a permutation of the four operations, int64, (N, 4).
-        factors: strengths by operation, (N, 4).
-    """
-    choose = _all_rows if images.is_cuda else _rows_by_hue
-    position = order.argsort(dim=1)
-    rows, step_rows = choose(mask, position[:, HUE])
-    if not len(rows):
-        return images
-    colours, position, factors = (x.index_select(0, rows) for x in (images, position, factors))
-    hue_at = position[:, HUE]
-    blends = position[:, :HUE].argsort(dim=1).T.repeat(2, 1)
-    steps = torch.arange(HUE, device=images.device)[:, None]
-    used = torch.cat([steps < hue_at, steps >= hue_at])
-    mixes, to_mean = _mixes(blends, factors.T.gather(0, blends).where(used, 1.0), images.shape[1])
-    for step, chosen in enumerate(step_rows):
-        if step == HUE:
-            colours = _shift_hue(colours, factors[:, HUE])
-        _blend_(colours[chosen], mixes[step, chosen], to_mean[step, chosen])
-    if len(rows) == len(images):  # all were changed, chosen or not
-        colours = torch.where(mask[:, None, None, None], colours, images)
-    return images.index_copy_(0, rows, colours)
-
-
-def _rows_by_hue(mask: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
-    """The chosen images, sorted by when their hue is changed, and those that each step changes.
-
-    Args:
-        mask: bool, (N,).
-        hue_at: how many blends come before the hue, int64, (N,).
-
-    Returns:
-        Their indices, int64, and slices of these for the three steps before the hue and the three
-        after it.
-    """
-    rows = mask.nonzero().squeeze(1)
-    hue_at, by_hue = hue_at.index_select(0, rows).sort()
-    earlier = hue_at.bincount(minlength=HUE).cumsum(0)[:HUE].tolist()
-    steps = [*(slice(first, None) for first in earlier), *(slice(last) for last in earlier)]
-    return rows.index_select(0, by_hue), steps
-
-
-def _all_rows(mask: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
-    """As :func:`_rows_by_hue`, for a GPU, where the host would wait for the indices: all images."""
-    return torch.arange(len(mask), device=mask.device), [slice(None)] * (2 * HUE)
-
-
-def _mixes(operations: Tensor, factors: Tensor, channels: int) -> tuple[Tensor, Tensor]:
-    """Blends as a matrix of the colours and a share of the mean gray.
-
-    Brightness blends with black, contrast with the mean gray, saturation with the gray image. A
-    factor of exactly 1 changes nothing.
-
-    Args:
-        operations: BRIGHTNESS, CONTRAST or SATURATION, (steps, N).
-        factors: strengths, (steps, N).
-        channels: of the images, C.
-
-    Returns:
-        (steps, N, C, C) and (steps, N, 1, 1).
-    """
-    factors = factors[:, :, None, None]
-    rest = 1 - factors
-    to_mean = rest * (operations == CONTRAST)[:, :, None, None]
-    to_gray = rest * (operations == SATURATION)[:, :, None, None]
-    eye = torch.eye(channels, device=factors.device)
-    return factors * eye + to_gray * _luma(channels, factors.device), to_mean
-
-
-def _blend_(images: Tensor, colours: Tensor, to_mean: Tensor) -> None:
-    """Blends images, (N, C, S, S), in place, by a step of :func:`_mixes`."""
-    count, channels, size, _ = images.shape
-    pixels = images.view(count, channels, size * size)  # never a copy
-    gray = pixels.mean(dim=2) @ _luma(channels, images.device)
-    mixed = torch.baddbmm(to_mean * gray[:, None, None], colours, pixels)
-    torch.clamp(mixed, 0, 1, out=pixels)
-
-
-def _luma(channels: int, device: torch.device) -> Tensor:
-    """The weights of the channels in the gray value, (C,)."""
-    return _constant(LUMA if channels == len(LUMA) else (1.0,), device)
-
-
-def _grayscale(images: Tensor) -> Tensor:
-    luma = _luma(images.shape[1], images.device)
-    return torch.einsum("nchw,c->nhw", images, luma)[:, None].repeat(1, 3, 1, 1)
-
-
-def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Turns each image's hue by `shift`, (N,), in full turns; gray images stay as they are.
-
-    With value V, chroma C and hue h in sixths of a turn, a channel of a colour in HSV is
-    V - C * clamp(min(k, 4 - k), 0, 1), k = (n + h) mod 6, n = 5, 3, 1 for red, green, blue.
-    Masks of floats and work in place: on a CPU a `where` costs as much as six such steps.
-    """
-    if images.shape[1] == 1:
-        return images
-    red, green, blue = images.tensor_split(3, dim=1)
-    value = torch.maximum(torch.maximum(red, green), blue)
-    chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    scale = chroma.clamp(min=torch.finfo(images.dtype).tiny).reciprocal_()
-    hue = torch.lerp(  # the sign is 0 where a channel is the largest, else 1
-        (blue - red).mul_(scale).add_(2), (red - green).mul_(scale).add_(4), (value - green).sign_()
-    )
-    hue = torch.lerp((green - blue).mul_(scale), hue, (value - red).sign_())
-    sector = _constant((5.0, 3.0, 1.0), images.device)[:, None, None]
-    k = hue + (sector + 6 * shift[:, None, None, None])
-    k.sub_((k / 6).floor_(), alpha=6)
-    k = torch.minimum(k, 4 - k).clamp_(0, 1).mul_(chroma)
-    return torch.sub(value, k, out=k)
-
-
 def blur(images: Tensor, sigma: Tensor) -> Tensor:
     """A Gaussian blur with a 3x3 kernel and mirrored edges.
 
@@ -273,12 +152,6 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
 def solarize(images: Tensor) -> Tensor:
     """Inverts the values from 128 (of 255) upwards; images are float in [0, 1]."""
     return torch.minimum(images, 1 - images)
-
-
-@lru_cache(maxsize=32)
-def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """A few numbers, copied to the device once: the host would wait for every copy."""
-    return torch.tensor(values, device=device)
 
 
 def _where(

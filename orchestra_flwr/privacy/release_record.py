@@ -66,7 +66,7 @@ class ReleaseRecord(Generic[Entry]):
         digest = _chained(self._digest, values)
         line = json.dumps({**values, DIGEST: digest}) + "\n"
         make_private_folder(self._file.parent)
-        append_durably(self._file, line.encode(), mode=0o600)
+        append_durably(self._file, line.encode())
         self._entries.append(entry)
         self._digest, self._is_checked = digest, True
         end = {"lines": len(self._entries), DIGEST: digest}

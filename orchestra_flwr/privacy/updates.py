@@ -122,13 +122,6 @@ def drawn_once_more(drawn: Iterable[Sequence[int]], clients: int, cohort: int) -
     return [[n, m, count] for (n, m), count in rounds.items()]
 
 
-def update_epsilon(
-    noise_multiplier: float, clients: int, cohort: int, rounds: int, delta: float
-) -> float:
-    """Epsilon of a run whose population does not change: see :func:`composed_epsilon`."""
-    return composed_epsilon(noise_multiplier, [(clients, cohort, rounds)], delta)
-
-
 def composed_epsilon(
     noise_multiplier: float, drawn: Iterable[Sequence[int]], delta: float
 ) -> float:

@@ -204,7 +204,6 @@ class LiveProgress(Progress):
 
     def __init__(self, rounds: int, console: Console) -> None:
         super().__init__(rounds)
-        self._console = console
         self._bars = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -135,7 +135,7 @@ class RunFolder:
         Raises:
             OSError: names the file, which is unchanged.
         """
-        append_durably(self.metrics, (_to_json(record) + "\n").encode(), mode=0o600)
+        append_durably(self.metrics, (_to_json(record) + "\n").encode())
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records; a last line that a kill cut off is left out.

@@ -8,7 +8,7 @@ from orchestra_flwr.config import (
     DataConfig,
     EvaluateConfig,
     config_to_yaml,
-    every_key,
+    described,
     load,
     load_config,
 )
@@ -160,7 +160,7 @@ def test_help_shows_every_key(section):
             if hasattr(field.annotation, "model_fields"):
                 yield from keys(field.annotation)
 
-    told = {line.strip().partition(":")[0] for line in every_key(section).splitlines()}
+    told = {line.strip().partition(":")[0] for line in described(section).every_key().splitlines()}
     hidden = {"min_clients", "min_images"}  # of a server
     hidden |= {"unsupervised", "backbone"}  # of evaluation: see the documentation
     hidden |= {"test_share"}  # of sources whose images may have no test images
@@ -169,7 +169,7 @@ def test_help_shows_every_key(section):
 
 
 def test_help_shows_terms_and_options_and_follows_choices():
-    told = every_key(Config)
+    told = described(Config).every_key()
     for text in ("\n  proximal:\n    weight: 0", "optimizer:\n  name: sgd ", "\n  momentum: 0.9 "):
         assert text in told
-    assert "betas:" in every_key(Config, ["optimizer=adamw"])
+    assert "betas:" in described(Config, ["optimizer=adamw"]).every_key()

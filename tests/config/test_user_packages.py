@@ -8,7 +8,7 @@ from orchestra_flwr.config import (
     ConfigError,
     EvaluateConfig,
     config_to_yaml,
-    every_key,
+    described,
     load,
     load_config,
 )
@@ -101,7 +101,7 @@ def test_a_plugin_with_a_file_of_values(user_package):
     assert load_config([PACKAGE, "partition=half"]).partition.settings.fraction == 0.5
     named = load_config([PACKAGE, "partition=mine", "partition.fraction=.75"])
     assert named.partition.settings.fraction == 0.75
-    assert "fraction: 0.125" in every_key(Config, [PACKAGE, "partition=mine"])
+    assert "fraction: 0.125" in described(Config, [PACKAGE, "partition=mine"]).every_key()
 
 
 def test_a_file_of_values_may_refer_to_others(user_package):
@@ -204,7 +204,7 @@ def test_a_term_of_the_package_is_given_by_its_weight(user_package):
     )
     user_package({"conf/terms/mine.yaml": "weight: 0\nmargin: 0.125"})
     assert load_config([PACKAGE, "terms.mine.weight=1"]).active_terms[0].settings.margin == 0.125
-    told = every_key(Config, [PACKAGE])
+    told = described(Config, [PACKAGE]).every_key()
     assert "\n  mine:\n    weight: 0\n    margin: 0.125\n" in told
 
 

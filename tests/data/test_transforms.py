@@ -10,8 +10,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
-from orchestra_flwr.data import transforms
-from orchestra_flwr.data.transforms import BRIGHTNESS, CONTRAST, HUE, SATURATION, Parameters
+from orchestra_flwr.data import colours, transforms
+from orchestra_flwr.data.colours import BRIGHTNESS, CONTRAST, HUE, SATURATION
+from orchestra_flwr.data.transforms import Parameters
 
 COUNT, SIZE = 24, 32
 ADJUST = {
@@ -238,7 +239,7 @@ def test_an_image_does_not_depend_on_its_batch(images: Tensor):
 def test_the_way_of_gpus_gives_the_same(images: Tensor, monkeypatch: pytest.MonkeyPatch):
     chosen = transforms.apply(images, _random_parameters())
     monkeypatch.setattr(transforms, "_where", transforms._change_all)
-    monkeypatch.setattr(transforms, "_rows_by_hue", transforms._all_rows)
+    monkeypatch.setattr(colours, "_rows_by_hue", colours._all_rows)
 
     _close(transforms.apply(images, _random_parameters()), chosen, 1e-5)
 

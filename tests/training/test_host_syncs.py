@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestra_flwr.config.sections import MethodConfig
-from orchestra_flwr.data import transforms
+from orchestra_flwr.data import colours, transforms
 from orchestra_flwr.methods import Received, Role
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, local_round, train_round
@@ -55,8 +55,8 @@ def refused(monkeypatch):
                 return super().__call__(rows)
 
     monkeypatch.setattr(local_round, "LocalStep", Step)
-    for on_cpu, on_gpu in (("_rows_by_hue", "_all_rows"), ("_change_chosen", "_change_all")):
-        monkeypatch.setattr(transforms, on_cpu, getattr(transforms, on_gpu))
+    monkeypatch.setattr(colours, "_rows_by_hue", colours._all_rows)
+    monkeypatch.setattr(transforms, "_change_chosen", transforms._change_all)
 
 
 def train(config):

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from orchestra_flwr.config import ConfigError, Section
+from orchestra_flwr.data.colours import LUMA
 from orchestra_flwr.data.image_files.styled_copies import read_copies
 from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.shifts import Shift, drawn_variants
-from orchestra_flwr.data.transforms import LUMA, blur
+from orchestra_flwr.data.transforms import blur
 from orchestra_flwr.seeding import torch_generator
 
 LEVELS = 4  # of a posterised channel

@@ -94,7 +94,7 @@ class Channel:
 
     def ready(self, seconds: float) -> bool:
         """Waits so long at most; whether there is something to receive, be it the end."""
-        return bool(select.select([self._socket], [], [], seconds)[0])
+        return _readable(self._socket, seconds)
 
     def close(self) -> None:
         """Ends the connection."""
@@ -148,10 +148,17 @@ class ChannelListener:
 
     def accept(self, seconds: float) -> Channel | None:
         """The next connection; None if none comes in so many seconds."""
-        if not select.select([self._socket], [], [], seconds)[0]:
+        if not _readable(self._socket, seconds):
             return None
         return Channel(self._socket.accept()[0])
 
     def close(self) -> None:
         """Nobody can connect any more."""
         self._socket.close()
+
+
+def _readable(waiting: socket.socket, seconds: float) -> bool:
+    """Waits so long at most; `select.select` would refuse a descriptor above 1023."""
+    poll = select.poll()
+    poll.register(waiting, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))

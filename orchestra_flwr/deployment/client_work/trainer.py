@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import __version__
-from orchestra_flwr.config import Config, ConfigError, DataConfig, requested_plugins
+from orchestra_flwr.config import Config, ConfigError, DataConfig
 from orchestra_flwr.data import ImageSet, different_images, load_dataset
 from orchestra_flwr.deployment.channel.flower_records import Encoded, decode, encode
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.own_releases import OwnReleases
+from orchestra_flwr.deployment.client_work.received_settings import (
+    ReceivedSettings,
+    check_version,
+)
 from orchestra_flwr.deployment.client_work.refusal import RefusalError, failure_of, refusing
 from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
@@ -27,10 +31,9 @@ from orchestra_flwr.federation.messages.arrays import (
     TRAINED,
 )
 from orchestra_flwr.federation.messages.failures import Failure
-from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.methods import Release, labels_for
-from orchestra_flwr.plugins import PluginError, has_changed
-from orchestra_flwr.training import build_learner, resolve_device, usable_cpus
+from orchestra_flwr.plugins import PluginError
+from orchestra_flwr.training import resolve_device
 
 
 class Trainer:
@@ -55,6 +58,7 @@ class Trainer:
         self, config: ClientConfig, name: str, folder: Path, report: Callable[[str], None]
     ) -> None:
         self._config = config
+        self._settings = ReceivedSettings(config)
         self._name = name
         self._report = report
         self._folder = folder
@@ -105,7 +109,7 @@ class Trainer:
         """A round on this client's images."""
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
-        received = self._received(task)
+        received = self._settings.received(task)
         release: Release | None = received.method.plugin.release(received)
         label = release.label if release else "state"
         self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
@@ -127,7 +131,7 @@ class Trainer:
         """The averaged encoder's scores on this client's images."""
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
-        received = self._received(task)
+        received = self._settings.received(task)
         reply = evaluate_reply(self._client(received, str(task.get(RUN, ""))), content)
         scores: Mapping[str, Any] = reply.metric_records[METRICS]
         if received.evaluation.unsupervised:
@@ -155,7 +159,7 @@ class Trainer:
                 or it exposes single images.
         """
         if self._latest is None or self._latest[0] != (received, run):
-            config = self._for_this_machine(received)
+            config = self._settings.for_this_machine(received)
             images = self._load(config)
             with refusing(Failure.DATA_UNSUITABLE):
                 labels = labels_for(config, images)
@@ -196,23 +200,10 @@ class Trainer:
             RefusalError: it cannot; one line says what to change, and where.
             ConfigError: the same, of a key in the server's configuration.
         """
-        server = str(task["version"])
-        if server != __version__:
-            raise RefusalError(
-                f"the server runs orchestra_flwr {server}, this client {__version__}: "
-                "install the same version on both",
-                Failure.OTHER_VERSION,
-            )
-        received = self._received(task)
-        config = self._for_this_machine(received)
-        size, wanted = config.data.image_size, self._config.data.image_size
-        if wanted is not None and wanted != size:
-            raise RefusalError(
-                f"the server trains on images of {size} x {size} pixels, this client has "
-                f"data.image_size={wanted}: start it with data.image_size={size}, or without it",
-                Failure.SETTINGS_REFUSED,
-            )
-        self._check_schema(config, str(task["schema"]))
+        check_version(str(task["version"]))
+        received = self._settings.received(task)
+        config = self._settings.for_this_machine(received)
+        self._settings.check_model(config, str(task["schema"]))
         images, least = self._load(config), config.federation.min_images
         if (count := different_images(images.images, least)) < least:
             raise RefusalError(
@@ -224,78 +215,6 @@ class Trainer:
         with refusing(Failure.DATA_UNSUITABLE):
             labels_for(config, images)
         return config
-
-    def _check_schema(self, config: Config, server_schema: str) -> None:
-        """Refuses a server that trains another model, or with other plug-ins.
-
-        Raises:
-            RefusalError: says what to install.
-        """
-        self._check_plugins(config.plugins)
-        learner = build_learner(config, config.data.channels)
-        schema = Schemas.of(learner, config).fingerprint
-        if schema != server_schema:
-            versions = "the same version of orchestra_flwr"
-            if config.plugins:
-                versions += f", and of {', '.join(config.plugins)},"
-            raise RefusalError(
-                f"the server's model has schema {server_schema}, this client's {schema}: "
-                f"install {versions} on both",
-                Failure.OTHER_VERSION,
-            )
-
-    def _check_plugins(self, packages: Sequence[str]) -> None:
-        """Refuses packages whose files have changed since this process imported them.
-
-        The server may have the new ones, which a client that is started again takes as well.
-        """
-        for package in packages:
-            if has_changed(package):
-                raise RefusalError(
-                    f"plugins=[{package}]: its files have changed since this client imported "
-                    "them: start the client again",
-                    Failure.OTHER_VERSION,
-                )
-
-    def _received(self, task: ConfigRecord) -> Config:
-        """The server's configuration.
-
-        Raises:
-            RefusalError: it names packages that this client does not allow; they are not imported.
-            ConfigError: a key or a value is not allowed.
-        """
-        text = str(task["config"])
-        allowed = self._config.plugins
-        wanted = requested_plugins(text)
-        if not set(wanted) <= set(allowed):
-            raise RefusalError(
-                f"the server asks for plugins=[{','.join(wanted)}], this client allows "
-                f"plugins=[{','.join(allowed)}]: install the packages here and start it with "
-                "that setting if you trust them",
-                Failure.PLUGINS_REFUSED,
-            )
-        return Config.from_json(text)
-
-    def _for_this_machine(self, config: Config) -> Config:
-        """The server's configuration with this machine's device, threads and precision.
-
-        Raises:
-            RefusalError: it exposes single images. The server refuses that too, but it may run
-                other code than ours.
-        """
-        release: Release | None = config.method.plugin.release(config)
-        if release is not None and release.exposes:
-            raise RefusalError(
-                f"the server asks for {release.exposes}, which this client does not send",
-                Failure.PRIVACY_REFUSED,
-            )
-        local = self._config.training
-        machine = {
-            "threads": local.threads or usable_cpus(),
-            "precision": local.precision or config.training.precision,
-        }
-        training = config.training.model_copy(update=machine)
-        return config.model_copy(update={"training": training, "device": self._config.device})
 
     def _load(self, config: Config) -> ImageSet:
         """This client's images on its device, of the size that the server trains on.

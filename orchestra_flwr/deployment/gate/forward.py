@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from starlette.requests import ClientDisconnect, Request
@@ -207,25 +207,26 @@ class Forwarder:
             # Before it may wait, the SuperLink has checked that the key is that node's.
             response = await self._forward(call, _chunks(body), unless=_is_empty)
             if _is_empty(response):
-                response = await self._wait_for_message(call, body, node)
+                response = await self._wait_for_message(call, body, node, response)
         if _accepted(response) and not _is_empty(response):
             self._accounts[call.key] = _Account()
 
     async def _wait_for_message(
-        self, call: _Exchange, body: bytes, node: int
+        self, call: _Exchange, body: bytes, node: int, nothing: UpstreamResponse
     ) -> UpstreamResponse | None:
         """Asks the SuperLink until it has a message, the wait is over or the client is gone."""
-        with self.waiting.place(node, call.after_body) as place:
-            while True:
-                await place.look()
+        # Later the SuperLink would refuse what the client signed, and a refused SuperNode ends.
+        valid = CLOCK_SECONDS + min(0.0, clock_error(call.headers))
+        with self.waiting.place(node, call.after_body, valid) as place:
+            while await place.look():
                 if self._is_strange(call):  # its key was revoked meanwhile
                     await self._refuse(call, UNKNOWN, "key", self._stranger(call))
                     return None
-                if place.is_over:
-                    return await self._forward(call, _chunks(body))
                 response = await self._forward(call, _chunks(body), unless=_is_empty)
                 if not _is_empty(response):
                     return response
+        await call.relay(replace(nothing, body=_chunks()))
+        return nothing
 
     async def _push_messages(self, call: _Exchange) -> None:
         """Remembers the request: it names the reply, should that have to be withdrawn."""
@@ -292,7 +293,10 @@ class Forwarder:
         headers = passed(call.headers)
         try:
             async with self._upstream.request("POST", call.path, headers, body) as response:
-                if not unless(response):
+                if unless(response):
+                    async for _ in response.body:  # or its connection could not be used again
+                        pass
+                else:
                     started = True
                     await call.relay(response)
         except UpstreamError as error:

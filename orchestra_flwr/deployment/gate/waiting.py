@@ -37,7 +37,9 @@ class Waiting:
             place.end()
 
     @contextlib.contextmanager
-    def place(self, node: int, receive: Callable[[], Awaitable[Message]]) -> Iterator[Place]:
+    def place(
+        self, node: int, receive: Callable[[], Awaitable[Message]], seconds: float
+    ) -> Iterator[Place]:
         """A place for a request of this node; the one that the node had before ends.
 
         A client that was cut off comes back while its old request still waits, which must not take
@@ -46,54 +48,53 @@ class Waiting:
         Args:
             node: the number that the SuperLink gave it.
             receive: of ASGI; the whole request was received.
+            seconds: the request may wait so long, and never longer than `WAIT_SECONDS`.
         """
         if node in self._places:
             self._places[node].end()
-        place = self._places[node] = Place(receive)
+        place = self._places[node] = Place(receive, min(seconds, WAIT_SECONDS))
         if self._closed:
             place.end()
         try:
             yield place
         finally:
             place.leave()
-            if self._places[node] is place:
+            if self._places.get(node) is place:
                 del self._places[node]
 
 
 class Place:
     """Where one request waits."""
 
-    def __init__(self, receive: Callable[[], Awaitable[Message]]) -> None:
-        self._ends = asyncio.get_running_loop().time() + WAIT_SECONDS
+    def __init__(self, receive: Callable[[], Awaitable[Message]], seconds: float) -> None:
+        self._end = asyncio.get_running_loop().time() + seconds
         self._awake = asyncio.Event()
         self._awake.set()  # a message may have come before there was this place
         self._gone = asyncio.ensure_future(receive())  # nothing comes any more but the end
         self._gone.add_done_callback(lambda _: self.wake())
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the request has to be answered, with a message or without."""
-        return asyncio.get_running_loop().time() >= self._ends
-
-    async def look(self) -> None:
-        """Returns when it is time to look for a message.
+    async def look(self) -> bool:
+        """Waits until it is time to look for a message; False when the wait is over.
 
         Raises:
             ClientDisconnect: the client is gone, and must not be sent one.
         """
+        now = asyncio.get_running_loop().time
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._awake.wait(), LOOK_SECONDS)
+            async with asyncio.timeout_at(min(now() + LOOK_SECONDS, self._end)):
+                await self._awake.wait()
         self._awake.clear()
         if self._gone.done():
             raise ClientDisconnect
+        return now() < self._end
 
     def wake(self) -> None:
         """Ends the present wait for the next look."""
         self._awake.set()
 
     def end(self) -> None:
-        """The next look is the last one."""
-        self._ends = 0.0
+        """The wait is over."""
+        self._end = 0.0
         self.wake()
 
     def leave(self) -> None:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from flwr.client import NumPyClient
-from torch import Tensor, nn
+from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import different_images
-from orchestra_flwr.evaluation import (
-    OwnClasses,
-    Similarities,
-    personal_accuracy,
-    recalibrated,
-    similarities,
-)
+from orchestra_flwr.evaluation import OwnClasses
+from orchestra_flwr.federation.client.scoring import Scoring
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
-from orchestra_flwr.federation.messages.arrays import OWN, PERSONAL, SMALLEST_GROUP
+from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
 from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
-from orchestra_flwr.methods import Received, Release, Role, classification_head_of, kept_first
+from orchestra_flwr.methods import Received, Release, Role
 from orchestra_flwr.methods.labels import shown_labels
-from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.privacy.updates import clipped_state
-from orchestra_flwr.seeding import ClientSeed, torch_generator
+from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import (
     LocalResult,
     build_learner,
@@ -111,8 +104,7 @@ class OrchestraClient(NumPyClient):
         self.images = images
         self.labels = None if labels is None else shown_labels(config, labels, name)
         self.state_folder = state_folder
-        self.own_classes = own_classes
-        self.personal = personal
+        self.scoring = Scoring(config, name, images, own_classes, personal)
         self.secret_noise = secret_noise
         self.learner = build_learner(config, images.shape[1]).to(images.device)
         self._moved = False  # whether local state may differ from that of a new learner
@@ -169,6 +161,30 @@ class OrchestraClient(NumPyClient):
             work.metrics[SMALLEST_GROUP] = result.contribution.smallest_group
         work.metrics["seconds"] = time.perf_counter() - started
         return arrays, len(self.images), work.metrics
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Scores the kept backbone, with what of its state is the client's own.
+
+        Args:
+            parameters: the flat arrays named by `receives`.
+            config: `round` (int).
+
+        Returns:
+            A loss, the number of images, and the scores, as :meth:`Scoring.scores`.
+
+        Raises:
+            ValueError: arrays that do not fit the model, or the own classes are not known.
+        """
+        round_ = int(config["round"])
+        with torch_threads(self.config.training.threads):
+            received = dict(zip(self.receives, parameters, strict=True))
+            unpack_state(received, self.learner, self.schemas)
+            if keeps_state(self.config, self.learner):
+                self._recall_local(self._folder().before(round_ + 1))
+            loss, scores = self.scoring.scores(self.learner, round_)
+        return loss, len(self.images), scores
 
     def _begin(self, parameters: Sequence[np.ndarray], config: Mapping[str, Any]) -> _Work:
         """Takes in what was received: the first model is in the learner afterwards."""
@@ -300,82 +316,6 @@ class OrchestraClient(NumPyClient):
         if keeps_state(self.config, self.learner):
             return "training.optimizer_state=keep"
         return f"exchange={self.config.exchange.name}"
-
-    def evaluate(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """Scores the kept backbone, with what of its state is the client's own.
-
-        Args:
-            parameters: the flat arrays named by `receives`.
-            config: `round` (int), from which the augmentations follow.
-
-        Returns:
-            A loss, the number of images, and the scores. With `evaluation.clients` these are
-            accuracies on its own classes, whose names begin with "own/"; with
-            `evaluation.personal_labels` alone that of a head of its own, unless the client does not
-            give it. With `evaluation.unsupervised` alignment and uniformity on its own images
-            (section 5), whose negated score is the loss.
-
-        Raises:
-            ValueError: arrays that do not fit the model, or the own classes are not known.
-        """
-        evaluation = self.config.evaluation
-        seed = ClientSeed(self.config.seed, int(config["round"]), self.name)
-        with torch_threads(self.config.training.threads):
-            received = dict(zip(self.receives, parameters, strict=True))
-            unpack_state(received, self.learner, self.schemas)
-            if keeps_state(self.config, self.learner):
-                self._recall_local(self._folder().before(seed.round + 1))
-            backbone, *_ = kept_first(self.learner.method, evaluation.backbone).values()
-            head = classification_head_of(self.learner.method, backbone)
-            own_norms = self.config.merging.plugin.local_norms
-            clipped = self.config.privacy.clip is not None and not own_norms
-            if clipped and self.config.model.has_batch_norm:  # its statistics are none of images
-                # One image is seen twice, as in training: statistics need two.
-                images = self.images if len(self.images) > 1 else self.images.repeat(2, 1, 1, 1)
-                backbone = recalibrated(
-                    backbone, images, evaluation.batch_size, self.config.data.normalise
-                )
-            own = self._own_scores(backbone, head) if evaluation.clients else {}
-            if evaluation.personal_by_clients:
-                own = self._personal_score(backbone)
-            asked = evaluation.clients or evaluation.personal_by_clients
-            if asked and not evaluation.unsupervised:
-                return 1 - next(iter(own.values()), 0.0), len(self.images), own
-            told = self._similarities(backbone, seed)
-        return -told.score, len(self.images), {**asdict(told), **own}
-
-    def _similarities(self, backbone: Backbone, seed: ClientSeed) -> Similarities:
-        data = self.config.data
-        draw = seed.generator("similarity", self.images.device)
-        size = self.config.evaluation.batch_size
-        return similarities(backbone, self.images, data.augmentation, draw, size, by=data.normalise)
-
-    def _own_scores(self, backbone: Backbone, head: nn.Module | None) -> dict[str, float]:
-        if self.own_classes is None:
-            raise ValueError("evaluation.clients=true: only simulated clients know their classes")
-        encoder = self._encoder(backbone)
-        scores = self.own_classes.scores(encoder, head, self.config.evaluation.batch_size)
-        return {OWN + name: value for name, value in scores.items()}
-
-    def _personal_score(self, backbone: Backbone) -> dict[str, float]:
-        """Nothing, if it is not to leave the client, or too few of its images have labels."""
-        evaluation = self.config.evaluation
-        if self.personal is None or evaluation.personal_labels is None:
-            return {}
-        accuracy = personal_accuracy(
-            self._encoder(backbone),
-            self.images,
-            self.personal,
-            count=evaluation.personal_labels,
-            generator=torch_generator(self.config.seed, "personal", self.name),
-            batch_size=evaluation.batch_size,
-        )
-        return {} if accuracy is None else {PERSONAL: accuracy}
-
-    def _encoder(self, backbone: Backbone) -> Encoder:
-        return Encoder(EncoderSpec.of(self.config), copy.deepcopy(backbone))
 
     @property
     def _needs_received(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.reporting import folder_record
 from orchestra_flwr.tensor_files import load_tensors, save_tensors
@@ -46,6 +46,24 @@ class Position:
     clients: list[str] = field(default_factory=list)
     exchange: dict[str, Any] = field(default_factory=dict)
     known: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def after(self, number: int, report: RoundReport, seconds: float) -> Position:
+        """With one more round in what is counted.
+
+        Args:
+            number: of the round.
+            report: of the round.
+            seconds: that it took, with its evaluation.
+        """
+        smallest = (self.smallest_cluster, report.smallest_group)
+        return replace(
+            self,
+            round=number,
+            seconds=self.seconds + seconds,
+            bytes_up=self.bytes_up + report.bytes_up,
+            bytes_down=self.bytes_down + report.bytes_down,
+            smallest_cluster=min((size for size in smallest if size is not None), default=None),
+        )
 
 
 def save_checkpoint(

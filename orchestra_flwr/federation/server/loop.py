@@ -193,11 +193,11 @@ class _Run:
         exchanged = number > 0 or (self.release is not None and self.release.first_round == 0)
         evaluated = self._is_evaluated(number)
         scored = evaluated and self.config.evaluation.asks_clients
-        round_ = Round(number, {})
         began, found = time.perf_counter(), NOT_EVALUATED
         if self._is_evaluated_before(number):
             found = self._evaluate(number)
         evaluated_in = time.perf_counter() - began
+        round_ = Round(number, {})
         if exchanged or scored:
             round_, position = self._draw(number, position)
         started = time.perf_counter()  # waiting for clients to come is no part of a round
@@ -209,36 +209,39 @@ class _Run:
             self._ask_for_scores(round_, report)
         if evaluated and not self._is_evaluated_before(number):
             found = self._evaluate(number)
-        scores, by_model = found
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
-        record = round_record(round_, report, seconds, scores)
-        exchange = self.federation.exchange.metrics() if exchanged else {}
-        record |= {**by_model, **({"exchange": exchange} if exchange else {})}
+        record = self._record(round_, report, seconds, found, drawn, exchanged=exchanged)
+        self.folder.append_metrics(record)
+        spent = evaluated_in + time.perf_counter() - started
+        exchange = self.federation.exchange.state()
+        position = replace(position.after(number, report, spent), drawn=drawn, exchange=exchange)
+        if not self.members.share_disk:  # simulated clients' own records are this run's
+            position = replace(position, known=report.known(position.known, number))
+        save_checkpoint(self.folder.checkpoint, self.models, position, self.record.to_json())
+        self._show(round_, record, report, found[0], seconds)
+        return position
+
+    def _record(
+        self,
+        round_: Round,
+        report: RoundReport,
+        seconds: float,
+        found: Evaluated,
+        drawn: list[list[int]],
+        *,
+        exchanged: bool,
+    ) -> dict[str, Any]:
+        """A round's line of `metrics.jsonl`."""
+        scores, by_model = found
+        record = {**round_record(round_, report, seconds, scores), **by_model}
+        if exchanged and (exchange := self.federation.exchange.metrics()):
+            record["exchange"] = exchange
         if self.workers and exchanged:
             record["overhead"] = overhead(report, seconds, self.workers)
         if drawn or self.privacy.is_accounted:
             record["privacy"] = self.privacy.metrics(drawn)
-        self.folder.append_metrics(record)
-        # Simulated clients' own records are this run's.
-        known = position.known if self.members.share_disk else report.known(position.known, number)
-        position = replace(
-            position,
-            round=number,
-            seconds=position.seconds + evaluated_in + time.perf_counter() - started,
-            bytes_up=position.bytes_up + report.bytes_up,
-            bytes_down=position.bytes_down + report.bytes_down,
-            smallest_cluster=min(
-                (s for s in (position.smallest_cluster, report.smallest_group) if s is not None),
-                default=None,
-            ),
-            drawn=drawn,
-            exchange=self.federation.exchange.state(),
-            known=known,
-        )
-        save_checkpoint(self.folder.checkpoint, self.models, position, self.record.to_json())
-        self._show(round_, record, report, scores, seconds)
-        return position
+        return record
 
     def _draw(self, number: int, position: Position) -> tuple[Round, Position]:
         """Waits for the clients and draws the round's cohort; new clients get their numbers."""

@@ -1,4 +1,5 @@
 import os
+import resource
 import threading
 
 import numpy as np
@@ -117,3 +118,17 @@ def test_records_survive_the_journey():
     header, blobs = encode(content)
     again = decode(json.loads(json.dumps(header)), blobs)
     assert again.object_id == content.object_id  # Flower's hash of everything inside
+
+
+def test_a_process_may_have_thousands_of_connections(listener, request):
+    """A server's app reports only after its clients have come back."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    request.addfinalizer(lambda: [os.close(file) for file in files])
+    assert listener.accept(0) is None
+    with Channel.connect(listener.address) as one, listener.accept(5) as other:
+        assert not other.ready(0)
+        one.send({"n": 1})
+        assert other.ready(5) and other.receive() == ({"n": 1}, [])

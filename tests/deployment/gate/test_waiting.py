@@ -1,9 +1,11 @@
 """A client that asks for messages waits at the gate, for as long as it should and no longer."""
 
+import asyncio
 import contextlib
 import http.client
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import uvicorn
@@ -28,9 +30,11 @@ class SuperLink:
 
     def __init__(self):
         self.asked = []  # nodes
+        self.connections = set()
         self.messages = {}  # by node
 
     async def __call__(self, scope, receive, send):
+        self.connections.add(scope["client"])
         body = (await receive())["body"]
         node = PullMessagesRequest.FromString(body).node.node_id
         self.asked.append(node)
@@ -65,11 +69,12 @@ def gate(superlink):
 class Request:
     """A node's request for messages, which a thread makes."""
 
-    def __init__(self, gate, node):
+    def __init__(self, gate, node, **headers):
         self.connection = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=10)
         self.connection.connect()
         self.answer = None
         self.seconds = 0.0
+        self._headers = headers
         self._body = PullMessagesRequest(node=Node(node_id=node)).SerializeToString()
         self._thread = threading.Thread(target=self._make)
         self._thread.start()
@@ -77,7 +82,7 @@ class Request:
     def _make(self):
         started = time.monotonic()
         with contextlib.suppress(OSError, http.client.HTTPException):
-            self.connection.request("POST", PULL, self._body)
+            self.connection.request("POST", PULL, self._body, self._headers)
             response = self.connection.getresponse()
             self.answer = (response.status, response.read())
         self.seconds = time.monotonic() - started
@@ -131,6 +136,7 @@ def test_a_message_that_nobody_reported_is_found(superlink, gate):
     wait(lambda: len(superlink.asked) > 4)
     superlink.messages[1] = b"it"
     assert request.answered() == (200, b"it")
+    assert len(superlink.connections) == 1  # each would be a handshake of TLS
 
 
 @pytest.mark.usefixtures("_often")
@@ -139,6 +145,15 @@ def test_the_wait_ends_before_the_client_gives_up(superlink, gate, monkeypatch):
     request = Request(gate, 1)
     assert request.answered() == (200, b"")
     assert 0.3 < request.seconds < 3
+
+
+@pytest.mark.usefixtures("_often")
+def test_nobody_waits_until_what_it_signed_is_too_old(superlink, gate):
+    """The SuperLink would refuse it, and the SuperNode of a slow clock would end."""
+    signed = datetime.now(UTC) - timedelta(seconds=299.5)
+    request = Request(gate, 1, **{"flwr-timestamp": signed.isoformat()})
+    assert request.answered() == (200, b"")
+    assert request.seconds < 5
 
 
 @pytest.mark.usefixtures("_often")
@@ -162,10 +177,21 @@ def test_a_new_request_takes_the_place_of_the_old_one(superlink, gate):
     wait(lambda: len(superlink.asked) == 2)
     new = Request(gate, 1)
     assert old.answered() == (200, b"")
-    wait(lambda: len(superlink.asked) == 5)
+    wait(lambda: len(superlink.asked) == 4)  # twice for each: the old one has looked no more
     superlink.messages[1] = b"it"
     gate.wake(1)
     assert new.answered() == (200, b"it")
+
+
+def test_a_new_request_may_be_answered_before_the_old_one():
+    async def both():
+        waits = waiting.Waiting()
+        old = waits.place(1, asyncio.Event().wait, 60)
+        new = waits.place(1, asyncio.Event().wait, 60)
+        with old, new:
+            pass  # left in the opposite order
+
+    asyncio.run(both())
 
 
 @pytest.mark.usefixtures("_seldom")

@@ -228,7 +228,7 @@ def test_refuses_arrays_that_do_not_fit(tiny):
 
 
 def test_evaluate_scores_the_received_kept_backbone(tiny):
-    config = tiny("evaluation.backbone=online")
+    config = tiny("evaluation.backbone=online", "evaluation.unsupervised=true")
     learner, parameters = down(config)
     with torch.no_grad():
         next(learner.method.backbone.parameters()).mul_(-1.5)  # online and target differ
@@ -261,7 +261,7 @@ def test_scores_beside_a_clip_have_statistics_of_images(
         calls.append(backbone)
         return recalibrated(backbone, *rest, **more)
 
-    monkeypatch.setattr("orchestra_flwr.federation.client.numpy_client.recalibrated", noted)
+    monkeypatch.setattr("orchestra_flwr.federation.client.scoring.recalibrated", noted)
     client = OrchestraClient(
         config, "0", images(count), state_folder=ClientStateFolder(tmp_path / "state", "run")
     )

@@ -31,7 +31,7 @@ from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy import calibrate, spent
-from orchestra_flwr.privacy.updates import update_epsilon
+from orchestra_flwr.privacy.updates import composed_epsilon
 from orchestra_flwr.reporting import RunFolder, make_progress
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import build_learner
@@ -443,7 +443,7 @@ def test_a_noisy_run_resumed_has_the_same_bits_and_the_same_epsilon(config, tmp_
     assert spent == [r.get("privacy") for r in whole.read_metrics()]
     assert spent[0] is None  # nothing is averaged in the first round
     epsilons = [s["updates"]["epsilon"] for s in spent[1:]]
-    assert epsilons == [update_epsilon(0.02, 4, 2, rounds, 1e-3) for rounds in (1, 2, 3)]
+    assert epsilons == [composed_epsilon(0.02, [(4, 2, rounds)], 1e-3) for rounds in (1, 2, 3)]
     assert summary["privacy"]["updates"] == {
         "epsilon": epsilons[-1], "delta": 1e-3, "clip": 0.5, "noise_multiplier": 0.02,
         "protects": "a whole client",
@@ -459,7 +459,7 @@ def test_beside_private_centroids_noise_protects_an_image(config):
     summary, _ = run(config(*PRIVATE, *NOISY, "privacy.total_epsilon=30"))
     updates = summary["privacy"]["updates"]
     assert updates["protects"] == "an image"
-    assert updates["epsilon"] == update_epsilon(0.02, 4, 2, 3, 1e-3)
+    assert updates["epsilon"] == composed_epsilon(0.02, [(4, 2, 3)], 1e-3)
     assert summary["epsilon_spent"] == pytest.approx(20, abs=0.1)
 
 

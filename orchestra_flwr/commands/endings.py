@@ -1,0 +1,57 @@
+"""How a command ends: errors and signals as one line and an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
+
+GOES_ON = "stopped; the same command goes on"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+def stop_on_sigterm() -> None:
+    """SIGTERM ends a command in order: children are stopped, folders are left whole."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def exit_code(
+    work: Callable[[], int | None], stopped: str, *failures: type[Exception], advice: str = ""
+) -> int:
+    """What a command's work returns, or the exit code of what ended it, after a line about that.
+
+    Args:
+        work: returns an exit code; None: 0.
+        stopped: the line for a signal, whose code is 128 and its number, as shells count.
+        failures: errors whose code is 1. That of a :class:`ConfigError` is 2, whatever stands here.
+        advice: a line after that of a failure.
+    """
+    try:
+        return work() or 0
+    except ConfigError as error:
+        _show(f"error: {error}")
+        return 2
+    except failures as error:
+        _show(f"error: {error}")
+        if advice:
+            _show(advice)
+        return 1
+    except KeyboardInterrupt as stop:
+        _show(stopped)
+        return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+def _show(line: str) -> None:
+    print(printable(line), file=sys.stderr)

@@ -1,0 +1,121 @@
+"""What a client takes of a server's configuration, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flwr.app import ConfigRecord
+
+from orchestra_flwr import __version__
+from orchestra_flwr.config import Config, requested_plugins
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.client_work.refusal import RefusalError
+from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.methods import Release
+from orchestra_flwr.plugins import has_changed
+from orchestra_flwr.training import build_learner, usable_cpus
+
+
+def check_version(server: str) -> None:
+    """Refuses a server of another version.
+
+    Raises:
+        RefusalError: says what to install.
+    """
+    if server != __version__:
+        raise RefusalError(
+            f"the server runs orchestra_flwr {server}, this client {__version__}: "
+            "install the same version on both",
+            Failure.OTHER_VERSION,
+        )
+
+
+class ReceivedSettings:
+    """Reads configurations that servers send, for as long as the client's process lives.
+
+    Args:
+        config: the client's own.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+
+    def received(self, task: ConfigRecord) -> Config:
+        """The server's configuration.
+
+        Raises:
+            RefusalError: it names packages that this client does not allow; they are not imported.
+            ConfigError: a key or a value is not allowed.
+        """
+        text = str(task["config"])
+        allowed = self._config.plugins
+        wanted = requested_plugins(text)
+        if not set(wanted) <= set(allowed):
+            raise RefusalError(
+                f"the server asks for plugins=[{','.join(wanted)}], this client allows "
+                f"plugins=[{','.join(allowed)}]: install the packages here and start it with "
+                "that setting if you trust them",
+                Failure.PLUGINS_REFUSED,
+            )
+        return Config.from_json(text)
+
+    def for_this_machine(self, config: Config) -> Config:
+        """The server's configuration with this machine's device, threads and precision.
+
+        Raises:
+            RefusalError: it exposes single images. The server refuses that too, but it may run
+                other code than ours.
+        """
+        release: Release | None = config.method.plugin.release(config)
+        if release is not None and release.exposes:
+            raise RefusalError(
+                f"the server asks for {release.exposes}, which this client does not send",
+                Failure.PRIVACY_REFUSED,
+            )
+        local = self._config.training
+        machine = {
+            "threads": local.threads or usable_cpus(),
+            "precision": local.precision or config.training.precision,
+        }
+        training = config.training.model_copy(update=machine)
+        return config.model_copy(update={"training": training, "device": self._config.device})
+
+    def check_model(self, config: Config, server_schema: str) -> None:
+        """Refuses a server that trains on other images, another model, or with other plug-ins.
+
+        Raises:
+            RefusalError: says what to install, or to start the client with.
+        """
+        size, wanted = config.data.image_size, self._config.data.image_size
+        if wanted is not None and wanted != size:
+            raise RefusalError(
+                f"the server trains on images of {size} x {size} pixels, this client has "
+                f"data.image_size={wanted}: start it with data.image_size={size}, or without it",
+                Failure.SETTINGS_REFUSED,
+            )
+        self._check_plugins(config.plugins)
+        learner = build_learner(config, config.data.channels)
+        schema = Schemas.of(learner, config).fingerprint
+        if schema != server_schema:
+            versions = "the same version of orchestra_flwr"
+            if config.plugins:
+                versions += f", and of {', '.join(config.plugins)},"
+            raise RefusalError(
+                f"the server's model has schema {server_schema}, this client's {schema}: "
+                f"install {versions} on both",
+                Failure.OTHER_VERSION,
+            )
+
+    def _check_plugins(self, packages: Sequence[str]) -> None:
+        """Refuses packages whose files have changed since this process imported them.
+
+        The server may have the new ones, which a client that is started again takes as well.
+        """
+        for package in packages:
+            if has_changed(package):
+                raise RefusalError(
+                    f"plugins=[{package}]: its files have changed since this client imported "
+                    "them: start the client again",
+                    Failure.OTHER_VERSION,
+                )

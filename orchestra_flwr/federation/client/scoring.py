@@ -1,0 +1,104 @@
+"""A client's scores of a model: on its own images, or on the classes that it holds."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.evaluation import (
+    OwnClasses,
+    Similarities,
+    personal_accuracy,
+    recalibrated,
+    similarities,
+)
+from orchestra_flwr.federation.messages.arrays import OWN, PERSONAL
+from orchestra_flwr.methods import classification_head_of, kept_first
+from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
+from orchestra_flwr.seeding import ClientSeed, torch_generator
+from orchestra_flwr.training import Learner
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What one client scores models by; attributes as the arguments of :class:`OrchestraClient`."""
+
+    config: Config
+    name: str
+    images: Tensor
+    own_classes: OwnClasses | None
+    personal: Tensor | None
+
+    def scores(self, learner: Learner, round_: int) -> tuple[float, dict[str, Any]]:
+        """A loss and the scores of the backbone that is kept.
+
+        With `evaluation.clients` these are accuracies on the client's own classes, whose names
+        begin with "own/"; with `evaluation.personal_labels` alone that of a head of its own, unless
+        the client does not give it. With `evaluation.unsupervised` alignment and uniformity on its
+        own images (section 5), whose negated score is the loss.
+
+        Args:
+            learner: with the model.
+            round_: from which the augmentations follow.
+
+        Raises:
+            ValueError: the own classes are not known.
+        """
+        evaluation = self.config.evaluation
+        kept, *_ = kept_first(learner.method, evaluation.backbone).values()
+        backbone = self._with_statistics(kept)
+        own: dict[str, float] = {}
+        if evaluation.clients:
+            own = self._own_scores(backbone, classification_head_of(learner.method, kept))
+        elif evaluation.personal_by_clients:
+            own = self._personal_score(backbone)
+        if not evaluation.unsupervised:
+            return 1 - next(iter(own.values()), 0.0), own
+        found = self._similarities(backbone, round_)
+        return -found.score, {**asdict(found), **own}
+
+    def _with_statistics(self, backbone: Backbone) -> Backbone:
+        """With a clip BatchNorm's statistics are not averaged: those of the client's images."""
+        privacy, merging = self.config.privacy, self.config.merging.plugin
+        averaged = privacy.clip is None or merging.local_norms
+        if averaged or not self.config.model.has_batch_norm:
+            return backbone
+        # One image is seen twice, as in training: statistics need two.
+        images = self.images if len(self.images) > 1 else self.images.repeat(2, 1, 1, 1)
+        size, normalise = self.config.evaluation.batch_size, self.config.data.normalise
+        return recalibrated(backbone, images, size, normalise)
+
+    def _similarities(self, backbone: Backbone, round_: int) -> Similarities:
+        data, size = self.config.data, self.config.evaluation.batch_size
+        seed = ClientSeed(self.config.seed, round_, self.name)
+        draw = seed.generator("similarity", self.images.device)
+        return similarities(backbone, self.images, data.augmentation, draw, size, by=data.normalise)
+
+    def _own_scores(self, backbone: Backbone, head: nn.Module | None) -> dict[str, float]:
+        if self.own_classes is None:
+            raise ValueError("evaluation.clients=true: only simulated clients know their classes")
+        encoder = self._encoder(backbone)
+        scores = self.own_classes.scores(encoder, head, self.config.evaluation.batch_size)
+        return {OWN + name: value for name, value in scores.items()}
+
+    def _personal_score(self, backbone: Backbone) -> dict[str, float]:
+        """Nothing, if it is not to leave the client, or too few of its images have labels."""
+        evaluation = self.config.evaluation
+        if self.personal is None or evaluation.personal_labels is None:
+            return {}
+        accuracy = personal_accuracy(
+            self._encoder(backbone),
+            self.images,
+            self.personal,
+            count=evaluation.personal_labels,
+            generator=torch_generator(self.config.seed, "personal", self.name),
+            batch_size=evaluation.batch_size,
+        )
+        return {} if accuracy is None else {PERSONAL: accuracy}
+
+    def _encoder(self, backbone: Backbone) -> Encoder:
+        return Encoder(EncoderSpec.of(self.config), copy.deepcopy(backbone))
