@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from orchestra_flwr.config import ConfigError, config_to_yaml, every_key, load, load_config
+from orchestra_flwr.config import ConfigError, config_to_yaml, described, load, load_config
 from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
@@ -211,8 +211,8 @@ def test_a_clients_state_is_its_users_own(monkeypatch, variables, state):
 
 
 def test_every_key_is_shown_also_where_some_must_be_given():
-    assert "server: null" in every_key(ClientConfig)
-    assert "min_clients: 2" in every_key(ServerConfig)
+    assert "server: null" in described(ClientConfig).every_key()
+    assert "min_clients: 2" in described(ServerConfig).every_key()
 
 
 def test_a_resumed_server_may_listen_elsewhere_but_compute_nothing_else(tmp_path):
