@@ -1,5 +1,7 @@
 """Two models on the server, of which each client chooses the one that it trains."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -358,12 +360,13 @@ def test_an_exchange_that_keeps_state_needs_a_folder(moving):
 
 
 def test_a_client_with_another_version_of_a_users_package_is_refused(toy, federate, watched):
-    """A file changes when client b has answered: c and d have another version then."""
+    """When client b has answered, the package is another one: c and d are as in a new worker."""
     folder = toy.package({"exchanges/halves.py": HALVES})
 
     def change(client, round_, sent, reply):
         if (client, round_) == ("b", 1):
             (folder / "methods" / "linear.py").open("a").write("# another version")
+            del sys.modules["toys"]
 
     config = toy("exchange=star", "exchange.name=halves", "federation.rounds=1")
     run = federate(config, app=watched(change), evaluate=False)
