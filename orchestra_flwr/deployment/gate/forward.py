@@ -44,6 +44,8 @@ PASSED = {b"content-type", b"content-length", b"accept"}
 NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
 NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
+# A client that sends any other request has received its last message.
+ASKING = ("/v1/fleet/pull-messages", "/v1/fleet/send-node-heartbeat")
 DEACTIVATE = "/v1/fleet/deactivate-node"
 ARRIVALS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
 # The SuperLink's own answers to a key that it does not know. To a 412 in arriving a SuperNode
@@ -105,10 +107,20 @@ class _Exchange:
             await send({"type": "http.response.body"})
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """A message that was sent to a client and may not have reached it."""
+
+    request: bytes  # which names the node
+    response: UpstreamResponse
+    content: bytes
+
+
 @dataclass
 class _Account:
-    """What a client has sent since it last received a message."""
+    """What a client has sent since it was last sent a message."""
 
+    message: _Sent | None = None  # None: the client has received it
     spent: int = 0  # bytes in push-object
     reply: bytes = b""  # its last push-messages
 
@@ -195,21 +207,15 @@ class Forwarder:
             await call.answer(503, {**content, **NO_SUPERLINK})
 
     async def _pull_messages(self, call: _Exchange) -> None:
-        """Waits for a message.
-
-        A client that receives one has a budget for one reply; nothing else renews it.
-        """
+        """Waits for a message."""
         body = b"".join([chunk async for chunk in call.body()])
         node = node_of(body)
-        if node is None:
-            response = await self._forward(call, _chunks(body))
-        else:
-            # Before it may wait, the SuperLink has checked that the key is that node's.
-            response = await self._forward(call, _chunks(body), unless=_is_empty)
-            if _is_empty(response):
-                response = await self._wait_for_message(call, body, node, response)
-        if _accepted(response) and not _is_empty(response):
-            self._accounts[call.key] = _Account()
+        # Before it may wait, the SuperLink has checked that the key is that node's.
+        response = await self._message(call, body)
+        if node is not None and _is_empty(response):
+            response = await self._wait_for_message(call, body, node, response)
+        if response is not None:
+            await call.relay(response)
 
     async def _wait_for_message(
         self, call: _Exchange, body: bytes, node: int, nothing: UpstreamResponse
@@ -222,11 +228,37 @@ class Forwarder:
                 if self._is_strange(call):  # its key was revoked meanwhile
                     await self._refuse(call, UNKNOWN, "key", self._stranger(call))
                     return None
-                response = await self._forward(call, _chunks(body), unless=_is_empty)
+                response = await self._message(call, body)
                 if not _is_empty(response):
                     return response
-        await call.relay(replace(nothing, body=_chunks()))
         return nothing
+
+    async def _message(self, call: _Exchange, body: bytes) -> UpstreamResponse | None:
+        """The SuperLink's response, or once more the message that may not have reached the client.
+
+        The SuperLink gives a message once. If the network fails while it is on its way, the client
+        asks again, and without it the round would wait until its timeout. A client that is sent a
+        message has a budget for one reply; nothing else renews it.
+
+        Returns:
+            None where the SuperLink is not there; the client has its answer.
+        """
+        try:
+            async with self._upstream.request(
+                "POST", call.path, passed(call.headers), _chunks(body)
+            ) as response:
+                content = b"".join([chunk async for chunk in response.body])
+        except UpstreamError as error:
+            await self._no_superlink(call, error)
+            return None
+        self._report_refusal(call, response)
+        if _accepted(response) and content:
+            self._accounts[call.key] = _Account(_Sent(body, response, content))
+        elif _is_empty(response) and (account := self._accounts.get(call.key)) is not None:
+            sent = account.message
+            if sent is not None and sent.request == body:
+                response, content = sent.response, sent.content
+        return replace(response, body=_chunks(content) if content else _chunks())
 
     async def _push_messages(self, call: _Exchange) -> None:
         """Remembers the request: it names the reply, should that have to be withdrawn."""
@@ -276,38 +308,35 @@ class Forwarder:
                     pass
 
     async def _forward(
-        self,
-        call: _Exchange,
-        body: AsyncIterator[bytes],
-        *,
-        unless: Callable[[UpstreamResponse], bool] = lambda response: False,
+        self, call: _Exchange, body: AsyncIterator[bytes]
     ) -> UpstreamResponse | None:
-        """Passes a request on, and the response back; None where the SuperLink is not there.
-
-        Args:
-            call: the request.
-            body: of the request.
-            unless: whether a response is not for the client.
-        """
+        """Passes a request on, and the response back; None where the SuperLink is not there."""
         started = False
         headers = passed(call.headers)
         try:
             async with self._upstream.request("POST", call.path, headers, body) as response:
-                if unless(response):
-                    async for _ in response.body:  # or its connection could not be used again
-                        pass
-                else:
-                    started = True
-                    await call.relay(response)
+                if _accepted(response) and call.path not in ASKING and call.key in self._accounts:
+                    self._accounts[call.key].message = None
+                started = True
+                await call.relay(response)
         except UpstreamError as error:
-            text = f"the SuperLink behind the gate does not answer: {error}"
-            self._refusals.report("", "superlink", text)
-            if not started:
-                await call.answer(503, NOT_READY)
+            await self._no_superlink(call, error, started=started)
             return None
+        self._report_refusal(call, response)
+        return response
+
+    async def _no_superlink(
+        self, call: _Exchange, error: UpstreamError, *, started: bool = False
+    ) -> None:
+        text = f"the SuperLink behind the gate does not answer: {error}"
+        self._refusals.report("", "superlink", text)
+        if not started:
+            await call.answer(503, NOT_READY)
+
+    def _report_refusal(self, call: _Exchange, response: UpstreamResponse) -> None:
+        """Reports what the SuperLink refused."""
         if response.status == 401 or (response.status == 412 and call.path in ARRIVALS):
             self._refusals.report(call.peer, "key", self._why(call, response.status))
-        return response
 
     async def _refuse(self, call: _Exchange, status: int, reason: str, text: str) -> None:
         self._refusals.report(call.peer, reason, text)

@@ -41,6 +41,7 @@ isWt7F4rduAUm4WLnCgIuZtIVBDxAekv
 FINGERPRINT = "SHA256:TsYJzOo9Z3barbat1I5YSO7FaotAQVzDMjL8lQK1dtE"
 ALICE = b"alice's public key"
 PULL = "/v1/fleet/pull-messages"
+OBJECT = "/v1/fleet/pull-object"
 PUSH_MESSAGES = "/v1/fleet/push-messages"
 PUSH = "/v1/fleet/push-object"
 MIB = 1024**2
@@ -324,7 +325,7 @@ def test_a_body_passes_before_it_is_complete(client, superlink, test):
 
 def test_a_response_passes_before_it_is_complete(client, superlink):
     with contextlib.closing(client.connection()) as made:
-        made.request("POST", PULL, headers={"flwr-test": "two parts"})
+        made.request("POST", OBJECT, headers={"flwr-test": "two parts"})
         response = made.getresponse()
         assert response.read(5) == b"first"
         superlink.go_on.set()
@@ -403,6 +404,7 @@ def test_only_post_is_served(method, client, superlink):
 
 
 POST = f"POST {PULL} HTTP/1.1\r\nhost: x\r\n"
+FETCH = f"POST {OBJECT} HTTP/1.1\r\nhost: x\r\n"
 
 
 @pytest.mark.parametrize(
@@ -441,11 +443,11 @@ def test_a_request_beside_another_is_refused(client, superlink):
     superlink.go_on.clear()
     try:
         with contextlib.closing(client.socket()) as made:
-            made.sendall(f"{POST}content-length: 0\r\nflwr-test: two parts\r\n\r\n".encode())
+            made.sendall(f"{FETCH}content-length: 0\r\nflwr-test: two parts\r\n\r\n".encode())
             answer = b""
             while b"first" not in answer:
                 answer += made.recv(1000)
-            made.sendall(POST.encode())
+            made.sendall(FETCH.encode())
             assert closed(made)
     finally:
         superlink.go_on.set()
@@ -730,10 +732,10 @@ def test_a_superlink_that_comes_back(open_gate, superlink):
 
 def test_a_response_that_breaks_off(client, superlink):
     with contextlib.closing(client.connection()) as made:
-        made.request("POST", PULL, headers={"flwr-test": "break off"})
+        made.request("POST", OBJECT, headers={"flwr-test": "break off"})
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             made.getresponse().read()
-    assert client.post(PULL)[0] == 200
+    assert client.post(OBJECT)[0] == 200
 
 
 # Clients that fail
@@ -793,12 +795,12 @@ def test_a_slow_body_is_bounded(length, open_gate, monkeypatch):
 
 def test_a_response_that_nobody_takes(open_gate, superlink, monkeypatch, test):
     monkeypatch.setattr(connection, "EXCHANGE_SECONDS", 0.5)
-    superlink.answers[PULL] = (200, bytes(30 * MIB))
+    superlink.answers[OBJECT] = (200, bytes(30 * MIB))
     lines = []
     with open_gate(refused=lines.append) as gate:
         client = Client(gate, lines)
         with contextlib.closing(client.socket()) as made:
-            made.sendall(f"{POST}content-length: 0\r\n\r\n".encode())
+            made.sendall(f"{FETCH}content-length: 0\r\n\r\n".encode())
             assert "take its response within 0.5 s" in client.line()
             assert closed(made)
         superlink.answers.clear()

@@ -32,10 +32,16 @@ class SuperLink:
         self.asked = []  # nodes
         self.connections = set()
         self.messages = {}  # by node
+        self.status = 200  # of what asks for no message
 
     async def __call__(self, scope, receive, send):
         self.connections.add(scope["client"])
         body = (await receive())["body"]
+        if scope["path"] != PULL:
+            head = [(b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": self.status, "headers": head})
+            await send({"type": "http.response.body"})
+            return
         node = PullMessagesRequest.FromString(body).node.node_id
         self.asked.append(node)
         answer = self.messages.pop(node, b"")
@@ -50,7 +56,7 @@ def superlink():
 
 
 @pytest.fixture
-def gate(superlink):
+def gate(superlink, caplog):
     config = uvicorn.Config(superlink, port=0, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -64,6 +70,7 @@ def gate(superlink):
     finally:
         server.should_exit = True
         thread.join()
+    assert not caplog.get_records("call"), "the gate failed"
 
 
 class Request:
@@ -192,6 +199,40 @@ def test_a_new_request_may_be_answered_before_the_old_one():
             pass  # left in the opposite order
 
     asyncio.run(both())
+
+
+def post(gate, path):
+    connection = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=10)
+    connection.request("POST", path, b"any")
+    connection.getresponse().read()
+    connection.close()
+
+
+@pytest.mark.usefixtures("_often")
+@pytest.mark.parametrize("status", [200, 401])
+def test_a_message_is_given_until_its_client_has_it(superlink, gate, monkeypatch, status):
+    """The network may fail while it is on its way; the SuperLink gives it only once."""
+    monkeypatch.setattr(waiting, "WAIT_SECONDS", 0.3)
+    superlink.messages[1] = b"it"
+    assert Request(gate, 1).answered() == (200, b"it")
+    post(gate, "/v1/fleet/send-node-heartbeat")  # goes on whatever was received
+    assert Request(gate, 2).answered() == (200, b"")  # another node's
+    assert Request(gate, 1).answered() == (200, b"it")
+    superlink.status = status  # 401: somebody else sent that
+    post(gate, "/v1/fleet/pull-object")
+    assert Request(gate, 1).answered() == (200, b"" if status == 200 else b"it")
+
+
+@pytest.mark.usefixtures("_seldom")
+def test_a_message_on_a_dead_connection_is_given_again(superlink, gate):
+    old = Request(gate, 1)
+    wait(lambda: len(superlink.asked) == 2)
+    superlink.messages[1] = b"it"
+    gate.wake(1)
+    assert old.answered() == (200, b"it")  # as far as the gate knows
+    assert Request(gate, 1).answered() == (200, b"it")
+    superlink.messages[1] = b"the next"  # the round went on without it
+    assert Request(gate, 1).answered() == (200, b"the next")
 
 
 @pytest.mark.usefixtures("_seldom")
