@@ -32,7 +32,7 @@ def check_version(server: str) -> None:
 
 
 class ReceivedSettings:
-    """Reads configurations that servers send, for as long as the client's process lives.
+    """Reads the configurations that servers send to one client.
 
     Args:
         config: the client's own.

@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from orchestra_flwr import __version__
-from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint, public_key
-from orchestra_flwr.deployment.gate.connection import peer_name
+from orchestra_flwr.deployment.gate.call import Call, passed
+from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
 from orchestra_flwr.deployment.gate.waiting import Waiting
@@ -40,7 +39,6 @@ METHODS = {
     "/v1/fleet/pull-object": SMALL,
     "/v1/fleet/confirm-message-received": SMALL,
 }
-PASSED = {b"content-type", b"content-length", b"accept"}
 NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
 NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
@@ -58,53 +56,6 @@ REFUSED = {
     411: "A request has to say its length.",
     413: "More than a client may send.",
 }
-
-
-class _Exchange:
-    """A request, and the way to answer it."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._asgi = (scope, receive, send)
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.peer = peer_name(scope["client"])
-        self.method: str = scope["method"]
-        # Not decoded, so that no way of writing a path is taken for another.
-        self.path: str = scope["raw_path"].decode("ascii")
-        if scope["query_string"]:
-            self.path += "?" + scope["query_string"].decode("latin-1")
-        odd = b"transfer-encoding" in self.headers or b"upgrade" in self.headers
-        length = self.headers.get(b"content-length")
-        self.length = None if odd or length is None else int(length)
-        self.key = public_key(self.headers)
-
-    def body(self) -> AsyncIterator[bytes]:
-        """The request's body, chunk by chunk; raises ClientDisconnect where it breaks off."""
-        scope, receive, _ = self._asgi
-        return Request(scope, receive).stream()
-
-    async def after_body(self) -> Message:
-        """Returns when the client is gone."""
-        return await self._asgi[1]()
-
-    async def answer(self, status: int, content: Mapping[str, object]) -> None:
-        """Answers with a small JSON object."""
-        await JSONResponse(content, status)(*self._asgi)
-
-    async def relay(self, response: UpstreamResponse) -> None:
-        """Answers with the upstream's response, chunk by chunk."""
-        _, _, send = self._asgi
-        headers = passed(response.headers)
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        # The last byte ends the response: a client may send its next request as soon as it has it,
-        # which must not look like a second one beside the first.
-        missing = int(response.headers.get(b"content-length", -1))
-        if missing == 0:
-            await send({"type": "http.response.body"})
-        async for chunk in response.body:
-            missing -= len(chunk)
-            await send({"type": "http.response.body", "body": chunk, "more_body": missing != 0})
-        if missing < 0:  # a length that was not announced
-            await send({"type": "http.response.body"})
 
 
 @dataclass(frozen=True)
@@ -157,7 +108,7 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        call = _Exchange(scope, receive, send)
+        call = Call(scope, receive, send)
         try:
             await self._handle(call)
         except ClientDisconnect:
@@ -166,7 +117,7 @@ class Forwarder:
             _log.exception("the gate failed in a call of %s", call.path)
             raise
 
-    async def _handle(self, call: _Exchange) -> None:
+    async def _handle(self, call: Call) -> None:
         if call.method == "GET" and call.path == "/health":
             await self._health(call)
         elif call.method != "POST" or call.path not in METHODS:
@@ -190,7 +141,7 @@ class Forwarder:
         else:
             await self._forward(call, call.body())
 
-    async def _health(self, call: _Exchange) -> None:
+    async def _health(self, call: Call) -> None:
         """Without the SuperLink nobody can take part, whatever the gate itself could answer."""
         healthy = False
         with contextlib.suppress(UpstreamError, TimeoutError):
@@ -206,7 +157,7 @@ class Forwarder:
         else:
             await call.answer(503, {**content, **NO_SUPERLINK})
 
-    async def _pull_messages(self, call: _Exchange) -> None:
+    async def _pull_messages(self, call: Call) -> None:
         """Waits for a message."""
         body = b"".join([chunk async for chunk in call.body()])
         node = node_of(body)
@@ -218,7 +169,7 @@ class Forwarder:
             await call.relay(response)
 
     async def _wait_for_message(
-        self, call: _Exchange, body: bytes, node: int, nothing: UpstreamResponse
+        self, call: Call, body: bytes, node: int, nothing: UpstreamResponse
     ) -> UpstreamResponse | None:
         """Asks the SuperLink until it has a message, the wait is over or the client is gone."""
         # Later the SuperLink would refuse what the client signed, and a refused SuperNode ends.
@@ -233,7 +184,7 @@ class Forwarder:
                     return response
         return nothing
 
-    async def _message(self, call: _Exchange, body: bytes) -> UpstreamResponse | None:
+    async def _message(self, call: Call, body: bytes) -> UpstreamResponse | None:
         """The SuperLink's response, or once more the message that may not have reached the client.
 
         The SuperLink gives a message once. If the network fails while it is on its way, the client
@@ -260,7 +211,7 @@ class Forwarder:
                 response, content = sent.response, sent.content
         return replace(response, body=_chunks(content) if content else _chunks())
 
-    async def _push_messages(self, call: _Exchange) -> None:
+    async def _push_messages(self, call: Call) -> None:
         """Remembers the request: it names the reply, should that have to be withdrawn."""
         chunks: list[bytes] = []
 
@@ -274,7 +225,7 @@ class Forwarder:
         if account is not None and _accepted(response):
             account.reply = b"".join(chunks)
 
-    async def _push_object(self, call: _Exchange, length: int) -> None:
+    async def _push_object(self, call: Call, length: int) -> None:
         account = self._accounts.get(call.key)
         if account is None or self._reply_limit is None:
             await self._forward(call, call.body())
@@ -296,7 +247,7 @@ class Forwarder:
             if not stored:
                 account.spent -= length
 
-    async def _withdraw(self, call: _Exchange, account: _Account) -> None:
+    async def _withdraw(self, call: Call, account: _Account) -> None:
         """Takes the reply back, or the server would wait minutes for what is missing of it."""
         if account.reply:
             body, account.reply = withdrawal(account.reply), b""
@@ -307,9 +258,7 @@ class Forwarder:
                 async with self._upstream.request("POST", path, headers, _chunks(body)):
                     pass
 
-    async def _forward(
-        self, call: _Exchange, body: AsyncIterator[bytes]
-    ) -> UpstreamResponse | None:
+    async def _forward(self, call: Call, body: AsyncIterator[bytes]) -> UpstreamResponse | None:
         """Passes a request on, and the response back; None where the SuperLink is not there."""
         started = False
         headers = passed(call.headers)
@@ -326,24 +275,24 @@ class Forwarder:
         return response
 
     async def _no_superlink(
-        self, call: _Exchange, error: UpstreamError, *, started: bool = False
+        self, call: Call, error: UpstreamError, *, started: bool = False
     ) -> None:
         text = f"the SuperLink behind the gate does not answer: {error}"
         self._refusals.report("", "superlink", text)
         if not started:
             await call.answer(503, NOT_READY)
 
-    def _report_refusal(self, call: _Exchange, response: UpstreamResponse) -> None:
+    def _report_refusal(self, call: Call, response: UpstreamResponse) -> None:
         """Reports what the SuperLink refused."""
         if response.status == 401 or (response.status == 412 and call.path in ARRIVALS):
             self._refusals.report(call.peer, "key", self._why(call, response.status))
 
-    async def _refuse(self, call: _Exchange, status: int, reason: str, text: str) -> None:
+    async def _refuse(self, call: Call, status: int, reason: str, text: str) -> None:
         self._refusals.report(call.peer, reason, text)
         code = {"code": NOT_ACTIVATED} if status == UNKNOWN_ARRIVING else {}
         await call.answer(status, {**code, "detail": REFUSED[status]})
 
-    def _is_strange(self, call: _Exchange) -> bool:
+    def _is_strange(self, call: Call) -> bool:
         """Whether nobody listed the key.
 
         The SuperLink reads all of a request before it looks at who sent it, and it still knows a
@@ -353,22 +302,22 @@ class Forwarder:
             return False
         return call.key not in self._names()
 
-    def _is_early(self, call: _Exchange) -> bool:
+    def _is_early(self, call: Call) -> bool:
         """Whether the key is listed, but the SuperLink does not have it yet."""
         if self._names is None or call.path == DEACTIVATE:
             return False
         return self._names().get(call.key) is None
 
-    def _stranger(self, call: _Exchange) -> str:
+    def _stranger(self, call: Call) -> str:
         if not call.key:
             return "came without a key: this server takes only clients with a registered key"
         return f"{self._who(call)} is not registered here"
 
-    def _who(self, call: _Exchange) -> str:
+    def _who(self, call: Call) -> str:
         name = self._names().get(call.key) if self._names is not None else None
         return f"key {fingerprint(call.key)}" if name is None else f"client {name}"
 
-    def _why(self, call: _Exchange, status: int) -> str:
+    def _why(self, call: Call, status: int) -> str:
         """Why SuperLink refused a client, in words: its answers name no reason."""
         who = self._who(call)
         ahead = clock_error(call.headers)
@@ -380,15 +329,6 @@ class Forwarder:
             f"{who} is connected already: a second client with that key, or one that was killed "
             "and came back within a minute (it may try again then)"
         )
-
-
-def passed(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    """The headers that Flower reads: none of those belong to a single connection."""
-    return [
-        (name, value.strip())  # httptools leaves the blanks behind a value, httpx refuses them
-        for name, value in headers.items()
-        if name in PASSED or name.startswith(b"flwr-")
-    ]
 
 
 async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:
@@ -405,7 +345,7 @@ def _accepted(response: UpstreamResponse | None) -> TypeGuard[UpstreamResponse]:
     return response is not None and response.status == 200
 
 
-def _forbidden(call: _Exchange) -> str:
+def _forbidden(call: Call) -> str:
     if call.path.startswith(("/v1/control", "/v1/runtime")):
         return f"asked for {call.path}, which is only served to this machine"
     return f"asked for {call.method} {call.path}, which is not served"
