@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
-from orchestra_flwr.federation.messages.arrays import CLIENTS, RUN
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
@@ -23,17 +21,11 @@ from orchestra_flwr.federation.server.checkpoint import (
     run_id,
     save_checkpoint,
 )
+from orchestra_flwr.federation.server.cohorts import Cohorts
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.round import (
-    Federation,
-    Round,
-    client_order,
-    cohort_seed,
-    draw_cohort,
-    numbered,
-)
+from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import (
     OF_CLIENTS,
     final_metrics,
@@ -142,8 +134,16 @@ class _Run:
         self.federation = Federation(
             told, self.models, exchange, self.release, progress.client_done, self.privacy.key
         )
+        self.cohorts = Cohorts(
+            config,
+            members,
+            self.privacy,
+            folder,
+            capacity=self.learner.capacity,
+            keep_state=keeps_state(config, self.learner) or exchange.remembers,
+            message=progress.message,
+        )
         self.evaluator = evaluator
-        self.late: set[str] = set()  # clients for whom there was no place any more
         self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
@@ -199,7 +199,7 @@ class _Run:
         evaluated_in = time.perf_counter() - began
         round_ = Round(number, {})
         if exchanged or scored:
-            round_, position = self._draw(number, position)
+            round_, position = self.cohorts.draw(number, position, evaluated=evaluated)
         started = time.perf_counter()  # waiting for clients to come is no part of a round
         report = RoundReport()
         if exchanged:
@@ -242,45 +242,6 @@ class _Run:
         if drawn or self.privacy.is_accounted:
             record["privacy"] = self.privacy.metrics(drawn)
         return record
-
-    def _draw(self, number: int, position: Position) -> tuple[Round, Position]:
-        """Waits for the clients and draws the round's cohort; new clients get their numbers."""
-        nodes = self.members.connected()
-        clients = numbered(position.clients, nodes, self.learner.capacity)
-        nodes = self._with_numbers(nodes, clients)
-        seed = cohort_seed(self.config, self.federation.key)
-        round_ = Round(
-            number,
-            nodes,
-            draw_cohort(nodes, self.config.federation.cohort_size(len(nodes)), seed, number),
-            {client: index for index, client in enumerate(clients)},
-            self.privacy.exhausted(nodes, number),
-            self._place(),
-            position.known,
-            self._is_evaluated(number),
-        )
-        return round_, replace(position, clients=clients)
-
-    def _with_numbers(self, nodes: Mapping[str, int], clients: list[str]) -> Mapping[str, int]:
-        """The nodes of clients that have numbers; others came when all had been given out.
-
-        Raises:
-            FederationError: only such clients are there.
-        """
-        late = sorted(nodes.keys() - set(clients), key=client_order)
-        if not late:
-            return nodes
-        why = (
-            f"all {self.learner.capacity} places of this run have been given to other clients "
-            "(terms.<name>.capacity)"
-        )
-        if len(late) == len(nodes):
-            raise FederationError(f"client {late[0]} cannot take part: {why}, and none is there")
-        for name in late:
-            if name not in self.late:
-                self.progress.message(f"client {name} does not take part: {why}")
-        self.late.update(late)
-        return {name: node for name, node in nodes.items() if name not in late}
 
     def _exchange(self, round_: Round, report: RoundReport) -> None:
         """All stages of a round."""
@@ -327,15 +288,6 @@ class _Run:
                 f"round {round_.number}: no score of client {each.client}: {each.reason}"
             )
         self.members.mark_lost([each.client for each in report.unscored if each.silent])
-
-    def _place(self) -> dict[str, str]:
-        """For tasks: which run this is, and where clients on this machine keep their state."""
-        if not (keeps_state(self.config, self.learner) or self.federation.exchange.remembers):
-            return {}
-        place = {RUN: run_id(self.folder.checkpoint)}
-        if self.members.share_disk:
-            place[CLIENTS] = str(self.folder.clients.resolve())
-        return place
 
     def _is_evaluated_before(self, number: int) -> bool:
         """Whether a round's scores are those of the model that it begins with.

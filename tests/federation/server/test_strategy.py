@@ -23,8 +23,9 @@ from orchestra_flwr.federation.messages.arrays import (
     to_record,
 )
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server.cohorts import cohort_seed, draw_cohort
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.round import Federation, Round, cohort_seed, draw_cohort
+from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, check_round
 from orchestra_flwr.methods import Method, Release, Role, Step

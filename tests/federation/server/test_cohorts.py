@@ -1,6 +1,6 @@
 import numpy as np
 
-from orchestra_flwr.federation.server.round import client_order, draw_cohort, numbered
+from orchestra_flwr.federation.server.cohorts import client_order, draw_cohort, numbered
 
 
 def test_any_names_have_one_order():

@@ -1,0 +1,140 @@
+"""Which clients a round asks: drawn from those that are there, each with a number in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.messages.arrays import CLIENTS, RUN
+from orchestra_flwr.federation.server.checkpoint import Position, run_id
+from orchestra_flwr.federation.server.members import Members
+from orchestra_flwr.federation.server.round import Round
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.server.run_privacy import RunPrivacy
+from orchestra_flwr.reporting import RunFolder
+from orchestra_flwr.seeding import numpy_generator
+
+
+class Cohorts:
+    """Draws the clients of every round of a run.
+
+    Args:
+        config: the run's configuration.
+        members: the clients; asked for before every round.
+        privacy: the run's: who may still contribute, and the secret that cohorts are drawn from.
+        folder: the run's.
+        capacity: most clients that the method has numbers for; None: any number.
+        keep_state: whether clients keep something from round to round.
+        message: shows a line to a person.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        members: Members,
+        privacy: RunPrivacy,
+        folder: RunFolder,
+        *,
+        capacity: int | None,
+        keep_state: bool,
+        message: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._members = members
+        self._privacy = privacy
+        self._folder = folder
+        self._capacity = capacity
+        self._keep_state = keep_state
+        self._message = message
+        self._late: set[str] = set()  # clients for whom there was no number any more
+
+    def draw(self, number: int, position: Position, *, evaluated: bool) -> tuple[Round, Position]:
+        """Waits for the clients and draws the round's cohort; new clients get their numbers.
+
+        Args:
+            number: of the round.
+            position: where the run stands.
+            evaluated: whether the round's models are evaluated.
+
+        Raises:
+            FederationError: the clients that the run needs do not come, or none has a number.
+        """
+        nodes = self._members.connected()
+        clients = numbered(position.clients, nodes, self._capacity)
+        nodes = self._with_numbers(nodes, clients)
+        size = self._config.federation.cohort_size(len(nodes))
+        seed = cohort_seed(self._config, self._privacy.key)
+        round_ = Round(
+            number,
+            nodes,
+            draw_cohort(nodes, size, seed, number),
+            {client: index for index, client in enumerate(clients)},
+            self._privacy.exhausted(nodes, number),
+            self._place(),
+            position.known,
+            evaluated,
+        )
+        return round_, replace(position, clients=clients)
+
+    def _with_numbers(self, nodes: Mapping[str, int], clients: list[str]) -> Mapping[str, int]:
+        """The nodes of clients that have numbers; others came when all had been given out."""
+        late = sorted(nodes.keys() - set(clients), key=client_order)
+        if not late:
+            return nodes
+        why = (
+            f"all {self._capacity} places of this run have been given to other clients "
+            "(terms.<name>.capacity)"
+        )
+        if len(late) == len(nodes):
+            raise FederationError(f"client {late[0]} cannot take part: {why}, and none is there")
+        for name in late:
+            if name not in self._late:
+                self._message(f"client {name} does not take part: {why}")
+        self._late.update(late)
+        return {name: node for name, node in nodes.items() if name not in late}
+
+    def _place(self) -> dict[str, str]:
+        """For tasks: which run this is, and where clients on this machine keep their state."""
+        if not self._keep_state:
+            return {}
+        place = {RUN: run_id(self._folder.checkpoint)}
+        if self._members.share_disk:
+            place[CLIENTS] = str(self._folder.clients.resolve())
+        return place
+
+
+def client_order(name: str) -> tuple[int, str]:
+    """Sorting key of clients: "2" comes before "10", and any names have one order."""
+    return len(name), name
+
+
+def cohort_seed(config: Config, key: bytes | None) -> int:
+    """The seed of cohorts: the run's, which every client knows, or the run's secret.
+
+    Where epsilon relies on nobody knowing who takes part, it comes from the secret.
+    """
+    return config.seed if key is None else int.from_bytes(key)
+
+
+def draw_cohort(clients: Collection[str], size: int, seed: int, round_: int) -> tuple[str, ...]:
+    """The round's clients, so many, in the order of :func:`client_order`.
+
+    Depends on the seed and the round alone, so that a resumed run asks the same clients.
+    """
+    chosen = numpy_generator(seed, "cohort", round_).choice(len(clients), size, replace=False)
+    ordered = sorted(clients, key=client_order)
+    return tuple(ordered[i] for i in sorted(chosen))
+
+
+def numbered(
+    clients: Sequence[str], present: Collection[str], most: int | None = None
+) -> list[str]:
+    """The clients of a run in the order of their numbers: those that are new come last.
+
+    Args:
+        clients: those that have numbers already.
+        present: that can be asked now.
+        most: who would be one more than so many gets no number; None: everybody gets one.
+    """
+    return [*clients, *sorted(set(present) - set(clients), key=client_order)][:most]
