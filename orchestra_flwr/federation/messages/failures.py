@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 from flwr.app import Error
+from flwr.common.constant import ErrorCode
 
 LONGEST_TEXT = 1000  # characters of a text from elsewhere
 
@@ -62,6 +63,14 @@ _MEANINGS = {
     Failure.PRIVACY_BUDGET_SPENT: "its own privacy.total_epsilon is spent",
 }
 
+# Of Flower's own errors that a SuperLink or SuperNode makes; its texts speak of its database.
+_MEANINGS_OF_FLOWERS = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "the message to it is no longer kept: it took too long",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply came too late",
+    ErrorCode.NODE_UNAVAILABLE: "it was ended, or nothing was heard of it for a while",
+    ErrorCode.CLIENT_APP_CRASHED: "its process for the work ended before the reply was there",
+}
+
 
 def to_error(failure: Failure) -> Error:
     """The error that a client of a deployment sends: no text but the failure's word."""
@@ -73,6 +82,8 @@ def describe_error(error: Error) -> str:
     failure = Failure.of(error.code)
     if failure is not None and (error.reason or failure.word) == failure.word:
         return failure.line
+    if error.code in _MEANINGS_OF_FLOWERS:
+        return _MEANINGS_OF_FLOWERS[error.code]
     return as_shown(error.reason or f"error code {error.code}")
 
 

@@ -81,7 +81,8 @@ def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
     ("message", "says"),
     [
         (Message(Error(1, "out of memory"), reply_to=QUESTION), "out of memory"),
-        (Message(Error(3), reply_to=QUESTION), "error code 3"),
+        (Message(Error(99), reply_to=QUESTION), "error code 99"),
+        (Message(Error(5), reply_to=QUESTION), "nothing was heard of it"),
         (reply(schema="other"), "schema other instead of"),
         (reply(without=[CONFIG]), "schema none instead of"),
         (reply(without=[ARRAYS]), "lacks its arrays"),
