@@ -172,10 +172,12 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
     untrained = [record for record in metrics if record["round"] == 0]
     trained = _trained(metrics)
     saved, *others = dict.fromkeys(b for r in metrics for b in r.get("scores") or {}) or ["target"]
-    for key, name, colour in (("knn", "kNN", KNN), ("linear", "linear probe", LINEAR)):
-        for backbone, alpha in ((saved, 1.0), *((other, 0.4) for other in others)):
+    kinds = (("knn", "kNN", KNN), ("linear", "linear probe", LINEAR))
+    for backbone, alpha in ((saved, 1.0), *((other, 0.4) for other in others)):
+        for key, name, colour in kinds:
             points = _points(trained, "scores", backbone, key, factor=100)
             _line(panel, points, f"{name}, {backbone}", colour, alpha=alpha)
+    for key, name, colour in kinds:
         for _, value in _points(untrained, "scores", saved, key, factor=100)[-1:]:
             panel.axhline(value, color=colour, ls="--", lw=1, label=f"{name}, untrained")
 
@@ -239,14 +241,25 @@ def _tidy(panel: Axes, metrics: Metrics, from_zero: bool) -> None:
     if from_zero:
         panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
     if labels := panel.get_legend_handles_labels()[1]:
-        panel.legend(
-            loc="lower right" if from_zero else "best",  # nothing is near 0
-            ncols=2 if len(labels) > 4 else 1,
-            fontsize=8,
-            labelcolor=INK,
-            framealpha=0.85,
-            edgecolor="none",
-        )
+        _legend_above(panel, rows=1 if len(labels) <= 3 else 2, entries=len(labels))
+
+
+def _legend_above(panel: Axes, rows: int, entries: int) -> None:
+    """Between the title and the axes, where it hides no point; two rows are filled by columns."""
+    title = panel.get_title(loc="left")
+    panel.set_title(title, loc="left", color=INK, fontsize=11, pad=5 + 13 * rows)
+    panel.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=-(-entries // rows),
+        fontsize=8,
+        labelcolor=INK,
+        frameon=False,
+        borderaxespad=0.1,
+        borderpad=0.2,
+        handlelength=1.5,
+        columnspacing=0.9,
+    )
 
 
 def style_axes(panel: Axes) -> None:

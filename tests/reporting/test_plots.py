@@ -1,3 +1,4 @@
+import itertools
 import os
 import warnings
 
@@ -93,6 +94,19 @@ def test_a_panel_without_data_says_so(tmp_path, figures):
     plot_curves([record(1)], tmp_path / "curves.png")
     texts = [[t.get_text() for t in panel.texts] for panel in figures[0].axes]
     assert texts == [[], ["not measured"], [], []]
+
+
+def test_no_legend_hides_a_point(tmp_path, figures):
+    """Nor does one reach into its neighbour."""
+    terms = ("cluster", "rotation", "verification", "alignment", "proximal")
+    many = record(1, scores(0.4)) | {"loss": dict.fromkeys((*terms, "total"), 1.0)}
+    plot_curves([UNTRAINED, many], tmp_path / "curves.png")
+    panels = [panel for panel in figures[0].axes if panel.get_legend()]
+    legends = [panel.get_legend().get_window_extent() for panel in panels]
+    assert len(legends) == 3
+    for legend, other in itertools.product(legends, figures[0].axes):
+        assert not legend.overlaps(other.get_window_extent())
+    assert not any(one.overlaps(two) for one, two in itertools.combinations(legends, 2))
 
 
 def test_curves_of_a_method_with_one_backbone(tmp_path, figures):
