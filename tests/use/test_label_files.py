@@ -18,6 +18,17 @@ def test_a_table_with_other_columns_quotes_and_a_mark_of_spreadsheets(tmp_path):
     assert is_table("x.CSV") and not is_table("folder") and not is_table("examples.zip")
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t", " ; "])
+@pytest.mark.parametrize("head", ["path label", "Path Label note", "note LABEL path"])
+def test_a_table_as_spreadsheets_write_it(tmp_path, separator, head):
+    """Commas, semicolons or tabs; columns in any order, with capitals and spaces."""
+    columns = head.split()
+    cells = {"path": "./cats/1.jpg", "label": "cat, dog" if separator != "," else "cat"}
+    row = [cells.get(column.lower(), "-") for column in columns]
+    text = "\n".join(separator.join(line) for line in (columns, row))
+    assert table(tmp_path, text) == {"cats/1.jpg": cells["label"]}
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_only_ends_of_lines_divide_them(tmp_path, end):
     """Names of files may hold what is a separator elsewhere; they are known as they are printed."""
@@ -33,8 +44,8 @@ def test_only_ends_of_lines_divide_them(tmp_path, end):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("file,label\na,b\n", "has no column path"),
-        ("", "has no column path"),
+        ("File,label\na,b\n", "has no column path; .* path and label, and names file, label$"),
+        ("", "has no column path; .*, and names none$"),
         ("path,label\na.jpg,\n", "line 2 has no path or no label"),
         ("path,label\na.jpg\n", "line 2 has no path or no label"),
         ("path,label\na.jpg,cat\na.jpg,dog\n", "line 3: a.jpg has a second label"),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import posixpath
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import at_home
 
+SEPARATORS = (",", ";", "\t")
+
 
 def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, str]:
     """The value of each file in a CSV whose first line names both columns, and maybe others.
 
-    A table that ends with .tsv is separated by tabs. Spaces around files and values are left out.
+    Spreadsheets write commas, semicolons or tabs, by the country and the kind of file: the first
+    line tells which. Spaces around files and values are left out, and so is a path's leading `./`.
 
     Args:
         key: the configuration key that names the table, for messages.
@@ -29,11 +33,12 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
         if None in row:
             raise ConfigError(
                 f"{key}={path}: line {line} has more fields than the first line; text that holds "
-                "a comma needs quotes"
+                "what separates them needs quotes"
             )
         file, value = ((row[column] or "").strip() for column in columns)
         if not file or not value:
             raise ConfigError(f"{key}={path}: line {line} has no {columns[0]} or no {columns[1]}")
+        file = posixpath.normpath(file)
         if found.setdefault(file, value) != value:
             raise ConfigError(
                 f"{key}={path}: line {line}: {printable(file)} has a second {columns[1]}"
@@ -49,10 +54,10 @@ def _rows(
     try:
         text = file.read_bytes().decode("utf-8-sig")
         # Not splitlines, which also divides at separators that names of files may hold.
-        delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-        names = reader.fieldnames or ()
-        rows = [(reader.line_num, row) for row in reader]
+        lines = io.StringIO(text, newline="")
+        delimiter, names = _first_line(lines, columns)
+        reader = csv.DictReader(lines, names, delimiter=delimiter)
+        rows = [(reader.line_num + 1, row) for row in reader]
     except UnicodeDecodeError:
         raise ConfigError(f"{key}={path}: cannot be read (is not UTF-8)") from None
     except OSError as error:
@@ -63,6 +68,18 @@ def _rows(
         if name not in names:
             raise ConfigError(
                 f"{key}={path}: has no column {name}; its first line must name the columns "
-                f"{columns[0]} and {columns[1]}"
+                f"{columns[0]} and {columns[1]}, and names {printable(', '.join(names)) or 'none'}"
             )
     return rows
+
+
+def _first_line(lines: io.StringIO, columns: tuple[str, str]) -> tuple[str, list[str]]:
+    """What separates the columns, and their names as they are compared: in small letters."""
+    found = {}
+    for delimiter in SEPARATORS:
+        lines.seek(0)
+        first = next(csv.reader(iter(lines.readline, ""), delimiter=delimiter), [])
+        found[delimiter] = [name.strip().lower() for name in first]
+    fitting = [each for each, names in found.items() if set(columns) <= set(names)]
+    delimiter = (fitting or SEPARATORS)[0]
+    return delimiter, found[delimiter]

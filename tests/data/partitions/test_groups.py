@@ -104,8 +104,8 @@ HEAD = "its first line must name the columns file and group"
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        (["name,group"], f": has no column file; {HEAD}"),
-        ([], f": has no column file; {HEAD}"),
+        (["name,group"], f": has no column file; {HEAD}, and names name, group"),
+        ([], f": has no column file; {HEAD}, and names none"),
         (["file,group", f"{FILES[0]},"], ": line 2 has no file or no group"),
         (["file,group", f"{FILES[0]},a"], ": has no line for 4 of 5 images, such as cat/tue/1.jpg"),
         (
