@@ -13,6 +13,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -55,26 +56,37 @@ class Room:
         Raises:
             PluginError: there is none, there are two, or its module cannot be imported.
         """
-        homes = [home for home in self._homes(packages) if _has_module(home, name)]
-        if len(homes) > 1:
-            raise PluginError(f"{name} is both in {homes[0].__name__} and in {homes[1].__name__}")
-        plugin = self._class_in(f"{homes[0].__name__}.{name}") if homes else None
+        plugin = self.get(name, packages)
         if plugin is None:
             raise PluginError(f"must be one of {', '.join(self.found(packages))}")
         return plugin
 
+    def get(self, name: str, packages: Sequence[str] = ()) -> type[Any] | None:
+        """As :meth:`find`, but None if there is none of this name."""
+        homes = [home for home in self._homes(packages) if _has_module(home, name)]
+        if len(homes) > 1:
+            raise PluginError(f"{name} is both in {homes[0].__name__} and in {homes[1].__name__}")
+        if not homes:
+            return None
+        module = f"{homes[0].__name__}.{name}"
+        plugin = self._class_in(module)
+        if plugin is None and homes[0].__name__ != self.package:
+            raise PluginError(f"{module} holds no public class derived from {self.base}")
+        return plugin
+
     def found(self, packages: Sequence[str] = ()) -> dict[str, type[Any]]:
-        """All plug-ins by name, this package's first.
+        """All plug-ins by name, this package's first; a file that is broken is none.
 
         Raises:
-            PluginError: one of them cannot be imported.
+            PluginError: one of the packages cannot be imported.
         """
         plugins: dict[str, type[Any]] = {}
         for home in self._homes(packages):
             for info in pkgutil.iter_modules(home.__path__):
-                plugin = self._class_in(f"{home.__name__}.{info.name}")
-                if plugin is not None:
-                    plugins.setdefault(info.name, plugin)
+                with suppress(PluginError):  # whoever chooses it reads what is wrong with it
+                    plugin = self._class_in(f"{home.__name__}.{info.name}")
+                    if plugin is not None:
+                        plugins.setdefault(info.name, plugin)
         return plugins
 
     def _homes(self, packages: Sequence[str]) -> Iterator[ModuleType]:

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.plugins import PluginError, Room, conf_folders, fingerprint, has_changed
 
 SHIFTS = Room("orchestra_flwr.data.shifts", "Shift")
@@ -64,6 +65,15 @@ def test_a_module_is_imported_only_when_it_is_chosen(user_package):
     assert SHIFTS.find("mine", ("my_package",)).__name__ == "Mine"
 
 
+def test_a_broken_module_stands_in_the_way_of_no_other(user_package):
+    user_package({"shifts/mine.py": plugin("Mine"), "shifts/broken.py": "raise RuntimeError"})
+    assert list(SHIFTS.found(("my_package",))) == [*OURS, "mine"]
+    assert refused("gamma", "my_package") == f"must be one of {', '.join(OURS)}, mine"
+    assert load_config(["plugins=[my_package]", "shift=mine"]).shift.name == "mine"
+    with pytest.raises(ConfigError, match=r"^shift=broken: my_package\.shifts\.broken cannot be"):
+        load_config(["plugins=[my_package]", "shift=broken"])
+
+
 def test_a_folder_is_listed_only_until_the_module_is_imported(monkeypatch):
     first = SHIFTS.find("none")
     monkeypatch.setattr(pkgutil, "iter_modules", None)
@@ -83,7 +93,9 @@ def test_helpers_are_no_plugins(user_package):
     user_package({**files, "shifts/angles.py": "FULL = 360"})
     assert SHIFTS.find("mine", ("my_package",)).__name__ == "Mine"
     assert list(SHIFTS.found(("my_package",))) == [*OURS, "mine", "other"]
-    assert refused("angles", "my_package") == f"must be one of {', '.join(OURS)}, mine, other"
+    assert refused("angles", "my_package") == (
+        "my_package.shifts.angles holds no public class derived from Shift"
+    )
 
 
 def test_two_classes_in_a_file_are_refused(user_package):

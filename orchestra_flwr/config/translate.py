@@ -119,11 +119,11 @@ def _chosen(
         return []
     room = rooms_of(section)[key]
     try:
-        names = room.found(packages)
+        plugin = room.get(str(value), packages)
     except PluginError as error:
         raise ConfigError(f"{key}={value_text(override)}: {error}") from None
-    if value not in [*names]:
-        known = ", ".join(dict.fromkeys([*names, *files]))
+    if plugin is None:
+        known = ", ".join(dict.fromkeys([*room.found(packages), *files]))
         raise ConfigError(f"{key}={value_text(override)}: must be one of {known}")
     return [*([f"~{key}"] if has_default else []), f"++{key}.name={value}"]
 
