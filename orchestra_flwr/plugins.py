@@ -138,6 +138,16 @@ def has_changed(package: str) -> bool:
     return _code_of(module) != _imported_codes[module]
 
 
+def is_of_ours(module: str) -> bool:
+    """Whether a module is of this package or of a user's that was imported, and of no library.
+
+    Args:
+        module: its full name.
+    """
+    packages = ["orchestra_flwr", *(package.__name__ for package in _imported_codes)]
+    return any(module == each or module.startswith(f"{each}.") for each in packages)
+
+
 def conf_folders(packages: Sequence[str]) -> list[Path]:
     """The folders `conf/` of users' packages, as far as they have one.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from orchestra_flwr.federation.messages.arrays import (
 )
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import names_down
+from orchestra_flwr.plugins import is_of_ours
 
 
 def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Message:
@@ -46,9 +48,15 @@ def ran_out_of_memory(reply: Message) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """An exception in a line: its type, text and place."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
+    """An exception in a line: its type, text and place.
+
+    The place is the innermost line of this package or of a plug-in: most errors are raised inside a
+    library, where nobody has to look.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    ours = [each for each in frames if is_of_ours(each[0].f_globals.get("__name__", ""))]
+    frame, line = (ours or frames)[-1]
+    place = f"{Path(frame.f_code.co_filename).name}:{line}"
     return f"{type(error).__name__}: {error} ({place})"
 
 

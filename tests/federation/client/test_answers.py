@@ -1,3 +1,4 @@
+import importlib
 import weakref
 
 import numpy as np
@@ -18,6 +19,7 @@ from orchestra_flwr.federation.messages.arrays import (
 )
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import pack_state
+from orchestra_flwr.plugins import fingerprint
 
 
 @pytest.fixture
@@ -120,6 +122,17 @@ def test_a_client_says_that_its_memory_was_not_enough(client, error, failure):
     assert reply.error.code == failure.value
     assert type(error).__name__ in reply.error.reason
     assert answers.ran_out_of_memory(reply) == (failure is Failure.OUT_OF_MEMORY)
+
+
+def test_an_error_has_the_place_where_it_can_be_mended(client, user_package):
+    """Not the line of torch that raised it, but that of the plug-in which called torch."""
+    lines = ["import torch", "", "def work(content):", "    torch.nn.Linear(3, 2)(torch.ones(4))"]
+    user_package({"mistaken.py": "\n".join(lines)})
+    fingerprint(("my_package",))  # as a configuration does that names the package
+    work = importlib.import_module("my_package.mistaken").work
+    reply = answers.answer(Message(message(client), 1, "train"), work)
+    assert reply.error.reason.startswith("RuntimeError: ")
+    assert reply.error.reason.endswith("(mistaken.py:4)")
 
 
 def test_a_killed_process_counts_as_one_without_memory(client):
