@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -48,6 +49,7 @@ class Job:
         log: the file that takes the output of the commands.
         began: when the job was started (monotonic clock).
         was_begun: the run's folder was there before; the run is resumed.
+        as_of_now: the job as it is found to be later, None once the run is complete.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Job:
     log: TextIO | None = None
     began: float = 0.0
     was_begun: bool = False
+    as_of_now: Callable[[], Job | None] | None = None
 
 
 def run_plan(
@@ -127,19 +130,27 @@ def jobs_of(plan: Plan, folder: Path) -> list[Job]:
     """The jobs that are still to be done, in the order of the plan; none for complete runs."""
     found: dict[str, Job] = {}
     for row in plan.rows:
-        path = folder / row.run
-        run = read_run(path)
-        steps, begun = [], run is not None
-        if run is None:
-            overrides = [*row.overrides, f"seed={row.seed}", f"run_dir={path}"]
-            steps.append(_command("orchestra_flwr.cli", [*overrides, "logging.progress=plain"]))
-        elif not run.summary:
-            moved = [o for o in row.overrides if is_free(o)]
-            steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
-        steps += _evaluations(plan, row, path, run)
-        if steps:
-            found.setdefault(row.run, Job(row.run, steps, was_begun=begun))
+        job = _job_of(plan, row, folder)
+        if job is not None:
+            found.setdefault(row.run, job)
     return list(found.values())
+
+
+def _job_of(plan: Plan, row: Row, folder: Path) -> Job | None:
+    """What a row still needs; None for nothing."""
+    path = folder / row.run
+    run = read_run(path)
+    steps, begun = [], run is not None
+    if run is None:
+        overrides = [*row.overrides, f"seed={row.seed}", f"run_dir={path}"]
+        steps.append(_command("orchestra_flwr.cli", [*overrides, "logging.progress=plain"]))
+    elif not run.summary:
+        moved = [o for o in row.overrides if is_free(o)]
+        steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
+    steps += _evaluations(plan, row, path, run)
+    if not steps:
+        return None
+    return Job(row.run, steps, was_begun=begun, as_of_now=partial(_job_of, plan, row, folder))
 
 
 def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list[str]]:
@@ -194,6 +205,8 @@ class _Sweep:
     def _start_waiting(self) -> None:
         free = self.jobs - len(self._in_state("running"))
         for job in self._in_state("waiting")[:free]:
+            if not self._is_still_to_do(job):
+                continue
             job.state, job.began = "running", time.monotonic()
             job.log = (self.folder / LOGS / f"{job.name}.log").open("a")
             print(f"{STARTED}{datetime.now():%Y-%m-%d %H:%M:%S}", file=job.log, flush=True)
@@ -201,6 +214,19 @@ class _Sweep:
             begun = "resumed" if job.was_begun else "started"
             self.announce(f"[{number}/{len(self.todo)}] {begun}: {job.name}")
             self._next_step(job)
+
+    def _is_still_to_do(self, job: Job) -> bool:
+        """Looks again: another command that shares the folder may have come to the run first."""
+        if job.as_of_now is None:
+            return True
+        now = job.as_of_now()
+        if now is None:
+            job.state = "done"
+            number = self.todo.index(job) + 1
+            self.announce(f"[{number}/{len(self.todo)}] complete meanwhile: {job.name}")
+            return False
+        job.steps, job.was_begun = now.steps, now.was_begun
+        return True
 
     def _next_step(self, job: Job) -> None:
         # A new session: Ctrl-C reaches this process alone, which then stops the others.

@@ -348,6 +348,25 @@ def test_steps_follow_each_other_and_stop_at_the_first_that_fails(tmp_path):
     assert any("FAILED (exit code 3): no: bad" in line for line in said)
 
 
+def test_what_another_command_has_done_meanwhile_is_not_done_again(tmp_path):
+    """Two that share a folder: each has its list of runs from before the other began."""
+    plan, configs = make_plan("table6", "small", seeds=[0, 1, 2], only=["base"])
+    complete, begun, missing = jobs_of(plan, tmp_path)
+    for job in (complete, begun):
+        (tmp_path / job.name).mkdir()
+        (tmp_path / job.name / "config.yaml").write_text(config_to_yaml(configs[job.name]))
+    (tmp_path / complete.name / "summary.json").write_text('{"rounds": 8}')
+
+    said = []
+    other = sweep(tmp_path, complete, begun, missing, announce=said.append)
+    assert not other._is_still_to_do(complete) and complete.state == "done"
+    assert said == [f"[1/3] complete meanwhile: {complete.name}"]
+    assert other._is_still_to_do(begun) and begun.was_begun
+    assert f"resume={tmp_path / begun.name}" in begun.steps[0]
+    steps = missing.steps
+    assert other._is_still_to_do(missing) and not missing.was_begun and missing.steps == steps
+
+
 def test_a_start_ends_what_the_log_says_of_the_one_before(tmp_path):
     bad = [python("print('error: the disk is full'); raise SystemExit(1)")]
     assert sweep(tmp_path, Job("run", bad)).run() == ["run"]
