@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from orchestra_flwr.config import (
@@ -114,7 +115,8 @@ def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> Non
             left_out[row.run], run = why, None
         scores = [run.measure(name) if run else None for name in MEASURES.values()]
         cells = ["-" if score is None else percent(score) for score in scores]
-        table.add_row(*map(printable, row.values.values()), *cells, row.run)
+        values = [escape(printable(value)) for value in row.values.values()]
+        table.add_row(*values, *cells, row.run)
     console = console or Console()
     # As wide as its cells: in a narrower terminal lines wrap, and no folder's name is cut.
     table.width = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum

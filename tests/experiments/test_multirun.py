@@ -94,6 +94,16 @@ def test_the_table_has_a_row_for_every_run(tmp_path):
     assert " - " in lines[3] and plan.rows[1].run in lines[3]
 
 
+def test_values_in_brackets_are_shown_as_they_are(tmp_path):
+    """[old] would be a colour to rich, and [/] the end of one."""
+    roots = "data.root='photos [old]','photos [/]'"
+    plan, _ = make_sweep(["data=image_folder", roots])
+    console = Console(width=200, record=True)
+    print_sweep(plan, tmp_path, console)
+    text = console.export_text()
+    assert "| 'photos [old]' |" in text and "| 'photos [/]'" in text
+
+
 def test_no_name_of_a_run_is_cut_in_a_narrow_terminal(tmp_path):
     plan, _ = make_sweep(["seed=0,1", "method=simclr"])
     console = Console(width=30, record=True)
