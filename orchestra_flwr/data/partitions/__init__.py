@@ -201,6 +201,9 @@ def _broken_contract(parts: Sequence[Indices], count: int, clients: int) -> str:
     """What is wrong with a split, or ""."""
     if len(parts) != clients:
         return f"must give the images of {clients} clients, not of {len(parts)}"
+    other = next((part for part in parts if not isinstance(part, np.ndarray)), None)
+    if other is not None:
+        return f"must give an array of indices for each client, not a {type(other).__name__}"
     if any(len(part) == 0 for part in parts):
         return "must give every client an image"
     indices = np.concatenate(parts)

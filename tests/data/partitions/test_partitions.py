@@ -218,6 +218,7 @@ def test_names_and_options_that_do_not_exist_are_refused(user_package):
         ("[np.arange(count)]", "must give the images of 2 clients, not of 1"),
         ("[np.arange(count), np.arange(0)]", "must give every client an image"),
         ("[np.arange(3), np.arange(2, 5)]", "must not give an image twice"),
+        ("[[0, 1, 2], [3, 4]]", "must give an array of indices for each client, not a list"),
         ("[np.arange(3), np.arange(3, 7)]", "must give indices from 0 to 5, int64"),
         ("[np.array([0.0]), np.array([1.0])]", "must give indices from 0 to 5, int64"),
     ],
