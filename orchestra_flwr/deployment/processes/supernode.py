@@ -22,9 +22,10 @@ FIRST_WAIT, LONGEST_WAIT = 2.0, 30.0  # seconds between attempts; doubled until 
 ALIVE_SECONDS = 5.0
 PROGRAMS = "bin"  # the folder of our own program, in the temporary one
 NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that is not registered
-# What Flower says before it gives up for good, though its process stays: a connection that ends
-# while TLS is set up is enough, as of a server behind a proxy that is started again.
-GAVE_UP = "SSL/TLS handshake error detected"
+# What Flower says before it gives up for good, though its process stays for a while or for ever: a
+# connection that ends while TLS is set up is enough, as of a server behind a proxy that is started
+# again; and a server that no longer takes the key, or was started anew and knows no such node.
+GAVE_UP = ("SSL/TLS handshake error detected", "SuperNode terminated gracefully")
 
 
 class Health:
@@ -132,7 +133,7 @@ class Supernode:
                 # that it started for this, which it does before it connects.
                 started = served or self._connected
                 is_served = node.is_served()
-                self._deserted = started and is_served is False
+                self._deserted = started and is_served is False and not self._gave_up
                 served = served or bool(is_served)
                 if self._gave_up or self._deserted:
                     break
@@ -162,7 +163,7 @@ class Supernode:
         return {**flower_folders(self._scratch), "PATH": path}
 
     def _watch(self, line: str) -> None:
-        if GAVE_UP in line:
+        if any(words in line for words in GAVE_UP):
             self._gave_up = True
         if "SuperNode ID" in line and not self._connected:
             self._connected = True

@@ -39,7 +39,27 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(params=[DEAF, DESERTED, NEVER_SERVED], ids=["deaf", "deserted", "never served"])
+# Its key is revoked, or the server was started again: it ends, and its own process is the last.
+ENDING = """
+import subprocess, sys, time
+print("SuperNode ID: 17", flush=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+time.sleep(0.3)
+print("\\x1b[92mINFO \\x1b[0m:      SuperNode terminated gracefully.", flush=True)
+time.sleep(0.3)
+child.kill()
+time.sleep(600)
+"""
+
+PROGRAMS = {
+    "deaf": DEAF,
+    "deserted": DESERTED,
+    "never served": NEVER_SERVED,
+    "ending": ENDING,
+}
+
+
+@pytest.fixture(params=PROGRAMS.values(), ids=PROGRAMS.keys())
 def program(request):
     return request.param
 
@@ -74,7 +94,7 @@ def test_one_that_stays_but_does_nothing_is_started_again(said, program, tmp_pat
         time.sleep(0.02)
     gone = f"was killed, or could not start (see {tmp_path / 'supernode.log'})"
     why = "the connection to fl.example.org:8443 ended"
-    if program != DEAF:
+    if program in (DESERTED, NEVER_SERVED):
         why = f"a process of Flower's SuperNode {gone}"
     assert said[:3] == [connected, f"{why}; trying again", connected]
 
