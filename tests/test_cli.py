@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,32 +188,41 @@ def cut(file):
     file.write_bytes(file.read_bytes()[:-1].rpartition(b"\n")[0] + b"\n")
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def flip_a_bit(file):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
 
 
-DAMAGES = {
-    "checkpoint/state.safetensors": (flip_a_bit, "state.safetensors is damaged"),
-    "metrics.jsonl": (cut, "metrics.jsonl was cut to 2 of 3 records since the checkpoint"),
-    "config.yaml": (lambda f: f.write_text(f.read_text().replace("rounds: 2", "rounds: 1")),
-                    "config.yaml was changed since the checkpoint: federation.rounds 2 -> 1;"),
-}  # fmt: skip
+def fewer_rounds(file):
+    file.write_text(file.read_text().replace("rounds: 2", "rounds: 1"))
+
+
+STATE = "checkpoint/state.safetensors"
+DAMAGES = [
+    (STATE, flip_a_bit, "state.safetensors is damaged"),
+    (STATE, Path.unlink, "state.safetensors was removed"),
+    ("metrics.jsonl", cut, "metrics.jsonl was cut to 2 of 3 records since the checkpoint"),
+    ("config.yaml", fewer_rounds, "was changed since the checkpoint: federation.rounds 2 -> 1;"),
+]
 
 
 def test_a_run_that_was_damaged_or_is_in_use_is_not_resumed(sim, tmp_path, tiny_overrides):
     """Exit code 2 and one line, before anything is written."""
     assert sim(*tiny_overrides, "run_dir=mine")[0] == 0
     mine = tmp_path / "mine"
-    for name, (damage, says) in DAMAGES.items():
+    for name, damage, says in DAMAGES:
         whole = (mine / name).read_bytes()
         damage(mine / name)
-        damaged = (mine / name).read_bytes()
+        damaged = contents(mine)
         code, _, err = sim("resume=mine")
         assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
         assert says in err and "or start a new run" in err
-        assert (mine / name).read_bytes() == damaged
+        assert contents(mine) == damaged
         (mine / name).write_bytes(whole)
     with locked(mine):
         for given in (["resume=mine"], [*tiny_overrides, "run_dir=mine"]):

@@ -63,7 +63,8 @@ class FolderRecord:
 def check_folder(folder: Path) -> None:
     """Refuses a run folder that was changed or damaged behind its last checkpoint.
 
-    A folder without a checkpoint, or with one of an earlier version, passes.
+    One with a checkpoint of an earlier version passes, and so does one without any, unless the run
+    had one: it would begin anew, and lose the records and the encoder that are there.
 
     Raises:
         ConfigError: one line; what differs, and what to do.
@@ -71,6 +72,11 @@ def check_folder(folder: Path) -> None:
     """
     path = folder / CHECKPOINT
     if not path.is_file():
+        if (folder / ENDED).exists() or _lines(folder / "metrics.jsonl") > 1:
+            raise ConfigError(
+                f"{path} was removed, and without it the run cannot go on; put it back, "
+                f"or start a new run, which may begin with this one's encoder (init={folder})"
+            )
         return
     try:
         record = read_values(path, earlier=EARLIER).get(VALUE)
@@ -116,6 +122,11 @@ class _Prefix:
     @property
     def entry(self) -> dict[str, Any]:
         return {"bytes": self._bytes, "lines": self._lines, "sha256": self._digest.hexdigest()}
+
+
+def _lines(path: Path) -> int:
+    """A run that is killed after its first line may have no checkpoint yet."""
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
 def _difference(path: Path, entry: Mapping[str, Any], *, grows: bool) -> str:
