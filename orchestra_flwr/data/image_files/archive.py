@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data.image_files.folder_walk import is_hidden, regular_files
+from orchestra_flwr.data.image_files.left_out import first_ones
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.square_image import MAX_BYTES, check_size
 
@@ -57,12 +58,13 @@ class Archive(AbstractContextManager["Archive"]):
         self._members: dict[str, zipfile.ZipInfo] = {}
         try:
             mode = root.stat().st_mode
+            if stat.S_ISDIR(mode):
+                os.scandir(root).close()  # one that may not be read is no empty one
+                return
         except FileNotFoundError:
             raise wrong_root(root, "does not exist") from None
         except (OSError, ValueError) as error:
             raise wrong_root(root, f"cannot be read ({_cause(error)})") from None
-        if stat.S_ISDIR(mode):
-            return
         if not stat.S_ISREG(mode):  # a device or a pipe may never end
             raise wrong_root(root, "must be a folder or a zip file, not a device, pipe or socket")
         try:
@@ -123,11 +125,16 @@ class Archive(AbstractContextManager["Archive"]):
             return None
 
     def _in_folder(self) -> list[ImageFile]:
-        found, again = regular_files(self._root, is_image)
+        found, again, unread = regular_files(self._root, is_image)
         if again:
             logger.warning(
-                "data.root=%s: %d links to files or folders that count already are left out",
+                "%s: %d links to files or folders that count already are left out",
                 self._root, again,
+            )  # fmt: skip
+        if unread:
+            logger.warning(
+                "%s: %d folders or links that cannot be read are left out: %s",
+                self._root, len(unread), first_ones(unread.items()),
             )  # fmt: skip
         return [
             ImageFile(name, (status.st_size, status.st_mtime_ns)) for name, status in found.items()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.data.image_files.left_out import first_ones
 from orchestra_flwr.square_image import broken_because, decode_image
 
 logger = logging.getLogger("orchestra_flwr.data")
@@ -23,7 +24,6 @@ logger = logging.getLogger("orchestra_flwr.data")
 PROGRESS_SECONDS, LONGEST_SECONDS = 2.0, 60.0  # between two lines: from line to line it doubles
 MAX_THREADS = 8  # more would only wait for Python's lock
 CHUNK = 64  # files a task
-NAMED_FILES = 5  # broken files that the warning names
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,4 @@ def _can_be_read(name: str, read: Callable[[str], bytes]) -> bool:
 
 def _warn(broken: Sequence[tuple[str, str]], count: int) -> None:
     if broken:
-        named = "; ".join(f"{name}: {reason}" for name, reason in broken[:NAMED_FILES])
-        more = f"; and {len(broken) - NAMED_FILES} more" if len(broken) > NAMED_FILES else ""
-        logger.warning("skipped %d of %d image files: %s%s", len(broken), count, named, more)
+        logger.warning("skipped %d of %d image files: %s", len(broken), count, first_ones(broken))

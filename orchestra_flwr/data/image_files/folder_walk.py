@@ -6,14 +6,27 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 FIRST = ("train", "test")  # a link in them counts, the folder that it leads to does not again
 
 
-def regular_files(
-    root: Path, wanted: Callable[[str], bool]
-) -> tuple[dict[str, os.stat_result], int]:
-    """The files that are wanted, by their paths below `root`, with slashes.
+class Walk(NamedTuple):
+    """What is below a folder.
+
+    Attributes:
+        files: status of the wanted files, by their paths below the folder, with slashes.
+        again: how many files and folders were met again.
+        unread: why not, by path: folders that may not be read, links that lead nowhere.
+    """
+
+    files: dict[str, os.stat_result]
+    again: int
+    unread: dict[str, str]
+
+
+def regular_files(root: Path, wanted: Callable[[str], bool]) -> Walk:
+    """The files below a folder that are wanted.
 
     Links are followed. A file or folder that is reached by several paths counts at the first one:
     in train/, in test/, then in the order of the names. So links that lead round in a circle end,
@@ -22,11 +35,9 @@ def regular_files(
     Args:
         root: a folder.
         wanted: by the path below the root.
-
-    Returns:
-        The files with their status, and how many files and folders were met again.
     """
     found: dict[str, os.stat_result] = {}
+    unread: dict[str, str] = {}
     seen: set[tuple[int, int]] = set()
     again = 0
     paths = [""]  # below the root, the next one last
@@ -34,7 +45,8 @@ def regular_files(
         path = paths.pop()
         try:
             status = (root / path).stat()
-        except OSError:  # a link that leads nowhere, or to itself
+        except OSError as error:  # a link that leads nowhere, or to itself
+            unread[path] = str(error.strerror)
             continue
         is_folder = stat.S_ISDIR(status.st_mode)
         if not is_folder and not (stat.S_ISREG(status.st_mode) and wanted(path)):
@@ -44,11 +56,14 @@ def regular_files(
             again += 1
             continue
         seen.add(identity)
-        if is_folder:
-            paths += reversed(_visible(root, path))
-        else:
+        if not is_folder:
             found[path] = status
-    return found, again
+            continue
+        try:
+            paths += reversed(_visible(root, path))
+        except OSError as error:
+            unread[path] = str(error.strerror)
+    return Walk(found, again, unread)
 
 
 def is_hidden(name: str) -> bool:
@@ -58,9 +73,6 @@ def is_hidden(name: str) -> bool:
 
 def _visible(root: Path, folder: str) -> list[str]:
     """The paths of what is in a folder, in the order in which they count."""
-    try:
-        names = [p.name for p in (root / folder).iterdir() if not is_hidden(p.name)]
-    except OSError:  # as one that may not be read
-        return []
+    names = [p.name for p in (root / folder).iterdir() if not is_hidden(p.name)]
     names.sort(key=lambda name: (name not in FIRST, name != FIRST[0], name))
     return [f"{folder}/{name}" if folder else name for name in names]

@@ -1,7 +1,9 @@
 """What the survey of a folder counts, whatever links, pipes and devices lie in it."""
 
+import errno
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ def below(tmp_path):
     """Lists what is found below a folder, and how many things were met again."""
 
     def listed():
-        found, again = regular_files(tmp_path, lambda path: path.endswith(".png"))
+        found, again, _ = regular_files(tmp_path, lambda path: path.endswith(".png"))
         return sorted(found), again
 
     return listed
@@ -39,6 +41,24 @@ def test_links_in_a_circle_end(tmp_path, below):
     (tmp_path / "nowhere.png").symlink_to(tmp_path / "nothing")
     (tmp_path / "itself.png").symlink_to(tmp_path / "itself.png")
     assert below() == (["cat/1.png"], 3)
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_found(tmp_path, monkeypatch):
+    """A folder of another user, and a link to a disk that is not there."""
+    write(tmp_path / "cat", "1.png")
+    write(tmp_path / "dog", "1.png")
+    (tmp_path / "eel").symlink_to(tmp_path / "disk" / "eel")
+    listed = Path.iterdir
+
+    def iterdir(folder):
+        if folder.name == "dog":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)  # permissions mean nothing to root
+    found, _, unread = regular_files(tmp_path, lambda path: path.endswith(".png"))
+    assert list(found) == ["cat/1.png"]
+    assert unread == {"dog": "Permission denied", "eel": "No such file or directory"}
 
 
 def test_paths_that_double_with_every_folder_are_walked_once(tmp_path, below):

@@ -1,4 +1,5 @@
 import copy
+import errno
 import logging
 import os
 import shutil
@@ -300,6 +301,21 @@ def test_links_in_a_circle_do_not_multiply_images(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
         assert len(_load(root).train) == 3
     assert any("2 links to files or folders that count already" in m for m in caplog.messages)
+
+
+def test_folders_and_links_that_cannot_be_read_are_named(tmp_path: Path, caplog, monkeypatch):
+    root = _write(tmp_path / "images", ["a/1.png", "b/1.png"])
+    (root / "c").symlink_to(tmp_path / "disk" / "c")
+    with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
+        assert len(_load(root).train) == 2
+    left_out = f"{root}: 1 folders or links that cannot be read are left out: c: No such file"
+    assert any(message.startswith(left_out) for message in caplog.messages)
+
+    def scandir(folder):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", scandir)  # permissions mean nothing to root
+    _refused(root, "cannot be read .Permission denied")
 
 
 def test_a_file_that_became_a_pipe_is_skipped(tmp_path: Path):
