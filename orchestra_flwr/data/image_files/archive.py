@@ -20,10 +20,14 @@ from orchestra_flwr.square_image import MAX_BYTES, check_size
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-PHOTOS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+PHOTOS = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif",
+)  # fmt: skip
 COMPARED = 16  # files of a folder whose content is part of its identity
 WINDOWS = 0  # the system by which a zip says that it was made
 SUFFIXES = frozenset((*PHOTOS, ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2"))
+# Photographs of phones and cameras that PIL cannot decode.
+UNDECODABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,14 @@ class Archive(AbstractContextManager["Archive"]):
     def files(self) -> list[ImageFile]:
         """All image files, each once, sorted by path; hidden ones and other files are left out."""
         found = self._in_folder() if self._zip is None else self._in_zip()
-        return sorted(found, key=lambda file: file.name)
+        images = [file for file in found if _suffix(file.name) in SUFFIXES]
+        if len(images) < len(found):
+            kinds = sorted({_suffix(file.name) for file in found} & UNDECODABLE)
+            logger.warning(
+                "%s: %d photographs are left out, as their format cannot be read (%s): convert "
+                "them to JPEG", self._root, len(found) - len(images), ", ".join(kinds),
+            )  # fmt: skip
+        return sorted(images, key=lambda file: file.name)
 
     def read(self, name: str) -> bytes:
         """A file's content.
@@ -125,7 +136,7 @@ class Archive(AbstractContextManager["Archive"]):
             return None
 
     def _in_folder(self) -> list[ImageFile]:
-        found, again, unread = regular_files(self._root, is_image)
+        found, again, unread = regular_files(self._root, _is_photograph)
         if again:
             logger.warning(
                 "%s: %d links to files or folders that count already are left out",
@@ -145,7 +156,7 @@ class Archive(AbstractContextManager["Archive"]):
         placed: dict[int, ImageFile] = {}
         for name, member in sorted(self._members.items()):
             kind = stat.S_IFMT(member.external_attr >> 16)
-            if kind in (0, stat.S_IFREG) and not name.endswith("/") and is_image(name):
+            if kind in (0, stat.S_IFREG) and not name.endswith("/") and _is_photograph(name):
                 file = ImageFile(name, (member.file_size, member.CRC))
                 placed.setdefault(member.header_offset, file)
         return list(placed.values())
@@ -156,10 +167,14 @@ def wrong_root(root: Path, what: str) -> ConfigError:
     return ConfigError(f"data.root={root}: {what}")
 
 
-def is_image(name: str) -> bool:
-    """Whether a path below the root is that of an image; those that begin with a dot are hidden."""
-    path = PurePosixPath(name)
-    return not any(map(is_hidden, path.parts)) and path.suffix.lower() in SUFFIXES
+def _is_photograph(name: str) -> bool:
+    """Whether a path below the root is that of one; those that begin with a dot are hidden."""
+    hidden = any(map(is_hidden, PurePosixPath(name).parts))
+    return not hidden and _suffix(name) in SUFFIXES | UNDECODABLE
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()
 
 
 def _slashed(member: zipfile.ZipInfo) -> str:

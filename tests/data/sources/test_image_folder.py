@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data import UNLABELLED, Dataset, load_dataset
@@ -301,6 +301,28 @@ def test_links_in_a_circle_do_not_multiply_images(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
         assert len(_load(root).train) == 3
     assert any("2 links to files or folders that count already" in m for m in caplog.messages)
+
+
+def test_photographs_of_formats_that_cannot_be_read_are_counted(tmp_path: Path, caplog):
+    """As phones (HEIC) and cameras (NEF) write them, beside images that can be read."""
+    root = _write(tmp_path / "images", ["a/1.png", "b/1.png"])
+    for name in ("a/IMG_1.HEIC", "a/IMG_2.heic", "b/DSC_1.NEF", "b/.hidden.heic", "b/note.txt"):
+        (root / name).write_bytes(b"x")
+    shutil.make_archive(str(root), "zip", root)
+    for images in (root, root.with_suffix(".zip")):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
+            assert len(_load(images).train) == 2
+        assert caplog.messages == [
+            f"{images}: 3 photographs are left out, as their format cannot be read (.heic, .nef): "
+            "convert them to JPEG"
+        ]
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow does not read AVIF")
+def test_avif_is_read(tmp_path: Path):
+    root = _write(tmp_path / "images", ["a/1.png", "b/1.png", "b/2.avif"])
+    assert len(_load(root).train) == 3
 
 
 def test_folders_and_links_that_cannot_be_read_are_named(tmp_path: Path, caplog, monkeypatch):
