@@ -106,7 +106,8 @@ def check_size(count: int) -> None:
 
 def broken_because(error: Exception) -> str:
     """Why a file cannot be decoded, in a few words of one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    reason = error.strerror if isinstance(error, OSError) else None  # without the path
+    text = " ".join((reason or str(error)).split()) or type(error).__name__
     return "not an image" if text.startswith("cannot identify image file") else text
 
 

@@ -25,6 +25,7 @@ PHOTOS = (
 )  # fmt: skip
 COMPARED = 16  # files of a folder whose content is part of its identity
 WINDOWS = 0  # the system by which a zip says that it was made
+ENCRYPTED = 1  # the flag of a zip's member
 SUFFIXES = frozenset((*PHOTOS, ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2"))
 # Photographs of phones and cameras that PIL cannot decode.
 UNDECODABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
@@ -103,6 +104,8 @@ class Archive(AbstractContextManager["Archive"]):
         if self._zip is None:
             return _read_regular(self._root / name)
         member = self._members[name]
+        if member.flag_bits & ENCRYPTED:
+            raise OSError("encrypted; unpack the zip with its password, and give the folder")
         check_size(member.file_size)
         return self._zip.read(member)
 

@@ -2,6 +2,7 @@ import copy
 import errno
 import logging
 import os
+import re
 import shutil
 import warnings
 import zipfile
@@ -385,6 +386,17 @@ def test_members_of_a_zip_count_once_and_only_files(tmp_path: Path):
         opened.filelist.append(twin)
     with Archive(archive) as opened:
         assert [file.name for file in opened.files()] == ["a/1.png", "b/1.png"]
+
+
+def test_an_encrypted_zip_is_said_to_be_one(tmp_path: Path):
+    source = _write(tmp_path / "source", ["a/1.png", "b/1.png"])
+    archive = Path(shutil.make_archive(str(tmp_path / "images"), "zip", source))
+    content = bytearray(archive.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        for found in re.finditer(signature, bytes(content)):
+            content[found.start() + flags] |= 1
+    archive.write_bytes(content)
+    _refused(archive, "no training image can be read .a/1.png: encrypted; unpack the zip with its")
 
 
 def test_names_that_are_no_text_can_be_shown_and_stored(tmp_path: Path):
