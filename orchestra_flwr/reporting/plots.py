@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,17 @@ def partition_figure(
 
 def _save(figure: Figure, path: str | Path) -> None:
     with replacing(Path(path)) as temporary:
-        figure.savefig(temporary, format="png")
+        _write_png(figure, temporary)
+
+
+def _write_png(figure: Figure, target: Path | io.BytesIO) -> None:
+    """Letters that matplotlib's font lacks, such as Chinese ones, become boxes without a warning.
+
+    A box is all that can be drawn of them; the names are in `partition.json`.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        figure.savefig(target, format="png")
 
 
 class Picture(Figure):
@@ -131,7 +142,7 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         content = io.BytesIO()
-        self.savefig(content, format="png")
+        _write_png(self, content)
         return content.getvalue()
 
 
