@@ -132,7 +132,7 @@ def write_embeddings(
 def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | None:
     """The embeddings that are there already; None where they are missing, others or damaged."""
     try:
-        described = Description(**json.loads((folder / DESCRIPTION).read_text()))
+        described = Description(**json.loads((folder / DESCRIPTION).read_bytes()))
         path = folder / f"embeddings.{format}"
         if described.key != key or described.file != path.name:
             return None
@@ -150,7 +150,7 @@ def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | N
 def embedded_before(folder: Path) -> str | None:
     """The path of the images whose embeddings a folder holds; None without any."""
     try:
-        return str(json.loads((folder / DESCRIPTION).read_text())["images"])
+        return str(json.loads((folder / DESCRIPTION).read_bytes())["images"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -77,14 +77,14 @@ def render(data: dict[str, Any]) -> str:
     """The page of such data: the template with style, script and data in their places."""
     parts = {
         "<!-- title -->": escape(data["title"]),
-        "/* style */": (TEMPLATE / "page.css").read_text(),
-        "/* script */": (TEMPLATE / "page.js").read_text(),
+        "/* style */": (TEMPLATE / "page.css").read_text("utf-8"),
+        "/* script */": (TEMPLATE / "page.js").read_text("utf-8"),
         # "</script>" in the name of a file must not end the data.
         "<!-- data -->": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace(
             "<", "\\u003c"
         ),
     }
-    page = (TEMPLATE / "page.html").read_text()
+    page = (TEMPLATE / "page.html").read_text("utf-8")
     for place, content in parts.items():
         before, _, after = page.partition(place)
         page = before + content + after

@@ -2,7 +2,10 @@
 
 import base64
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from PIL import Image
 from orchestra_flwr.data.image_files.archive import Archive
 from orchestra_flwr.use.embedding_files import Embeddings
 from orchestra_flwr.use.image_embeddings import EmbeddedImages
-from orchestra_flwr.use.page import TEMPLATE, write_page
+from orchestra_flwr.use.page import TEMPLATE, render, write_page
 from orchestra_flwr.use.similar import nearest_neighbours
 from orchestra_flwr.use.use_config import PageConfig
 
@@ -49,6 +52,18 @@ def test_it_holds_what_the_embeddings_say(photos, tmp_path):
     clusters = unpacked(data["clusters"], "u1")
     assert all(clusters[i] == c for c, typical in enumerate(data["typical"]) for i in typical)
     assert sorted(data["outliers"]) == [*range(36)]
+
+
+def test_the_locale_decides_nothing():
+    """Where text is not UTF-8 by default, as with LANG=en_US on older machines."""
+    program = (
+        "import sys; from orchestra_flwr.use.page import render;"
+        "sys.stdout.buffer.write(render({'title': 'x'}).encode())"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", program]
+    made = subprocess.run(command, env=os.environ | plain, capture_output=True, check=True)
+    assert made.stdout.decode() == render({"title": "x"})
 
 
 def test_text_from_elsewhere_stays_text(photos, tmp_path):
