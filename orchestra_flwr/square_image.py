@@ -7,6 +7,7 @@ trained on.
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,6 +22,7 @@ from torch.nn.functional import interpolate
 AnyImage: TypeAlias = str | Path | Image.Image | NDArray[np.generic] | Tensor
 
 MAX_BYTES = 2**28  # of a file; images that PIL allows are hardly ever as large
+JPEG = b"\xff\xd8\xff"  # its first bytes
 MODES = {1: "L", 3: "RGB"}  # by channels
 TURNS = {  # what turns an image upright, by its EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -85,11 +87,25 @@ def decode_image(data: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]
     Raises:
         Exception: whatever PIL raises for a broken file; ValueError for one of too many pixels.
     """
-    with Image.open(io.BytesIO(data)) as image:
-        if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
-            raise ValueError(f"too many pixels ({image.width} x {image.height})")
+    with opened_image(data) as image:
+        width, height = image.size
         image.draft(None, (2 * size, 2 * size))  # lets a large JPEG be decoded at half, ... size
+        # What is decoded counts; but a progressive JPEG takes memory for all of its pixels.
+        decoded = width * height if "progressive" in image.info else image.width * image.height
+        if Image.MAX_IMAGE_PIXELS and decoded > Image.MAX_IMAGE_PIXELS:
+            raise ValueError(f"too many pixels ({width} x {height})")
         return _square(image, size, channels)
+
+
+def opened_image(data: bytes) -> Image.Image:
+    """An image file of which nothing is decoded yet.
+
+    `Image.open` calls a JPEG of 100 or 200 million pixels, as phones make them, an attack.
+    """
+    if data.startswith(JPEG):
+        with suppress(SyntaxError):  # it is damaged, as Image.open says in better words
+            return JpegImageFile(io.BytesIO(data))
+    return Image.open(io.BytesIO(data))
 
 
 def check_size(count: int) -> None:

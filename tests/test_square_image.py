@@ -148,6 +148,19 @@ def test_a_large_jpeg_is_decoded_small_and_right():
     assert np.abs(image - _gradient(32, 32).transpose(2, 0, 1) * 255).max() < 8
 
 
+def test_a_photograph_of_more_pixels_than_pil_opens_is_read(monkeypatch, recwarn):
+    """Phones make 200 million; a JPEG is decoded at an eighth of its size, unless progressive."""
+    picture = Image.fromarray(np.full((400, 600, 3), 100, np.uint8))
+    plain, progressive = io.BytesIO(), io.BytesIO()
+    picture.save(plain, "jpeg")
+    picture.save(progressive, "jpeg", progressive=True)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)  # Image.open raises from 20,000 on
+    assert np.abs(decode_image(plain.getvalue(), 16).astype(int) - 100).max() <= 1
+    with pytest.raises(ValueError, match="too many pixels .600 x 400"):
+        decode_image(progressive.getvalue(), 16)
+    assert not recwarn.list
+
+
 def test_sizes_that_no_image_has_are_refused():
     check_size(MAX_BYTES)
     for count in (0, MAX_BYTES + 1):

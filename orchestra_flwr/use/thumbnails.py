@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from orchestra_flwr.data.image_files.decoding import decode_files
+from orchestra_flwr.square_image import opened_image
 
 STEP = 16  # WebP's blocks: at multiples of it no picture bleeds into the next one
 LARGEST = 128
@@ -63,7 +64,7 @@ def _source_size(names: Sequence[str], read: Callable[[str], bytes]) -> int:
     sides = []
     for name in names[:: max(1, len(names) // 32)]:
         try:
-            with Image.open(io.BytesIO(read(name))) as image:
+            with opened_image(read(name)) as image:
                 sides.append(min(image.size))
         except Exception:  # noqa: S112  (decoders raise all kinds of errors for broken files)
             continue
