@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
@@ -178,6 +179,7 @@ def _command(
             require_server(usage.program(text))
         _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
+        warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF data costs no image
         stop_on_sigterm()
         return run(config)
 

@@ -1,5 +1,6 @@
 """`orchestra-embed` as a person calls it."""
 
+import io
 import json
 import os
 import shutil
@@ -69,6 +70,17 @@ def test_an_image_that_could_not_be_read_is_embedded_once_it_can_be(
         assert "red/01.png: Permission denied\n" in command(*arguments)[1]
     code, out, _ = command(*arguments)
     assert code == 0 and "36 images" in out and "left out" not in out
+
+
+def test_a_photograph_with_damaged_exif_data_is_embedded_quietly(run, tmp_path, command, recwarn):
+    """Pillow warns about it, with a line of its own source."""
+    (tmp_path / "photos").mkdir()
+    photo = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(photo, "jpeg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
+    (tmp_path / "photos" / "1.jpg").write_bytes(photo.getvalue())
+    code, out, _ = command(f"run={run}", f"images={tmp_path / 'photos'}", "page.write=false")
+    assert code == 0 and "(1 images" in out
+    assert not [warning for warning in recwarn if "EXIF" in str(warning.message)]
 
 
 def test_two_folders_of_one_name_do_not_replace_each_other(run, photos, command, tmp_path):
