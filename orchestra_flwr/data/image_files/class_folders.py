@@ -122,7 +122,10 @@ def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
         raise wrong_root(root, "holds test/ but no images in train/")
     others = len(placed) - len(below["train"]) - len(below["test"])
     if others:
-        logger.warning("data.root=%s: %d images outside train/ and test/ left out", root, others)
+        hint = "" if below["test"] else "; test images must lie in test/, not in val/"
+        logger.warning(
+            "data.root=%s: %d images outside train/ and test/ left out%s", root, others, hint
+        )
     return below["train"], below["test"]
 
 

@@ -42,6 +42,17 @@ def test_splits_of_other_names_are_no_classes(tmp_path: Path, train: str, test: 
         )
 
 
+def test_images_in_val_are_no_test_images_and_it_is_said(tmp_path: Path, caplog):
+    """The layout of many archives; the run then said no more than that it has no test images."""
+    survey(_write(tmp_path, "train/a/1.png", "train/b/1.png", "val/a/1.png"))
+    assert caplog.messages[0].endswith(
+        "1 images outside train/ and test/ left out; test images must lie in test/, not in val/"
+    )
+    caplog.clear()
+    survey(_write(tmp_path, "test/a/1.png"))
+    assert caplog.messages[0].endswith("1 images outside train/ and test/ left out")
+
+
 def test_names_of_splits_may_be_those_of_classes(tmp_path: Path):
     assert survey(_write(tmp_path / "1", "Train/1.png", "Test/1.png")) == (2, 2)
     assert survey(_write(tmp_path / "2", "Train/a/1.png", "car/1.png")) == (2, 2)
