@@ -59,7 +59,9 @@ def _rows(
         reader = csv.DictReader(lines, names, delimiter=delimiter)
         rows = [(reader.line_num + 1, row) for row in reader]
     except UnicodeDecodeError:
-        raise ConfigError(f"{key}={path}: cannot be read (is not UTF-8)") from None
+        raise ConfigError(
+            f"{key}={path}: cannot be read (is not UTF-8; spreadsheets call that CSV UTF-8)"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{key}={path}: cannot be read ({error.strerror})") from None
     except csv.Error as error:  # a quote that is never closed, for example
