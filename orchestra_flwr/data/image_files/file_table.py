@@ -53,11 +53,9 @@ def _rows(
     file = at_home(path)
     try:
         text = file.read_bytes().decode("utf-8-sig")
-        # Not splitlines, which also divides at separators that names of files may hold.
-        lines = io.StringIO(text, newline="")
-        delimiter, names = _first_line(lines, columns)
-        reader = csv.DictReader(lines, names, delimiter=delimiter)
-        rows = [(reader.line_num + 1, row) for row in reader]
+        separator, names = _first_line(text, columns)
+        reader = csv.DictReader(_lines(text), names, delimiter=separator)
+        rows = [(reader.line_num, row) for row in reader][1:]
     except UnicodeDecodeError:
         raise ConfigError(
             f"{key}={path}: cannot be read (is not UTF-8; spreadsheets call that CSV UTF-8)"
@@ -75,13 +73,17 @@ def _rows(
     return rows
 
 
-def _first_line(lines: io.StringIO, columns: tuple[str, str]) -> tuple[str, list[str]]:
+def _first_line(text: str, columns: tuple[str, str]) -> tuple[str, list[str]]:
     """What separates the columns, and their names as they are compared: in small letters."""
     found = {}
-    for delimiter in SEPARATORS:
-        lines.seek(0)
-        first = next(csv.reader(iter(lines.readline, ""), delimiter=delimiter), [])
-        found[delimiter] = [name.strip().lower() for name in first]
-    fitting = [each for each, names in found.items() if set(columns) <= set(names)]
-    delimiter = (fitting or SEPARATORS)[0]
-    return delimiter, found[delimiter]
+    for separator in SEPARATORS:
+        first = next(csv.reader(_lines(text), delimiter=separator), [])
+        found[separator] = [name.strip().lower() for name in first]
+    fitting = (each for each, names in found.items() if set(columns) <= set(names))
+    separator = next(fitting, SEPARATORS[0])
+    return separator, found[separator]
+
+
+def _lines(text: str) -> io.StringIO:
+    """For the reader: not splitlines, which also divides where names of files may hold it."""
+    return io.StringIO(text, newline="")
