@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,19 @@ from orchestra_flwr.reporting import environment
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 RESULTS = Path(os.environ.get("ORCHESTRA_RESULTS", Path(__file__).parent / "results"))
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_listening(port: int) -> bool:
+    """Whether somebody listens at a port of 127.0.0.1."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def in_turns(

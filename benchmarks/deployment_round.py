@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import RESULTS
+from common import RESULTS, free_port
 
 RESULT = RESULTS / "deployment_round.json"
 ROOT = Path(__file__).parents[1]
@@ -63,8 +63,6 @@ def idle_client() -> None:
 
 def measure(folder: Path, name: str, model: list[str], rounds: int, tls: bool) -> dict:
     """One federation; its rounds' seconds and bytes."""
-    from orchestra_flwr.deployment.processes.child import free_port
-
     port, security = free_port(), folder / ("security" if tls else "none")
     run = folder / f"{len(list(folder.iterdir()))}"
     server = subprocess.Popen(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from common import table, write
+from common import free_port, is_listening, table, write
 
 from orchestra_flwr.deployment.gate import Gate, GateTls, listening
 from orchestra_flwr.deployment.gate.upstream import (
@@ -35,7 +35,7 @@ from orchestra_flwr.deployment.gate.upstream import (
     Upstream,
     UpstreamResponse,
 )
-from orchestra_flwr.deployment.processes.child import free_port, is_listening
+from orchestra_flwr.deployment.processes.child import accepts
 
 CLIENTS = ("as it is", "one AsyncClient")
 SMALL, LARGE = 300, 5 * 1024**2  # bytes of a pull-messages, and of a push-object
@@ -49,12 +49,11 @@ def main() -> None:
     parser.add_argument("--serve", choices=["superlink", "gate"])
     parser.add_argument("--client", choices=CLIENTS)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--upstream")
     arguments = parser.parse_args()
     if arguments.serve == "superlink":
         superlink(arguments.folder)
     elif arguments.serve == "gate":
-        gate(arguments.folder, arguments.upstream, arguments.client)
+        gate(arguments.folder, arguments.client)
     else:
         measure(arguments.rounds)
 
@@ -71,7 +70,7 @@ def superlink(folder: Path) -> None:
 
     uvicorn.run(
         answer,
-        port=int(os.environ["PORT"]),
+        uds=str(folder / "link"),
         ssl_certfile=folder / "server.crt",
         ssl_keyfile=folder / "server.key",
         lifespan="off",
@@ -80,14 +79,14 @@ def superlink(folder: Path) -> None:
     )
 
 
-def gate(folder: Path, upstream: str, client: str) -> None:
+def gate(folder: Path, client: str) -> None:
     if client == "one AsyncClient":
         listening.Upstream = OneClient  # type: ignore[misc]
     tls = GateTls(folder / "server.crt", folder / "server.key", folder / "ca.crt")
     with Gate(
         "127.0.0.1",
         int(os.environ["PORT"]),
-        upstream,
+        folder / "link",
         tls=tls,
         reply_limit=None,
         names=lambda: {b"": "bench"},
@@ -99,12 +98,11 @@ def gate(folder: Path, upstream: str, client: str) -> None:
 class OneClient(Upstream):
     """The same with one httpx.AsyncClient for all connections."""
 
-    def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
-        super().__init__(address, tls)
+    def __init__(self, socket: Path, tls: ssl.SSLContext | None) -> None:
+        super().__init__(socket, tls)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.AsyncClient(
-            verify=self._tls, trust_env=False, limits=limits, timeout=RESPONSE_SECONDS
-        )
+        transport = httpx.AsyncHTTPTransport(verify=self._tls, limits=limits, uds=str(socket))
+        self._client = httpx.AsyncClient(transport=transport, timeout=RESPONSE_SECONDS)
 
     @contextlib.asynccontextmanager
     async def request(
@@ -121,14 +119,14 @@ class OneClient(Upstream):
 
 
 @contextlib.contextmanager
-def serving(*arguments: str) -> Iterator[tuple[int, int]]:
+def serving(*arguments: str, socket: Path | None = None) -> Iterator[tuple[int, int]]:
     """Starts this script as a server; its port and its process id."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, __file__, *arguments], env={**os.environ, "PORT": str(port)}
     )
     try:
-        while not is_listening(f"127.0.0.1:{port}"):
+        while not (accepts(socket) if socket else is_listening(port)):
             time.sleep(0.05)
         yield port, process.pid
     finally:
@@ -148,8 +146,9 @@ def measure(rounds: int) -> None:
         )
         folder += "/security"  # the command's default
         tls = ssl.create_default_context(cafile=f"{folder}/ca.crt")
-        link, _ = stack.enter_context(serving("--serve", "superlink", "--folder", folder))
-        common = ["--serve", "gate", "--folder", folder, "--upstream", f"127.0.0.1:{link}"]
+        link = Path(folder) / "link"
+        stack.enter_context(serving("--serve", "superlink", "--folder", folder, socket=link))
+        common = ["--serve", "gate", "--folder", folder]
         gates = {name: stack.enter_context(serving(*common, "--client", name)) for name in CLIENTS}
         cases: dict[str, Callable[[int], float]] = {
             "small alone": lambda port: alone(port, tls, "pull-messages", SMALL, 300),

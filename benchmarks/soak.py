@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from common import RESULTS, table, write
+from common import RESULTS, free_port, table, write
 from faults.federation import make_keys, make_photos, quiet_environment
 from faults.processes import Command, descendants, role_of, wait_for
 
@@ -159,9 +159,9 @@ def sample(server: Command, clients: Sequence[Command], folder: Path) -> dict[st
         for root in roots:
             for pid in (root.pid, *descendants(root.pid)):
                 role = side if pid == root.pid else role_of(pid)
-                if role in (None, "clientapp") or (seen := look(pid)) is None:
+                if role is None or (seen := look(pid)) is None:
                     continue
-                found["server's superexec" if role == "superexec" else role].append(seen)
+                found[role].append(seen)
     values: dict[str, dict] = defaultdict(dict)
     for who, each in found.items():
         for quantity in each[0]:
@@ -175,8 +175,6 @@ def measure(
     folder: Path, minutes: float, pause: float, names: Sequence[str]
 ) -> tuple[Samples, int]:
     """Runs the federation for so long; its samples and the rounds it finished."""
-    from orchestra_flwr.deployment.processes.child import free_port
-
     make_photos(folder / "photos", dict.fromkeys(names, 20))
     make_keys(folder / "security", *(word for name in names for word in ("--client", name)))
     (folder / "tmp").mkdir()

@@ -31,7 +31,7 @@ HIDE = f"import sys; sys.modules.update(dict.fromkeys({HIDDEN!r}))\n"
 CLIENT = """if True:
     from pathlib import Path
     from orchestra_flwr.cli import client_main
-    import orchestra_flwr.deployment.channel.relay_app, flwr.supernode.cli.flower_supernode
+    import orchestra_flwr.flower.client_tasks, flwr.supernode.cli.flower_supernode
     import orchestra_flwr.deployment.processes.client_process
     from orchestra_flwr import load_encoder
     from orchestra_flwr.config import load_config

@@ -14,7 +14,7 @@ LAYERS = [
     ["plugins", "seeding", "files", "folder_lock"],
     ["tensor_files"],
     ["config"],
-    ["extras"],
+    ["extras", "flower"],
     ["models", "privacy", "commands"],
     ["data"],
     ["clustering"],
@@ -137,7 +137,7 @@ def test_no_module_waits_for_itself():
 @pytest.mark.parametrize(
     ("library", "home"),
     [
-        ("flwr", {"federation", "deployment"}),
+        ("flwr", {"flower", "federation", "deployment"}),
         ("hydra", {"config"}),
         ("dp_accounting", {"privacy"}),
     ],

@@ -28,9 +28,7 @@ MOMENTS = ("joined with", "round 1/", "round 2/")
 LATEST = 6.0  # seconds after the moment
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 PROCESSES = (
-    "server", "server/superlink", "server/superexec", "server/serverapp",
-    "client", "client/supernode", "client/client's superexec", "client/forkserver",
-    "client/clientapp",
+    "server", "server/superlink", "server/app", "client", "client/supernode",
 )  # fmt: skip
 RAY = ("simulation", "simulation/worker", "simulation/raylet", "simulation/gcs")
 

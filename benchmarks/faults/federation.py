@@ -8,13 +8,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from common import free_port
+
 from faults.clock import Clock
 from faults.disk import small_disk
 from faults.invariants import TERMINATED, exit_problems, traceback_problems
 from faults.link import Link
 from faults.processes import ROOT, Command, left_over, wait_for
 from orchestra_flwr.deployment import keys
-from orchestra_flwr.deployment.processes.child import free_port
 
 ROUNDS = 3
 NAMES = ("a", "b")

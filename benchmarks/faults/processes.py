@@ -16,15 +16,12 @@ PR_SET_CHILD_SUBREAPER = 36
 # What a command line holds, for each kind of process below a server, a client or a simulation.
 ROLES = {
     "superlink": "flower-superlink",
-    "superexec": "flower-superexec",
-    "client's superexec": "client_program import main",
-    "serverapp": "flwr-serverapp",
+    "app": "processes.federation_app",
     "supernode": "flower-supernode",
     "worker": "ray::ClientAppActor",
     "raylet": "/raylet/raylet",
     "gcs": "gcs_server",
 }
-FORK = "multiprocessing.forkserver"  # a SuperExec's, and the apps for messages that it forks
 
 
 class Command:
@@ -125,10 +122,8 @@ def command_line(pid: int) -> str:
 
 
 def role_of(pid: int) -> str | None:
-    """The kind of process, one of ROLES, "forkserver" or "clientapp"; None for another one."""
+    """The kind of process, one of ROLES; None for another one."""
     line = command_line(pid)
-    if FORK in line:
-        return "clientapp" if FORK in command_line(_parent(pid)) else "forkserver"
     return next((role for role, text in ROLES.items() if text in line), None)
 
 
@@ -168,14 +163,6 @@ def send(pid: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _parent(pid: int) -> int:
-    """The process that started it; 0 where there is no such process."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def _reap(allowed: Sequence[int]) -> None:

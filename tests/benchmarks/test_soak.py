@@ -89,6 +89,6 @@ def test_a_short_soak_leaves_figures_and_a_picture(tmp_path):
     )
     result = json.loads((tmp_path / "soak.json").read_text())
     assert result["rounds"] >= 1 and result["environment"]["commit"]
-    assert {"server", "superlink", "serverapp", "client", "supernode"} <= set(result["fits"]["rss"])
+    assert {"server", "superlink", "app", "client", "supernode"} <= set(result["fits"]["rss"])
     assert set(result["fits"]["disk"]) == {"run", "state", "tmp"}
     assert (tmp_path / "soak.png").stat().st_size > 10_000

@@ -1,4 +1,1 @@
-"""The local channel between the processes that Flower starts and ours.
-
-Nothing is imported here: ``relay_app`` is started for every message and has to start fast.
-"""
+"""The local channel between the server's process and that of its federation."""

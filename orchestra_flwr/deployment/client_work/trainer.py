@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
 from orchestra_flwr.data import ImageSet, different_images, load_dataset
-from orchestra_flwr.deployment.channel.flower_records import Encoded, decode, encode
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.own_releases import OwnReleases
 from orchestra_flwr.deployment.client_work.received_settings import (
@@ -31,6 +30,7 @@ from orchestra_flwr.federation.messages.arrays import (
     TRAINED,
 )
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.flower.client_tasks import Request
 from orchestra_flwr.methods import Release, labels_for
 from orchestra_flwr.plugins import PluginError
 from orchestra_flwr.training import resolve_device
@@ -54,6 +54,8 @@ class Trainer:
         ConfigError: the record of releases cannot be read, or the device is not there.
     """
 
+    KINDS: ClassVar = {"query": "greet", "train": "train", "evaluate": "evaluate"}  # as Flower's
+
     def __init__(
         self, config: ClientConfig, name: str, folder: Path, report: Callable[[str], None]
     ) -> None:
@@ -69,21 +71,18 @@ class Trainer:
         self.problem: str | None = None
         self._latest: tuple[tuple[Config, str], OrchestraClient] | None = None
 
-    def answer(self, request: dict[str, Any], blobs: list[bytes]) -> Encoded:
-        """The answer to a request of the relay app; of an exception, the word for it."""
-        kinds = {"greet": self.greet, "train": self.train, "evaluate": self.evaluate}
-        work = kinds[request["kind"]]
-        content = decode(request["content"], blobs)
-        blobs.clear()  # large: the content's arrays alone are to hold them
+    def answer(self, request: Request) -> RecordDict | Failure:
+        """The answer to a message of this app; of an exception, the word for it."""
+        work = getattr(self, self.KINDS[request.kind])
         try:
-            header, arrays = encode(work(content))
+            answer: RecordDict = work(request.content)
         except Exception as error:
             self.problem = _describe(error)
             self._report(f"failed: {self.problem}")
-            return {"failure": failure_of(error).word}, []
+            return failure_of(error)
         if work != self.greet:  # which sees to it by itself
             self.problem = None
-        return {"content": header}, arrays
+        return answer
 
     def greet(self, content: RecordDict) -> RecordDict:
         """Sends this client's name, with its number of images or the word for why it refuses."""

@@ -2,7 +2,8 @@
 
 Flower's SuperLink serves its Fleet API (clients, every request signed), its Control API (start
 any code; not authenticated) and its Runtime API (hand out the server's work; not authenticated)
-on one port. So it listens on this machine alone, and the gate passes the Fleet API on to it.
+at one place. So that is a socket that its owner alone can reach, and the gate passes the Fleet API
+on to it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Self, cast
 
 import uvicorn
@@ -42,7 +44,7 @@ class Gate:
     Args:
         host: the address to listen on.
         port: the port to listen on; 0 takes a free one.
-        upstream: the SuperLink's `address:port` on this machine.
+        upstream: the SuperLink's socket.
         tls: for both sides; None: plain HTTP on both.
         reply_limit: the bytes that a client may push for one message that it received; None:
             no limit.
@@ -56,7 +58,7 @@ class Gate:
         self,
         host: str,
         port: int,
-        upstream: str,
+        upstream: Path,
         *,
         tls: GateTls | None,
         reply_limit: int | None,

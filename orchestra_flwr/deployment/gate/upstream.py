@@ -13,8 +13,11 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
+
+from orchestra_flwr.flower.socket_client import HOST
 
 CONNECT_SECONDS = 5.0
 RESPONSE_SECONDS = 120.0  # without a byte; a SuperNode itself waits 30 s
@@ -40,12 +43,13 @@ class Upstream:
     """An HTTP/1.1 client for one server; connections are used again.
 
     Args:
-        address: the server's `host:port`.
+        socket: where the server listens.
         tls: what its certificate is checked with; None: plain HTTP.
     """
 
-    def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
-        self._origin = f"{'http' if tls is None else 'https'}://{address}"
+    def __init__(self, socket: Path, tls: ssl.SSLContext | None) -> None:
+        self._socket = str(socket)
+        self._origin = f"{'http' if tls is None else 'https'}://{HOST}"
         self._tls = tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # which plain HTTP does not use
         self._idle: deque[tuple[float, httpx.AsyncHTTPTransport]] = deque()  # the latest last
         timeout = httpx.Timeout(RESPONSE_SECONDS, connect=CONNECT_SECONDS)
@@ -106,7 +110,7 @@ class Upstream:
             return self._idle.pop()[1]
         return httpx.AsyncHTTPTransport(
             verify=self._tls,
-            trust_env=False,
+            uds=self._socket,
             limits=httpx.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS),
         )
 

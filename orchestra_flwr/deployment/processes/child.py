@@ -54,7 +54,7 @@ class Child:
         self._on_line = on_line
         self._tail: deque[str] = deque(maxlen=40)
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-c", _BOUND, str(os.getpid()), *command],
+            [sys.executable, "-P", "-S", "-c", _BOUND, str(os.getpid()), *command],
             env=child_environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -75,15 +75,6 @@ class Child:
     def returncode(self) -> int | None:
         """Its exit code; None while it runs."""
         return self._process.poll()
-
-    def is_served(self) -> bool | None:
-        """Whether a process that it started runs; None where the system is not Linux."""
-        try:
-            files = list(Path(f"/proc/{self.pid}/task").glob("*/children"))
-            started = [pid for file in files for pid in file.read_text().split()]
-        except OSError:  # a thread or the program ended meanwhile
-            return None
-        return any(map(_runs, started)) if files else None
 
     def tail(self) -> list[str]:
         """The last lines of its output; all there are once it has ended."""
@@ -149,33 +140,25 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # as -P: nothing is imported from the folder where we were started
         **dict.fromkeys(NO_PROXY, "*"),
         "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
         **variables,
     }
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def python_command(function: str, *arguments: str) -> list[str]:
+    """Runs a function of this package, as `package.module:name`, with the arguments in `sys.argv`.
+
+    The package may lie in a checkout that is not installed; nothing else of its folder is found
+    before what is installed.
+    """
+    module, _, name = function.partition(":")
+    program = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import {name}; {name}()"
+    return [sys.executable, "-P", "-c", program, str(Path(__file__).parents[3]), *arguments]
 
 
-def is_listening(address: str) -> bool:
-    """Whether somebody listens at HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _runs(pid: str) -> bool:
-    """Whether a process is there and has not ended; one that nobody has waited for has."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+def accepts(socket_path: Path) -> bool:
+    """Whether somebody listens at a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(socket_path)) == 0

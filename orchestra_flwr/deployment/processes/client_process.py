@@ -13,12 +13,6 @@ from pathlib import Path
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data import survey
-from orchestra_flwr.deployment.channel.launcher import put_launcher
-from orchestra_flwr.deployment.channel.unix_socket import (
-    Channel,
-    ChannelClosedError,
-    ChannelListener,
-)
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.trainer import Trainer
 from orchestra_flwr.deployment.keys.client_keys import (
@@ -28,12 +22,14 @@ from orchestra_flwr.deployment.keys.client_keys import (
     default_name,
 )
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, scratch_folder
-from orchestra_flwr.deployment.processes.supernode import PROGRAMS, Health, Supernode
+from orchestra_flwr.deployment.processes.supernode import SOCKET, Health, Supernode
+from orchestra_flwr.federation.messages.failures import Failure, as_shown, to_error
 from orchestra_flwr.files import make_private_folder, only_for_owner, write_atomically
+from orchestra_flwr.flower.client_tasks import ClientTasks, NodeLostError, Request, TaskError
+from orchestra_flwr.flower.deployed_app import APP
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 
-POLL_SECONDS = 1.0
-LONGEST_SOCKET = "pymp-12345678/listener-12345678"  # of Python's forkserver
+POLL_SECONDS = 0.1
 
 
 def run_client(config: ClientConfig) -> None:
@@ -42,10 +38,10 @@ def run_client(config: ClientConfig) -> None:
     Raises:
         ConfigError: images, keys, a state or a temporary folder that cannot be used, or a
             privacy.delta that protects none of so many images.
-        OSError: files cannot be written, or programs not be started from the temporary folder.
+        OSError: files cannot be written.
         KeyboardInterrupt: a person or a supervisor stopped the client.
     """
-    check_room_for(LONGEST_SOCKET)
+    check_room_for(f"{SOCKET}12345678")
     keys = client_files(Path(config.security)) if config.tls else None
     root = str(config.data.root)
     count, labelled = survey(root)
@@ -55,7 +51,6 @@ def run_client(config: ClientConfig) -> None:
         name = _name(config, keys)
         folder = stack.enter_context(_own_folder(config, name))
         scratch = stack.enter_context(scratch_folder())
-        put_launcher(scratch / PROGRAMS)
         report = _reporter(name)
         kind = "in class folders" if labelled else "without labels"
         if 0 < labelled < count:
@@ -63,7 +58,6 @@ def run_client(config: ClientConfig) -> None:
         report(f"{count} images in {root} ({kind})")
         report(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
         trainer = Trainer(config, name, folder, report)
-        listener = ChannelListener(scratch)
         health = Health(folder, lambda: trainer.problem)
         supernode = Supernode(
             str(config.server), keys, scratch, folder, health=health, report=report
@@ -71,21 +65,48 @@ def run_client(config: ClientConfig) -> None:
         supernode.start()
         try:
             while True:
-                channel = listener.accept(POLL_SECONDS)
-                if channel is not None:
-                    _answer(trainer, channel, report)
+                if (socket := supernode.socket) is not None:
+                    _serve(socket, trainer, report)
+                time.sleep(POLL_SECONDS)
         finally:
             report("stopping")
             supernode.stop()
-            listener.close()
 
 
-def _answer(trainer: Trainer, channel: Channel, report: Callable[[str], None]) -> None:
+def _serve(socket: Path, trainer: Trainer, report: Callable[[str], None]) -> None:
+    """Answers what a SuperNode has, until that ends."""
+    tasks = ClientTasks(socket)
+    refused: int | None = None  # the foreign run that was reported last
     try:
-        with channel:
-            channel.send(*trainer.answer(*channel.receive()))
-    except ChannelClosedError:
-        report("the answer is not wanted any more")
+        while True:
+            try:
+                with tasks.take() as task:
+                    if task is None:
+                        time.sleep(POLL_SECONDS)
+                    elif (foreign := _foreign(task.request)) is None:
+                        answer = trainer.answer(task.request)
+                        task.reply(to_error(answer) if isinstance(answer, Failure) else answer)
+                    else:
+                        if task.request.run != refused:
+                            refused = task.request.run
+                            report(foreign)
+                        task.reply(to_error(Failure.OTHER_APP))
+            except TaskError as error:
+                report(as_shown(str(error)))
+    except NodeLostError:
+        pass  # who runs the SuperNode says why
+    finally:
+        tasks.close()
+
+
+def _foreign(request: Request) -> str | None:
+    """What is said of a message that asks for another app's work; None: it asks for ours."""
+    if request.app == APP and request.kind in Trainer.KINDS:
+        return None
+    return (
+        f"refused a message of another app: {as_shown(request.app)}, {as_shown(request.kind)} "
+        f"(run {request.run}); this client runs the code of its own installation alone"
+    )
 
 
 def _name(config: ClientConfig, keys: ClientFiles | None) -> str:

@@ -1,7 +1,7 @@
-"""The ServerApp of a deployment: the same federation as the simulation's, on a SuperLink's clients.
+"""The federation of a deployment: the same as the simulation's, on a SuperLink's clients.
 
-Flower starts it in a separate process; a channel leads to `run_server.py`, which shows what
-happens.
+It is a process of its own, so that the gate answers clients while averages and scores are
+computed. A channel leads to `run_server.py`, which starts it and shows what happens.
 """
 
 from __future__ import annotations
@@ -11,30 +11,25 @@ import os
 import sys
 import threading
 from pathlib import Path
-
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from typing import Any
 
 from orchestra_flwr.deployment.channel.unix_socket import Channel, ChannelClosedError
 
-app = ServerApp()
 
-
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Runs the federation that the other end of the channel describes."""
-    with Channel.connect(str(context.run_config["channel"])) as channel:
+def main() -> None:
+    """Runs the federation that the other end of the channel, the one argument, describes."""
+    with Channel.connect(sys.argv[1]) as channel:
         task, _ = channel.receive()
         if task["locked"]:
             channel.take_share()  # the folder stays locked until this process ends as well
-        # Flower is connected by now; a tracker, or what fetches weights, may need the proxy.
+        # A tracker, or what fetches weights, may need the proxy.
         os.environ |= task["environment"]
         # Users' packages may lie beside the program that was started, and not be installed.
         sys.path += [folder for folder in task["path"] if folder not in sys.path]
         finished = threading.Event()
         threading.Thread(target=_end_with, args=(channel, finished), daemon=True).start()
         try:
-            _serve(grid, channel, str(task["config"]), Path(task["folder"]))
+            _serve(channel, task)
         except ChannelClosedError:
             os._exit(1)  # nobody reads a message any more
         except Exception as error:
@@ -52,10 +47,9 @@ def _end_with(channel: Channel, finished: threading.Event) -> None:
         os._exit(1)
 
 
-def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
+def _serve(channel: Channel, task: dict[str, Any]) -> None:
     # Imported with the channel open, so that a failure is reported.
     from flwr.app import ConfigRecord
-    from flwr.superlink.grid.http_grid import HttpGrid
 
     from orchestra_flwr import __version__
     from orchestra_flwr.data import load_dataset
@@ -67,10 +61,11 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
     from orchestra_flwr.federation.server.evaluator import Evaluator
     from orchestra_flwr.federation.server.loop import run_federation
     from orchestra_flwr.federation.server.members import ConnectedMembers
+    from orchestra_flwr.flower.server_task import server_task
     from orchestra_flwr.reporting import RunFolder
     from orchestra_flwr.training import build_learner
 
-    server_config = ServerConfig.from_json(config_json)
+    server_config = ServerConfig.from_json(str(task["config"]))
     config = server_config.for_clients()
     dataset = load_dataset(server_config.data) if server_config.has_images else None
     schemas = Schemas.of(build_learner(config, config.data.channels), config)
@@ -82,24 +77,27 @@ def _serve(grid: Grid, channel: Channel, config_json: str, path: Path) -> None:
         }
     )
     progress = RelayedProgress(channel, config.federation.rounds)
-    assert isinstance(grid, HttpGrid)  # of a simulation it would be another
-    streaming = SuperLinkGrid(
-        grid,
-        reply_limit=reply_limit(config, schemas),
-        sent=lambda node: channel.send({"event": "sent", "node": node}),
-    )
-    assert config.federation.min_clients is not None
-    members = ConnectedMembers(streaming, greeting, config.federation.min_clients, progress.message)
-    folder = RunFolder.resume(path)
+    folder = RunFolder.resume(Path(task["folder"]))
     evaluator = Evaluator(config, dataset, progress.images_evaluated)
-    summary = run_federation(
-        streaming,
-        config.model_copy(update={"init": server_config.init}),
-        members,
-        evaluator=evaluator,
-        folder=folder,
-        progress=progress,
-    )
+    ca = Path(task["ca"]) if task["ca"] else None
+    with server_task(Path(task["socket"]), ca, int(task["run"])) as grid:
+        streaming = SuperLinkGrid(
+            grid,
+            reply_limit=reply_limit(config, schemas),
+            sent=lambda node: channel.send({"event": "sent", "node": node}),
+        )
+        assert config.federation.min_clients is not None
+        members = ConnectedMembers(
+            streaming, greeting, config.federation.min_clients, progress.message
+        )
+        summary = run_federation(
+            streaming,
+            config.model_copy(update={"init": server_config.init}),
+            members,
+            evaluator=evaluator,
+            folder=folder,
+            progress=progress,
+        )
     channel.send({"event": "finished", "summary": summary})
 
 

@@ -9,49 +9,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.deployment.processes.child import child_environment
+from orchestra_flwr.deployment.processes.child import child_environment, python_command
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.files import write_atomically
+from orchestra_flwr.flower.deployed_app import PROJECT
+from orchestra_flwr.flower.socket_client import HOST, connect_all_through
 
 CONNECTION = "orchestra"
 IN_USE = "already in use"  # what Flower says of a key that it has
 END = "\x00"  # between the outputs of two commands
-# Starting `flwr` takes seconds: one process runs a list of its commands.
-_BATCH = """
-import json, sys
-from flwr.cli.app import app
-for command in json.load(sys.stdin):
-    try:
-        app([*command, "--format", "json"], standalone_mode=False)
-    except (Exception, SystemExit) as error:
-        print(json.dumps({"success": False, "error-message": str(error)}))
-    print("\\x00", end="", flush=True)
-"""
-# The app holds no code of its own: server and clients run the package that they have installed.
-_PROJECT = """
-[project]
-name = "orchestra-deployment"
-version = "1.0.0"
-description = "Orchestra on real clients"
-license = "Apache-2.0"
-requires-python = ">=3.11"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "orchestra-flwr"
-flwr-version-target = "1.41.0"
-
-[tool.flwr.app.components]
-serverapp = "orchestra_flwr.deployment.processes.federation_app:app"
-clientapp = "orchestra_flwr.deployment.channel.relay_app:app"
-
-[tool.flwr.app.config]
-channel = ""
-"""
 
 
 class FlowerError(RuntimeError):
     """A command of Flower failed; the text is Flower's."""
+
+
+def run_commands() -> None:
+    """Runs the list of commands on standard input; starting `flwr` takes seconds.
+
+    `sys.argv` holds the SuperLink's socket, and the certificate that signed its own or "".
+    """
+    from flwr.cli.app import app  # slow, and for this process alone
+
+    _, socket, ca = sys.argv
+    connect_all_through(Path(socket), Path(ca) if ca else None)
+    for command in json.load(sys.stdin):
+        try:
+            app([*command, "--format", "json"], standalone_mode=False)
+        except (Exception, SystemExit) as error:
+            print(json.dumps({"success": False, "error-message": str(error)}))
+        print(END, end="", flush=True)
 
 
 class Flower:
@@ -59,35 +46,37 @@ class Flower:
 
     Args:
         scratch: a folder for Flower's files.
-        address: HOST:PORT of the SuperLink.
+        socket: where the SuperLink listens.
         ca: the certificate that signed the SuperLink's; None: plain text.
     """
 
-    def __init__(self, scratch: Path, address: str, ca: Path | None) -> None:
+    def __init__(self, scratch: Path, socket: Path, ca: Path | None) -> None:
         self._folders = flower_folders(scratch)
+        self._arguments = [str(socket), str(ca.resolve()) if ca else ""]
         self._home = home = Path(self._folders["FLWR_HOME"])
         home.mkdir(exist_ok=True)
-        security = "insecure = true"
-        if ca is not None:  # JSON's strings are TOML's, too
-            security = f"root-certificates = {json.dumps(str(ca.resolve()), ensure_ascii=False)}"
+        security = f"insecure = {'true' if ca is None else 'false'}"
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-        text += f'[superlink.{CONNECTION}]\naddress = "{address}"\n{security}\n'
+        text += f'[superlink.{CONNECTION}]\naddress = "{HOST}:1"\n{security}\n'
         write_atomically(home / "config.toml", text.encode())
 
-    def start_run(self, channel: str) -> None:
+    def start_run(self) -> int:
         """Submits the deployment's app.
+
+        Returns:
+            The number of the run.
 
         Raises:
             FlowerError: the SuperLink did not take it.
         """
         app = self._home / "app"
         app.mkdir(exist_ok=True)
-        write_atomically(app / "pyproject.toml", _PROJECT.encode())
-        override = f"channel={json.dumps(channel)}"
-        (outcome,) = self._call([["run", str(app), CONNECTION, "--run-config", override]])
+        write_atomically(app / "pyproject.toml", PROJECT.encode())
+        (outcome,) = self._call([["run", str(app), CONNECTION]])
         if not outcome.get("success"):
             why = " ".join(str(outcome.get("error-message", outcome)).split())
             raise FlowerError(f"the run could not be started: {why}")
+        return int(outcome["run-id"])
 
     def register(self, clients: Sequence[tuple[str, Path]]) -> dict[str, str | None]:
         """Registers (name, public key file) pairs; what Flower has against each, None: nothing.
@@ -112,7 +101,7 @@ class Flower:
     def _call(self, commands: list[list[str]]) -> list[dict[str, Any]]:
         try:
             done = subprocess.run(
-                [sys.executable, "-c", _BATCH],
+                python_command(f"{__name__}:run_commands", *self._arguments),
                 env=child_environment(self._folders),
                 input=json.dumps(commands),  # an argument may have 128 KiB, a thousand clients
                 capture_output=True,

@@ -20,8 +20,8 @@ from orchestra_flwr.deployment.channel.unix_socket import (
     ChannelListener,
 )
 from orchestra_flwr.deployment.gate import Gate, GateTls, listen
-from orchestra_flwr.deployment.keys import server_files
-from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, free_port
+from orchestra_flwr.deployment.keys import ServerFiles, server_files
+from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import (
@@ -41,9 +41,10 @@ from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.training import build_learner, starting_learner
 
-START_SECONDS = 60.0  # for the server's app to report
-ATTEMPTS = 3
+APP = "orchestra_flwr.deployment.processes.federation_app:main"
+START_SECONDS = 60.0  # for it to report
 POLL_SECONDS = 1.0
+LINK = "link"  # the SuperLink's socket, in the temporary folder
 
 
 def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[str, Any]:
@@ -66,43 +67,43 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
     clients = Path(config.security) if keys else None
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())
-        address = f"127.0.0.1:{free_port()}"
+        socket = scratch / LINK
         link = Child(
-            superlink_command(address, keys),
+            superlink_command(socket, keys),
             flower_folders(scratch),
             folder.path / "superlink.log",
         )
         stack.callback(link.stop)
-        flower = Flower(scratch, address, keys.ca if keys else None)
+        flower = Flower(scratch, socket, keys.ca if keys else None)
         roster = Roster(flower, clients, progress.message)
         gate = Gate(
             config.host,
             config.port,
-            address,
+            socket,
             tls=GateTls(keys.certificate, keys.key, keys.ca) if keys else None,
             reply_limit=reply_limit(config, schemas),
             names=roster.names,
             refused=lambda line: progress.message(f"refused: {line}"),
         )
-        wait_until_up(address, link)
+        wait_until_up(socket, link)
         stack.enter_context(roster.watching())
         stack.enter_context(gate)  # once everybody who is registered can be let in
         progress.message(_invitation(config, gate.port))
         listener = ChannelListener(scratch)
         stack.callback(listener.close)
-        channel = _start(flower, listener, link, progress)
-        listener.close()  # an app that comes late finds nobody
-        with channel:
-            task: dict[str, Any] = {
-                "config": config.to_json(),
-                "folder": str(folder.path.resolve()),
-            }
-            path = [str(Path(part).resolve()) for part in sys.path]
-            task["environment"] = {name: os.environ.get(name, "") for name in NO_PROXY}
-            channel.send({**task, "path": path, "locked": folder.lock is not None})
+        task = {**_described(config, folder, socket, keys), "run": _start(flower)}
+        app = Child(
+            python_command(APP, listener.address),
+            flower_folders(scratch),
+            folder.path / "app.log",
+        )
+        stack.callback(app.stop)
+        with _connected(listener, app) as channel:
+            listener.close()
+            channel.send(task)
             if folder.lock is not None:
                 channel.share(folder.lock)
-            return _follow(channel, link, gate, progress)
+            return _follow(channel, link, app, gate, progress)
 
 
 def check(config: ServerConfig) -> None:
@@ -112,7 +113,7 @@ def check(config: ServerConfig) -> None:
         ConfigError: wrong options of the method, keys, address or the server's own images, a
             package that is not installed, or a temporary folder that cannot be used.
     """
-    check_room_for(SOCKET)
+    check_room_for(max(SOCKET, LINK, key=len))
     check_trackers(config)
     listen(config.host, config.port).close()
     starting_learner(config, config.data.channels, begun=config.resume is not None)
@@ -135,27 +136,41 @@ def _invitation(config: ServerConfig, port: int) -> str:
     return f"listening on {host}:{port} ({how}); clients: {command}"
 
 
-def _start(flower: Flower, listener: ChannelListener, link: Child, progress: Progress) -> Channel:
-    """Submits the run until its app reports.
-
-    Flower gives up an app that takes more than half a minute to start, as a busy machine may.
-    """
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            progress.message("the server's app did not start in time: starting it again")
-        try:
-            flower.start_run(listener.address)
-        except FlowerError as error:
-            raise FederationError(str(error)) from None
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if (channel := listener.accept(POLL_SECONDS)) is not None:
-                return channel
-            check_alive(link)
-    raise FederationError(f"the server's app did not start (see {link.log})")
+def _described(
+    config: ServerConfig, folder: RunFolder, socket: Path, keys: ServerFiles | None
+) -> dict[str, Any]:
+    """What the federation's process has to know."""
+    return {
+        "config": config.to_json(),
+        "folder": str(folder.path.resolve()),
+        "socket": str(socket),
+        "ca": str(keys.ca.resolve()) if keys else "",
+        "environment": {name: os.environ.get(name, "") for name in NO_PROXY},
+        "path": [str(Path(part).resolve()) for part in sys.path],
+        "locked": folder.lock is not None,
+    }
 
 
-def _follow(channel: Channel, link: Child, gate: Gate, progress: Progress) -> dict[str, Any]:
+def _start(flower: Flower) -> int:
+    """Submits the run; its number."""
+    try:
+        return flower.start_run()
+    except FlowerError as error:
+        raise FederationError(str(error)) from None
+
+
+def _connected(listener: ChannelListener, app: Child) -> Channel:
+    """The channel to the federation's process."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and app.returncode is None:
+        if (channel := listener.accept(POLL_SECONDS)) is not None:
+            return channel
+    raise FederationError(f"the server's app did not start (see {app.log})")
+
+
+def _follow(
+    channel: Channel, link: Child, app: Child, gate: Gate, progress: Progress
+) -> dict[str, Any]:
     """Passes on what the server's app reports, until it has finished."""
     try:
         while True:
@@ -171,7 +186,7 @@ def _follow(channel: Channel, link: Child, gate: Gate, progress: Progress) -> di
                 show(event, progress)
     except ChannelClosedError:
         check_alive(link)
-        raise FederationError(f"the server's app was ended (see {link.log})") from None
+        raise FederationError(f"the server's app was ended (see {app.log})") from None
 
 
 def _next(channel: Channel, link: Child) -> dict[str, Any]:

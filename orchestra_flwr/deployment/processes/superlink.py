@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from orchestra_flwr.deployment.keys import ServerFiles
-from orchestra_flwr.deployment.processes.child import Child, is_listening
+from orchestra_flwr.deployment.processes.child import Child, accepts
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.flower.socket_server import socket_server_command
 
 START_SECONDS = 60.0
 
 
-def superlink_command(address: str, keys: ServerFiles | None) -> list[str]:
+def superlink_command(socket: Path, keys: ServerFiles | None) -> list[str]:
     """The program and its arguments.
 
     Args:
-        address: HOST:PORT to listen on.
+        socket: where it listens; it opens no port, and starts no program itself.
         keys: for TLS and for the authentication of clients; None: plain text.
     """
-    host, _, port = address.rpartition(":")
-    command = ["flower-superlink", "--host", host, "--port", port]
-    command += ["--disable-runtime-dependency-installation"]
+    command = socket_server_command(socket, "flower-superlink")
+    command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
     if keys is None:
         return [*command, "--insecure"]
     return [
@@ -35,14 +36,14 @@ def superlink_command(address: str, keys: ServerFiles | None) -> list[str]:
     ]
 
 
-def wait_until_up(address: str, link: Child) -> None:
+def wait_until_up(socket: Path, link: Child) -> None:
     """Returns when the SuperLink listens.
 
     Raises:
         FederationError: it ended, or did not listen in time.
     """
     deadline = time.monotonic() + START_SECONDS
-    while not is_listening(address):
+    while not accepts(socket):
         if link.returncode is not None or time.monotonic() > deadline:
             last = next((line for line in reversed(link.tail()) if line.strip()), "no output")
             raise FederationError(f"Flower's SuperLink did not start: {last} (see {link.log})")

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
+import itertools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from orchestra_flwr.deployment.channel.launcher import put_launcher
-from orchestra_flwr.deployment.channel.unix_socket import channel_address
 from orchestra_flwr.deployment.keys.client_keys import ClientFiles
 from orchestra_flwr.deployment.keys.key_files import COMMAND
-from orchestra_flwr.deployment.processes.child import Child, child_environment, free_port
+from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.processes.reachability import UnreachableError, check_server
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.files import write_atomically
+from orchestra_flwr.flower.socket_server import socket_server_command
 
 FIRST_WAIT, LONGEST_WAIT = 2.0, 30.0  # seconds between attempts; doubled until the longest
-ALIVE_SECONDS = 5.0
-PROGRAMS = "bin"  # the folder of our own program, in the temporary one
+ALIVE_SECONDS, POLL_SECONDS = 5.0, 0.1
+SOCKET = "node"  # and a number: its name in the temporary folder
 NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that is not registered
 # What Flower says before it gives up for good, though its process stays for a while or for ever: a
 # connection that ends while TLS is set up is enough, as of a server behind a proxy that is started
@@ -61,10 +59,13 @@ class Supernode:
     A server that cannot be reached, a key that it does not know yet: nothing of that ends a client
     in the field. It says what is wrong, once, and tries again.
 
+    Attributes:
+        socket: where the SuperNode hands out messages; None: it is not connected.
+
     Args:
         server: HOST:PORT.
         keys: the client's keys; None: plain text.
-        scratch: a folder for Flower's files, in which this client's process answers, too.
+        scratch: a folder that its owner alone may enter, for Flower's files and for the socket.
         folder: for the SuperNode's log.
         health: is shown every few seconds while the client is connected.
         report: takes a line about what happens.
@@ -87,7 +88,9 @@ class Supernode:
         self._health = health
         self._report = report
         self._reported = ""
-        self._connected = self._gave_up = self._deserted = False
+        self._connected = self._gave_up = False
+        self.socket: Path | None = None
+        self._numbers = itertools.count()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -119,33 +122,30 @@ class Supernode:
 
     def _connect(self) -> str:
         """Runs a SuperNode until it ends, gives up, or this client stops; what went wrong."""
-        self._connected = self._gave_up = self._deserted = False
+        self._connected = self._gave_up = False
         try:
             check_server(self._server, self._keys.ca if self._keys else None)
         except UnreachableError as error:
             return str(error)
         log = self._folder / "supernode.log"
-        node = Child(self._command(), self._environment(), log, self._watch)
-        served = False
+        socket = self._scratch / f"{SOCKET}{next(self._numbers)}"
+        node = Child(self._command(socket), flower_folders(self._scratch), log, self._watch)
         try:
-            while node.returncode is None and not self._stopping.wait(ALIVE_SECONDS):
-                # Flower's SuperNode takes in messages that nobody answers once the process is gone
-                # that it started for this, which it does before it connects.
-                started = served or self._connected
-                is_served = node.is_served()
-                self._deserted = started and is_served is False and not self._gave_up
-                served = served or bool(is_served)
-                if self._gave_up or self._deserted:
-                    break
+            while node.returncode is None and not self._gave_up:
+                self.socket = socket if self._connected else None
                 if self._connected:
                     self._health.show()
+                if self._stopping.wait(ALIVE_SECONDS if self._connected else POLL_SECONDS):
+                    break
         finally:
+            self.socket = None
             node.stop()
+            socket.unlink(missing_ok=True)
         return self._explain(node.tail())
 
-    def _command(self) -> list[str]:
-        command = ["flower-supernode", "--superlink", self._server, "--port", str(free_port())]
-        command += ["--node-config", f"channel={json.dumps(channel_address(self._scratch))}"]
+    def _command(self, socket: Path) -> list[str]:
+        command = socket_server_command(socket, "flower-supernode")
+        command += ["--superlink", self._server, "--isolation", "process"]
         if self._keys is None:
             return [*command, "--insecure"]
         return [
@@ -155,12 +155,6 @@ class Supernode:
             "--auth-supernode-private-key",
             str(self._keys.key),
         ]
-
-    def _environment(self) -> dict[str, str]:
-        programs = self._scratch / PROGRAMS
-        put_launcher(programs)
-        path = os.pathsep.join([str(programs), child_environment({})["PATH"]])
-        return {**flower_folders(self._scratch), "PATH": path}
 
     def _watch(self, line: str) -> None:
         if any(words in line for words in GAVE_UP):
@@ -177,9 +171,6 @@ class Supernode:
                 f"{self._keys.public} there and run {COMMAND} register {self._keys.public.name}; "
                 "if this client was killed a moment ago, it is taken again within a minute"
             )
-        if self._deserted:
-            log = self._folder / "supernode.log"
-            return f"a process of Flower's SuperNode was killed, or could not start (see {log})"
         if self._connected or self._gave_up:
             return f"the connection to {self._server} ended"
         start = next((i for i, line in enumerate(tail) if "Exit Code" in line), len(tail))

@@ -28,6 +28,7 @@ class Failure(Enum):
     SETTINGS_REFUSED = 108
     PRIVACY_REFUSED = 109
     PRIVACY_BUDGET_SPENT = 110
+    OTHER_APP = 111
 
     @property
     def word(self) -> str:
@@ -61,6 +62,7 @@ _MEANINGS = {
     Failure.SETTINGS_REFUSED: "the run's configuration does not fit it",
     Failure.PRIVACY_REFUSED: "the run's releases exceed what it allows",
     Failure.PRIVACY_BUDGET_SPENT: "its own privacy.total_epsilon is spent",
+    Failure.OTHER_APP: "it runs no other app than that of its own installation",
 }
 
 # Of Flower's own errors that a SuperLink or SuperNode makes; its texts speak of its database.

@@ -2,11 +2,8 @@ import os
 import resource
 import threading
 
-import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from orchestra_flwr.deployment.channel.flower_records import decode, encode
 from orchestra_flwr.deployment.channel.unix_socket import (
     Channel,
     ChannelClosedError,
@@ -98,26 +95,6 @@ def test_nobody_listens(listener, tmp_path):
     assert listener.accept(0.01) is None
     with pytest.raises(ChannelClosedError, match="nobody listens"):
         Channel.connect(str(tmp_path / "none"))
-
-
-def test_records_survive_the_journey():
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord(
-                {
-                    "shared": Array(np.arange(6, dtype=np.float32).reshape(2, 3)),
-                    "centroids": Array(np.ones((1, 4), np.float32)),
-                }
-            ),
-            "config": ConfigRecord({"round": 3, "train": True, "schema": "x", "rate": 0.5}),
-            "metrics": MetricRecord({"loss": 0.25, "examples": 7}),
-        }
-    )
-    import json
-
-    header, blobs = encode(content)
-    again = decode(json.loads(json.dumps(header)), blobs)
-    assert again.object_id == content.object_id  # Flower's hash of everything inside
 
 
 def test_a_process_may_have_thousands_of_connections(listener, request):

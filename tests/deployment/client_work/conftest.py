@@ -1,7 +1,5 @@
 """A client with its own images, and the messages that its server sends, without any network."""
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
@@ -9,12 +7,14 @@ from PIL import Image
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import load
-from orchestra_flwr.deployment.channel.flower_records import decode, encode
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.trainer import Trainer
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, to_record
+from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.flower.client_tasks import Request
+from orchestra_flwr.flower.deployed_app import APP
 from orchestra_flwr.training import build_learner
 
 SMALL = (
@@ -75,15 +75,12 @@ def trainer(photos, said, tmp_path):
 
 @pytest.fixture
 def ask():
-    """Sends a message as the relay app does, through JSON; the answer's content, or a failure."""
+    """Sends a message as it arrives; the answer's content, or a failure's word."""
+    kinds = {work: kind for kind, work in Trainer.KINDS.items()}
 
-    def send(trainer, kind, content):
-        header, blobs = encode(content)
-        request = json.loads(json.dumps({"kind": kind, "content": header}))
-        answer, arrays = trainer.answer(request, blobs)
-        if "failure" in answer:
-            return answer
-        return decode(json.loads(json.dumps(answer))["content"], arrays)
+    def send(trainer, work, content):
+        answer = trainer.answer(Request(kinds[work], APP, 1, content))
+        return {"failure": answer.word} if isinstance(answer, Failure) else answer
 
     return send
 

@@ -5,24 +5,17 @@ The same with real processes, and the bytes on the wire: `end_to_end/test_traffi
 
 import platform
 import socket
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message
-from flwr.common.serde import message_to_proto
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.app import ConfigRecord
 from PIL import Image
 
-from orchestra_flwr.deployment.channel import relay_app
-from orchestra_flwr.deployment.channel.unix_socket import ChannelListener
-from orchestra_flwr.deployment.processes import client_process
-from orchestra_flwr.deployment.processes.scratch_folder import scratch_folder
 from orchestra_flwr.federation.engines.inline import identify_process
-from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG
+from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.schema import pack_state
 
 identify_process()
 
@@ -40,50 +33,24 @@ def photos(photos):
 
 
 class Client:
-    """A client's process behind its channel, and all that its ClientApp gives to Flower."""
+    """A client's process, and all that it gives to its SuperNode."""
 
-    def __init__(self, trainer, scratch, said):
+    def __init__(self, trainer, said, serving):
         self.sent = b""
         self.errors = []
         self.trainer = trainer
-        self.listener = ChannelListener(scratch)
-        self._said = said
+        self._node = serving(trainer, said.append)
 
-    def ask(self, kind, content):
-        def answer():
-            client_process._answer(self.trainer, self.listener.accept(30), self._said.append)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        reply = self.relay(kind, content, self.listener.address)
-        thread.join()
-        return reply
-
-    def relay(self, kind, content, address):
-        message = Message(content, 1, "train")
-        context = SimpleNamespace(node_config={"channel": address})
-        reply = relay_app._relay(kind, message, context)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        self.sent += message_to_proto(reply).SerializeToString()
-        for each in get_all_nested_objects(reply).values():
-            self.sent += each.deflate()
-        if reply.has_error():
-            self.errors.append((reply.error.code, reply.error.reason))
-        return reply
+    def ask(self, kind, content, **about):
+        self._node.put(content, kind, **about)
+        error, data = self._node.answer()
+        self.sent += data
+        self.errors += [error] if error else []
 
 
 @pytest.fixture
-def client(trainer, said):
-    clients = []
-    with scratch_folder() as scratch:
-
-        def make(*overrides):
-            clients.append(Client(trainer(*overrides), scratch, said))
-            return clients[-1]
-
-        yield make
-        for each in clients:
-            each.listener.close()
+def client(trainer, said, serving):
+    return lambda *overrides: Client(trainer(*overrides), said, serving)
 
 
 @pytest.fixture
@@ -119,9 +86,11 @@ def test_a_run_sends_what_was_computed_and_nothing_of_the_machine(
     client, configured, greeting, task, said, assert_nothing_leaks
 ):
     server, one = configured("evaluation.unsupervised=true"), client()
-    assert one.ask("greet", greeting(server)).content[CONFIG]["images"] == 20
+    one.ask("query", greeting(server))
     one.ask("train", task(server, 0))
-    trained = one.ask("train", task(server, 1)).content[ARRAYS]["shared"].numpy()
+    one.ask("train", task(server, 1))
+    client_of_run = one.trainer._latest[1]
+    trained = pack_state(client_of_run.learner, client_of_run.schemas)["shared"]
     one.ask("evaluate", task(server, 1))
     assert one.errors == [] and "1 image files cannot be read and are left out" in said
     assert b"kitchen" in one.sent  # the record holds what is sent
@@ -133,14 +102,14 @@ def test_a_refusal_sends_nothing_but_its_word(
     client, server, greeting, said, photos, assert_nothing_leaks
 ):
     one = client("data.limit=7")
-    one.ask("greet", greeting(server))
-    one.ask("greet", greeting(server, version="9.9"))
+    one.ask("query", greeting(server))
+    one.ask("query", greeting(server, version="9.9"))
     unmounted = photos.rename(photos.with_name("unmounted"))
     one.trainer._images = None
-    one.ask("greet", greeting(server))
+    one.ask("query", greeting(server))
     unmounted.rename(photos)
     supervised = server.model_dump() | {"method": {"name": "supervised", "classes": ["a", "b"]}}
-    one.ask("greet", greeting(type(server).model_validate(supervised)))
+    one.ask("query", greeting(type(server).model_validate(supervised)))
     for word in ("too_few_images", "other_version", "data_unreadable"):
         assert word.encode() in one.sent
     assert any(str(photos) in line for line in said)  # the person at the client is told
@@ -148,9 +117,9 @@ def test_a_refusal_sends_nothing_but_its_word(
 
 
 def test_a_failure_sends_nothing_but_its_word(
-    client, server, task, said, photos, assert_nothing_leaks, capfd
+    client, server, task, said, photos, assert_nothing_leaks
 ):
-    """Images that cannot be read, a disk that takes no state, a client that has ended."""
+    """Images that cannot be read, a model that is another."""
     one = client()
     kept = {file: file.read_bytes() for file in photos.rglob("*.png")}
     for file in kept:
@@ -161,10 +130,7 @@ def test_a_failure_sends_nothing_but_its_word(
     content = task(server)
     content[CONFIG] = ConfigRecord({**content[CONFIG], "schema": "HIV_positive"})
     one.ask("train", content)
-    ended = str(photos / "channel")
-    one.relay("train", task(server), ended)
     unreadable, failed = Failure.DATA_UNREADABLE, Failure.FAILED
-    assert one.errors == [(each.value, each.word) for each in (unreadable, failed, failed)]
+    assert one.errors == [(each.value, each.word) for each in (unreadable, failed)]
     assert "HIV_positive" in "".join(said)
-    assert ended in capfd.readouterr().err  # the SuperNode's log, on this machine
     assert_nothing_leaks(one.sent)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,8 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-
-from orchestra_flwr.deployment.processes.child import free_port
 
 REPOSITORY = Path(__file__).parents[3]
 ROGUE = Path(__file__).parent / "rogue_client.py"
@@ -44,6 +43,13 @@ def small(overrides):
 
 
 PATIENCE = 400  # seconds; everything takes many times as long on a busy machine
+
+
+def free_port():
+    """A port of 127.0.0.1 on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 class Running:

@@ -12,13 +12,14 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from cryptography import x509
@@ -30,6 +31,7 @@ from flwr.proto.node_pb2 import Node
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.gate import Gate, GateTls, connection, forward, listen, listening
+from orchestra_flwr.flower.socket_server import socket_server_command
 
 # A key and what `ssh-keygen -l` says of it.
 KEY = b"""-----BEGIN PUBLIC KEY-----
@@ -106,16 +108,18 @@ class SuperLink:
 
 
 @contextlib.contextmanager
-def serving(application, port=0, **options):
+def serving(application, path=None, **options):
+    """Serves at a socket; its path."""
+    path = path or Path(tempfile.mkdtemp(prefix="orch")) / "link"
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     options |= {"lifespan": "off", "log_config": None, "timeout_graceful_shutdown": 1}
-    config = uvicorn.Config(application, port=port, **options)
+    config = uvicorn.Config(application, uds=str(path), **options)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         wait(lambda: server.started)
-        yield server.servers[0].sockets[0].getsockname()[1]
+        yield path
     finally:
         server.should_exit = True
         thread.join()
@@ -230,9 +234,9 @@ def superlink():
 
 
 @pytest.fixture(scope="module")
-def plain_port(superlink):
-    with serving(superlink) as port:
-        yield port
+def plain_link(superlink):
+    with serving(superlink) as link:
+        yield link
 
 
 @pytest.fixture(scope="module")
@@ -241,12 +245,12 @@ def lines():
 
 
 @pytest.fixture(scope="module")
-def open_gate(plain_port, lines):
+def open_gate(plain_link, lines):
     """Makes gates, in front of the upstream without TLS unless told otherwise."""
 
-    def make(port=plain_port, **options):
+    def make(link=plain_link, **options):
         usual = {"tls": None, "reply_limit": None, "names": dict, "refused": lines.append}
-        return Gate("127.0.0.1", 0, f"127.0.0.1:{port}", **(usual | options))
+        return Gate("127.0.0.1", 0, link, **(usual | options))
 
     return make
 
@@ -261,8 +265,8 @@ def plain_gate(open_gate):
 def tls_gate(superlink, certificates, open_gate):
     tls = {"ssl_certfile": certificates.certificate, "ssl_keyfile": certificates.key}
     with (
-        serving(superlink, **tls) as port,
-        open_gate(port, tls=certificates, names=lambda: {ALICE: "alice"}) as gate,
+        serving(superlink, **tls) as link,
+        open_gate(link, tls=certificates, names=lambda: {ALICE: "alice"}) as gate,
     ):
         yield gate
 
@@ -342,14 +346,16 @@ def test_health(client, tls_client):
         assert (status, told) == (200, {"version": version, "superlink": True})
 
 
-@pytest.mark.parametrize("port", ["dead", "mute"])
-def test_without_a_superlink_the_server_is_not_well(port, open_gate, monkeypatch):
+@pytest.mark.parametrize("kind", ["dead", "mute"])
+def test_without_a_superlink_the_server_is_not_well(kind, open_gate, monkeypatch, tmp_path):
     """A health check goes by the status; a person reads the line."""
     monkeypatch.setattr(forward, "HEALTH_SECONDS", 0.3)
     with (
-        socket.create_server(("127.0.0.1", 0)) as mute,  # takes connections, and says nothing
-        open_gate(1 if port == "dead" else mute.getsockname()[1]) as gate,
+        socket.socket(socket.AF_UNIX) as mute,  # takes connections, and says nothing
+        open_gate(tmp_path / kind) as gate,
     ):
+        mute.bind(str(tmp_path / "mute"))
+        mute.listen()
         status, body = Client(gate, []).request("GET", "/health")
     content = json.loads(body)
     assert (status, content["superlink"]) == (503, False)
@@ -607,8 +613,8 @@ def test_a_listed_key_that_the_superlink_does_not_have_yet_is_to_try_again(
     names, lines = {KEY: None}, []
     tls = {"ssl_certfile": certificates.certificate, "ssl_keyfile": certificates.key}
     with (
-        serving(superlink, **tls) as port,
-        open_gate(port, tls=certificates, names=lambda: names, refused=lines.append) as gate,
+        serving(superlink, **tls) as link,
+        open_gate(link, tls=certificates, names=lambda: names, refused=lines.append) as gate,
     ):
         early = Client(gate, lines, certificates.ca)
         assert early.post("/v1/fleet/activate-node", **key_header(KEY), flwr_test=test)[0] == 503
@@ -625,8 +631,8 @@ def test_a_key_that_is_revoked_while_its_client_waits_gets_no_message(
     superlink.answers[PULL] = (200, b"")
     tls = {"ssl_certfile": certificates.certificate, "ssl_keyfile": certificates.key}
     with (
-        serving(superlink, **tls) as port,
-        open_gate(port, tls=certificates, names=lambda: names, refused=lines.append) as gate,
+        serving(superlink, **tls) as link,
+        open_gate(link, tls=certificates, names=lambda: names, refused=lines.append) as gate,
         ThreadPoolExecutor(1) as thread,
     ):
         client = Client(gate, lines, certificates.ca)
@@ -701,8 +707,8 @@ def test_a_superlink_that_is_not_ours(superlink, certificates, tmp_path, lines, 
     other = make_certificates(tmp_path)
     tls = {"ssl_certfile": other.certificate, "ssl_keyfile": other.key}
     with (
-        serving(superlink, **tls) as port,
-        open_gate(port, tls=certificates, names=lambda: {KEY: "a"}) as gate,
+        serving(superlink, **tls) as link,
+        open_gate(link, tls=certificates, names=lambda: {KEY: "a"}) as gate,
     ):
         assert Client(gate, lines, certificates.ca).post(PULL, **key_header(KEY))[0] == 503
 
@@ -710,8 +716,8 @@ def test_a_superlink_that_is_not_ours(superlink, certificates, tmp_path, lines, 
 # A SuperLink that fails
 
 
-def test_a_dead_superlink(open_gate, lines):
-    with open_gate(1) as gate:
+def test_a_dead_superlink(open_gate, lines, tmp_path):
+    with open_gate(tmp_path / "dead") as gate:
         client = Client(gate, lines)
         begun = time.monotonic()
         assert client.post(PULL, b"x")[0] == 503
@@ -722,11 +728,11 @@ def test_a_dead_superlink(open_gate, lines):
 
 def test_a_superlink_that_comes_back(open_gate, superlink):
     with contextlib.ExitStack() as stack:
-        with serving(superlink) as port:
-            client = Client(stack.enter_context(open_gate(port)), [])
+        with serving(superlink) as link:
+            client = Client(stack.enter_context(open_gate(link)), [])
             assert client.post(PULL)[0] == 200
         assert client.post(PULL)[0] == 503
-        stack.enter_context(serving(superlink, port=port))
+        stack.enter_context(serving(superlink, link))
         assert client.post(PULL)[0] == 200
 
 
@@ -926,9 +932,7 @@ def test_the_methods_are_those_of_flower():
 
 @pytest.mark.slow
 def test_a_supernode_connects_and_nobody_controls(open_gate, lines, tmp_path):
-    programs = Path(sys.executable).parent
     environment = os.environ | {
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(tmp_path),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -936,7 +940,7 @@ def test_a_supernode_connects_and_nobody_controls(open_gate, lines, tmp_path):
 
     def start(stack, name, *arguments):
         started = subprocess.Popen(
-            [programs / name, "--insecure", "--host", "127.0.0.1", *map(str, arguments)],
+            [*socket_server_command(tmp_path / name, name), "--insecure", *arguments],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -946,14 +950,13 @@ def test_a_supernode_connects_and_nobody_controls(open_gate, lines, tmp_path):
         stack.callback(end, started)
         return started
 
-    link, node = free_port(), free_port()
+    isolated = ("--isolation", "process")
+    link = tmp_path / "flower-superlink"
     with contextlib.ExitStack() as stack:
-        start(
-            stack, "flower-superlink", "--port", link, "--disable-runtime-dependency-installation"
-        )
+        start(stack, link.name, *isolated, "--disable-runtime-dependency-installation")
         gate = stack.enter_context(open_gate(link))
         supernode = start(
-            stack, "flower-supernode", "--port", node, "--superlink", f"127.0.0.1:{gate.port}"
+            stack, "flower-supernode", *isolated, "--superlink", f"127.0.0.1:{gate.port}"
         )
         log = itertools.takewhile(lambda line: "SuperNode ID" not in line, supernode.stdout)
         print(*log, sep="")
@@ -962,16 +965,10 @@ def test_a_supernode_connects_and_nobody_controls(open_gate, lines, tmp_path):
         assert json.loads(client.request("GET", "/health")[1])["superlink"] is True
         for call in ("control/list-runs", "control/start-run", "runtime/acquire-task"):
             assert client.post("/v1/" + call)[0] == 404
-        direct = http.client.HTTPConnection("127.0.0.1", link)
-        direct.request(
-            "POST", "/v1/control/list-runs", b"", {"content-type": "application/protobuf"}
-        )
-        assert direct.getresponse().status == 200
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
+        direct = httpx.Client(transport=httpx.HTTPTransport(uds=str(link)))
+        head = {"content-type": "application/protobuf"}
+        answer = direct.post("http://127.0.0.1/v1/control/list-runs", content=b"", headers=head)
+        assert answer.status_code == 200
 
 
 def end(process):

@@ -56,14 +56,14 @@ def superlink():
 
 
 @pytest.fixture
-def gate(superlink, caplog):
-    config = uvicorn.Config(superlink, port=0, lifespan="off", log_config=None)
+def gate(superlink, caplog, tmp_path):
+    upstream = tmp_path / "link"
+    config = uvicorn.Config(superlink, uds=str(upstream), lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         wait(lambda: server.started)
-        upstream = f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         usual = {"tls": None, "reply_limit": None, "names": dict, "refused": print}
         with Gate("127.0.0.1", 0, upstream, **usual) as made:
             yield made

@@ -1,6 +1,7 @@
 import http.server
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,9 +13,9 @@ import pytest
 
 from orchestra_flwr.deployment.processes.child import (
     Child,
+    accepts,
     child_environment,
-    free_port,
-    is_listening,
+    python_command,
 )
 
 
@@ -110,10 +111,30 @@ def test_no_proxy_comes_between_flowers_programs(monkeypatch, tmp_path, proxy):
     assert child.tail()[-1:] == ["200"]
 
 
-def test_ports():
-    import socket
+def test_a_socket_accepts_while_somebody_listens(tmp_path):
+    assert not accepts(tmp_path / "link")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "link"))
+        assert not accepts(tmp_path / "link")
+        listener.listen()
+        assert accepts(tmp_path / "link")
+    assert not accepts(tmp_path / "link")
 
-    port = free_port()
-    assert not is_listening(f"127.0.0.1:{port}")
-    with socket.create_server(("127.0.0.1", port)):
-        assert is_listening(f"127.0.0.1:{port}")
+
+SHADOWING = ("random", "signal", "ctypes", "json", "flwr", "uvicorn")
+
+
+def test_files_of_the_working_folder_are_not_imported(tmp_path, monkeypatch):
+    """A client may be started in a folder of somebody's scripts."""
+    for name in SHADOWING:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(tmp_path)
+    program = "import sys; from importlib import import_module as i; "
+    program += f"print(*(i(n).__file__ for n in {SHADOWING}), sep='\\n')"
+    child = Child([sys.executable, "-c", program], {}, tmp_path / "log")
+    wait_until(lambda: child.returncode is not None)
+    assert child.returncode == 0 and len(child.tail()) == len(SHADOWING), child.tail()
+    assert not any(str(tmp_path) in line for line in child.tail())
+    function = "orchestra_flwr.fingerprints:fingerprint_of"
+    done = subprocess.run(python_command(function), capture_output=True, text=True, check=False)
+    assert "missing 1 required positional argument" in done.stderr  # it is found, and called

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from types import SimpleNamespace
 
 from orchestra_flwr.deployment.channel.unix_socket import ChannelListener
 from orchestra_flwr.deployment.processes import federation_app
@@ -15,8 +14,8 @@ def test_it_works_in_the_environment_of_the_server(tmp_path, monkeypatch):
     seen = {}
     monkeypatch.setattr(federation_app, "_serve", lambda *_: seen.update(os.environ))
     listener = ChannelListener(tmp_path)
-    context = SimpleNamespace(run_config={"channel": listener.address})
-    thread = threading.Thread(target=federation_app.main, args=(None, context))
+    monkeypatch.setattr("sys.argv", ["app", listener.address])
+    thread = threading.Thread(target=federation_app.main)
     thread.start()
     channel = listener.accept(30)
     listener.close()

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from orchestra_flwr.deployment.keys import public_key_bytes, server_files
 from orchestra_flwr.deployment.processes import flower_command
 from orchestra_flwr.deployment.processes import roster as roster_module
-from orchestra_flwr.deployment.processes.child import Child, free_port
+from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
@@ -180,13 +181,13 @@ def test_a_list_that_cannot_be_read_revokes_nobody_and_is_read_again(
 def test_a_superlink_takes_a_key_once_and_for_all(security, said, key, tmp_path):
     """Flower itself: what the roster is built on."""
     keys = server_files(security)
-    address = f"127.0.0.1:{free_port()}"
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    link = Child(superlink_command(address, keys), flower_folders(scratch), tmp_path / "log")
+    link_socket = scratch / "link"
+    link = Child(superlink_command(link_socket, keys), flower_folders(scratch), tmp_path / "log")
     try:
-        wait_until_up(address, link)
-        flower = Flower(scratch, address, keys.ca)
+        wait_until_up(link_socket, link)
+        flower = Flower(scratch, link_socket, keys.ca)
         first = Roster(flower, security, said.append)
         first.update()
         assert first.names() == {key: "site-1"}
@@ -204,9 +205,10 @@ def test_a_superlink_takes_a_key_once_and_for_all(security, said, key, tmp_path)
 
 def test_thousands_of_clients_are_registered_by_one_command(tmp_path, monkeypatch):
     """What an argument of a process cannot hold: 128 KiB."""
-    monkeypatch.setattr(flower_command, "_BATCH", ECHO)
+    echo = [sys.executable, "-c", ECHO]
+    monkeypatch.setattr(flower_command, "python_command", lambda *_: echo)
     clients = [(f"client-{n}", tmp_path / "a folder of keys" / f"{n}.pub") for n in range(3000)]
-    assert Flower(tmp_path, "127.0.0.1:1", None).register(clients) == {
+    assert Flower(tmp_path, tmp_path / "link", None).register(clients) == {
         name: f"{len(clients)} commands" for name, _ in clients
     }
 
@@ -217,4 +219,4 @@ def test_a_command_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(flower_command.subprocess, "run", no_memory)
     with pytest.raises(FlowerError, match="flwr cannot be run: .*Cannot allocate memory"):
-        Flower(tmp_path, "127.0.0.1:1", None).register([("a", tmp_path / "a.pub")])
+        Flower(tmp_path, tmp_path / "link", None).register([("a", tmp_path / "a.pub")])

@@ -1,6 +1,7 @@
 """The order in which a server opens."""
 
 import base64
+import socket
 import ssl
 from types import SimpleNamespace
 
@@ -10,12 +11,21 @@ import pytest
 from orchestra_flwr.config import load
 from orchestra_flwr.deployment.keys import public_key_bytes
 from orchestra_flwr.deployment.processes import server_process
-from orchestra_flwr.deployment.processes.child import free_port, is_listening
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.reporting import RunFolder, make_progress
 
 NOT_READY, UNKNOWN = 503, 412
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def is_listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture
@@ -52,7 +62,7 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
             pass
 
         def register(self, clients):
-            seen.append(("open" if is_listening(f"127.0.0.1:{config.port}") else "closed", clients))
+            seen.append(("open" if is_listening(config.port) else "closed", clients))
             return dict.fromkeys([name for name, _ in clients])
 
     def start(*_):
@@ -71,7 +81,7 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
         server_process.serve(config, folder, progress)
     (state, [(name, _)]), known, stranger = seen
     assert (state, name, known, stranger) == ("closed", "site-1", NOT_READY, UNKNOWN)
-    assert not is_listening(f"127.0.0.1:{config.port}")  # and it is closed again
+    assert not is_listening(config.port)  # and it is closed again
 
 
 @pytest.mark.parametrize(
@@ -97,5 +107,5 @@ def test_a_client_is_woken_when_the_app_reports_what_it_sent():
     woken = []
     channel = SimpleNamespace(ready=lambda _: True, receive=lambda: (events.pop(0), []))
     gate = SimpleNamespace(wake=woken.append)
-    assert server_process._follow(channel, None, gate, None) == {"rounds": 1}
+    assert server_process._follow(channel, None, None, gate, None) == {"rounds": 1}
     assert woken == [2**63 + 1]

@@ -1,0 +1,154 @@
+"""The messages that a SuperNode has for its client, without Flower's programs for running apps.
+
+Flower itself installs the app that a message's run brings, imports it, and lets it answer: whoever
+controls a server runs any code on every client. Here the archive of an app (FAB) is not even
+looked at: a message is content, and the code that answers it is that of this process.
+
+Checked against Flower 1.41: `flwr.supernode.runtime.run_clientapp`, whose steps these are, without
+the installation, the loading and the texts of errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from flwr.app import Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from orchestra_flwr.flower.heartbeats import heartbeats
+from orchestra_flwr.flower.socket_client import runtime_client
+
+# The second is never ours: it is taken to be refused, or the SuperNode would wait for its answer.
+KINDS_OF_TASKS = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
+
+
+class NodeLostError(ConnectionError):
+    """The SuperNode has ended."""
+
+
+class TaskError(ConnectionError):
+    """A message cannot be read, or its answer is not wanted any more."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a server asks of its client.
+
+    Attributes:
+        kind: "query", "train" or "evaluate", as Flower names it; a server may say anything.
+        app: the app of the message's run, as PUBLISHER/NAME; a server may say anything.
+        run: the number of that run.
+        content: the message's records.
+    """
+
+    kind: str
+    app: str
+    run: int
+    content: RecordDict
+
+
+class ClientTasks:
+    """One SuperNode's messages, taken and answered one after the other.
+
+    Args:
+        socket: where the SuperNode listens.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self._token = _Token()
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        self._client = runtime_client(socket, None, [version, self._token])
+
+    @contextmanager
+    def take(self) -> Iterator[Task | None]:
+        """The next message; None: there is none now.
+
+        The SuperNode is told every few seconds that somebody works on it, until the block is left.
+
+        Raises:
+            NodeLostError: the SuperNode has ended, or does not speak as Flower's does.
+            TaskError: the message cannot be read.
+        """
+        try:
+            acquired = self._client.AcquireTask(
+                AcquireTaskRequest(supported_task_types=KINDS_OF_TASKS)
+            )
+        except (httpx.HTTPError, ValueError) as error:
+            raise NodeLostError(f"no messages can be had: {error}") from error
+        if not acquired.token:
+            yield None
+            return
+        self._token.current = RuntimeTokenHttpInterceptor(acquired.token)
+        try:
+            with heartbeats(self._client):
+                yield Task(self._client)
+        finally:
+            self._token.current = None
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._client.close()
+
+
+class Task:
+    """A message that is being worked on.
+
+    Attributes:
+        request: what is asked. Its content is not held here as well: it is as large as a model.
+
+    Args:
+        client: sends the token of the task.
+
+    Raises:
+        TaskError: the message cannot be read.
+    """
+
+    request: Request
+
+    def __init__(self, client: RuntimeHttpClient) -> None:
+        self._client = client
+        try:
+            message, self._context, run, _ = pull_task_input(client)
+        except Exception as error:  # of whatever kind: the message comes from the server
+            raise TaskError(f"a message of the server cannot be read: {error}") from error
+        content = message.content if message.has_content() else RecordDict()
+        self._message = remove_content_from_message(message)
+        self.request = Request(message.metadata.message_type, run.fab_id, run.run_id, content)
+
+    def reply(self, answer: RecordDict | Error) -> None:
+        """Sends the answer; of an error, what it holds and nothing else.
+
+        Raises:
+            TaskError: the answer is not wanted any more.
+        """
+        completed = isinstance(answer, RecordDict)
+        status = SubStatus.COMPLETED if completed else SubStatus.FAILED
+        try:
+            push_message(self._client, Message(answer, reply_to=self._message), self._context)
+            push_task_output(self._client, None, status, "")
+        except (httpx.HTTPError, ValueError) as error:
+            raise TaskError("the answer is not wanted any more") from error
+
+
+class _Token:
+    """Sends the token of the task that is being worked on."""
+
+    def __init__(self) -> None:
+        self.current: RuntimeTokenHttpInterceptor | None = None
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Adds it to a request."""
+        if self.current is None:
+            return call_next(context)
+        return self.current.intercept(context, call_next)

@@ -1,0 +1,35 @@
+"""Says to a SuperLink or a SuperNode that somebody works on a task of its."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import httpx
+from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.runtime import RuntimeHttpClient
+
+
+@contextmanager
+def heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
+    """Every few seconds, in a thread, until the block is left.
+
+    Flower's own would end this process by SIGINT where a task is not wanted any more. Here its
+    answer is refused then, which is enough.
+
+    Args:
+        client: sends the token of the task.
+    """
+
+    def beat() -> bool:
+        with suppress(httpx.HTTPError):
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        return True
+
+    sender = HeartbeatSender(beat)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.stop()

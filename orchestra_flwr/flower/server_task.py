@@ -1,0 +1,79 @@
+"""A server's own run at its SuperLink, worked on by this process and not by an app of Flower's.
+
+Checked against Flower 1.41: `flwr.superlink.runtime.run_serverapp`, whose steps these are, without
+installing and loading what a run brings.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+from flwr.common.constant import SubStatus
+from flwr.common.serde import run_from_proto
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from orchestra_flwr.flower.heartbeats import heartbeats
+from orchestra_flwr.flower.socket_client import HOST, connect_through, runtime_client
+
+WAIT_SECONDS = 60.0
+POLL_SECONDS = 0.1
+
+
+@contextmanager
+def server_task(socket: Path, ca: Path | None, run: int) -> Iterator[HttpGrid]:
+    """The connection of a run's server to its clients; the run is over when the block is left.
+
+    Args:
+        socket: where the SuperLink listens.
+        ca: the certificate that signed the SuperLink's; None: plain text.
+        run: the number of the run.
+
+    Raises:
+        TimeoutError: the SuperLink has no such run.
+    """
+    token = _acquire(socket, ca, run)
+    grid = HttpGrid(HOST, insecure=ca is None, token=token)
+    connect_through(grid._runtime_client, socket, ca)
+    task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+    TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
+    TaskIdentity.node_id = task.context.node_id  # messages are made of these three
+    grid.set_run(run_from_proto(task.run))
+    status = SubStatus.FAILED
+    try:
+        with heartbeats(grid._runtime_client):
+            yield grid
+        status = SubStatus.COMPLETED
+    finally:
+        grid._retry_invoker.max_tries = 1  # the SuperLink may have ended
+        with suppress(httpx.HTTPError):
+            grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status))
+        grid.close()
+
+
+def _acquire(socket: Path, ca: Path | None, run: int) -> str:
+    """The token of the run's task."""
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    client = runtime_client(socket, ca, [version])
+    deadline = time.monotonic() + WAIT_SECONDS
+    try:
+        while time.monotonic() < deadline:
+            request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+            acquired = client.AcquireTask(request)
+            if acquired.token and acquired.task.run_id == run:
+                return acquired.token
+            time.sleep(POLL_SECONDS)
+    finally:
+        client.close()
+    raise TimeoutError(f"Flower's SuperLink has no run {run}")

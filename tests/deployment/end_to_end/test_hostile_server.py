@@ -1,0 +1,132 @@
+"""A server whose own operator sends other apps, and who else can reach it."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from orchestra_flwr.deployment.processes.flower_command import Flower
+from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.flower import deployed_app
+from orchestra_flwr.flower.server_task import server_task
+
+# What the ClientApp of a hostile run does, when it is imported as when it is asked.
+EVIL = """
+from pathlib import Path
+Path({marker!r}).write_text("ran")
+from flwr.clientapp import ClientApp
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    Path({marker!r}).write_text("ran")
+    return message
+"""
+
+
+class Operator(Flower):
+    """Submits an app of its own, under any name, and talks to the clients as its server."""
+
+    def submit(self, publisher, name, marker):
+        app = self._home / "evil"
+        (app / "evilapp").mkdir(parents=True, exist_ok=True)
+        (app / "evilapp/__init__.py").touch()
+        (app / "evilapp/client.py").write_text(EVIL.format(marker=str(marker)))
+        project = deployed_app.PROJECT.replace(deployed_app.PUBLISHER, publisher)
+        project = project.replace(deployed_app.NAME, name)
+        project = project.replace("orchestra_flwr.federation.server_app:app", "evilapp.client:app")
+        project = project.replace(
+            "orchestra_flwr.federation.client.client_app:app", "evilapp.client:app"
+        )
+        (app / "pyproject.toml").write_text(project)
+        (outcome,) = self._call([["run", str(app), "orchestra"]])
+        return int(outcome["run-id"])
+
+
+def ask(grid, content):
+    """What all clients that are there answer to a message for training."""
+    nodes = list(grid.get_node_ids())
+    messages = [Message(content, node, "train") for node in nodes]
+    return [reply.error for reply in grid.send_and_receive(messages, timeout=120)]
+
+
+@pytest.fixture
+def scratch(monkeypatch):
+    folder = tempfile.mkdtemp(prefix="orch")  # short: sockets
+    monkeypatch.setenv("TMPDIR", folder)
+    yield Path(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_no_code_of_a_server_runs_at_a_client(machines, scratch, tmp_path):
+    """Neither that of another app, nor that of one with our app's name."""
+    machines.make_photos(a=24, b=17)
+    server = machines.server("federation.min_clients=2")
+    server.wait_for("listening on")
+    one = machines.client("a")
+    one.wait_for("takes part with")
+    (link,) = scratch.glob("orchestra-*/link")
+    (tmp_path / "operator").mkdir()
+    operator = Operator(tmp_path / "operator", link, None)
+    marker = tmp_path / "marker"
+
+    foreign = operator.submit("evil", "evilapp", marker)
+    with server_task(link, None, foreign) as grid:
+        (error,) = ask(grid, RecordDict())
+    assert (error.code, error.reason) == (Failure.OTHER_APP.value, Failure.OTHER_APP.word)
+    one.wait_for(f"refused a message of another app: evil/evilapp, train (run {foreign})")
+
+    named_alike = operator.submit(deployed_app.PUBLISHER, deployed_app.NAME, marker)
+    content = RecordDict(
+        {"arrays": ArrayRecord(), "config": ConfigRecord({"config": "${oc.env:HOME}"})}
+    )
+    with server_task(link, None, named_alike) as grid:
+        (error,) = ask(grid, content)
+    assert Failure.of(error.code) is not None and error.reason == Failure.of(error.code).word
+
+    two = machines.client("b")  # and the run itself goes on
+    assert server.wait() == 0, server.text
+    for each in (one, two):
+        each.end()
+    assert not marker.exists()
+    assert one.text.count("refused a message") == 1 and "refused" not in two.text
+
+
+def test_neither_side_listens_where_another_user_could_connect(machines, scratch):
+    """Flower's own programs would, on 127.0.0.1: to start any run, or take a client's messages."""
+    machines.make_photos(a=24)
+    server = machines.server("federation.min_clients=2")
+    server.wait_for("listening on")
+    client = machines.client("a")
+    client.wait_for("takes part with")
+    ports = {port for root in (server.pid, client.pid) for port in listening_ports(root)}
+    assert ports == {machines.port}
+    sockets = list(scratch.rglob("orchestra-*/*"))
+    assert {path.name for path in sockets if path.is_socket()} >= {"link", "node0"}
+    for path in scratch.glob("orchestra-*"):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def listening_ports(pid):
+    """TCP ports on which a process, or one that it started, listens (Linux)."""
+    pids, inodes = [pid], set()
+    for each in pids:
+        for file in Path(f"/proc/{each}/task").glob("*/children"):
+            pids += [int(child) for child in file.read_text().split()]
+        for descriptor in Path(f"/proc/{each}/fd").iterdir():
+            try:
+                inodes.add(str(descriptor.readlink()))
+            except OSError:
+                continue
+    rows = [
+        row.split()
+        for table in ("tcp", "tcp6")
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {
+        int(row[1].rpartition(":")[2], 16)
+        for row in rows
+        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
+    }

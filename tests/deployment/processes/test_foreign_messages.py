@@ -1,0 +1,68 @@
+"""Messages that ask for anything but this app's work, at a real SuperNode's API."""
+
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from flwr.supercore.constant import TaskType
+
+from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.flower.deployed_app import APP
+
+REFUSED = (Failure.OTHER_APP.value, Failure.OTHER_APP.word)
+
+
+class Worker:
+    """Stands for a client's work: what reaches it."""
+
+    KINDS = {"query": "greet"}
+
+    def __init__(self):
+        self.requests = []
+
+    def answer(self, request):
+        self.requests.append(request)
+        return RecordDict({"task": ConfigRecord({"n": len(self.requests)})})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"app": "evil/evilapp"},
+        {"app": ""},
+        {"kind": "query.other"},
+        {"kind": "train.shell"},
+        {"app": "evil/agent", "task_type": TaskType.AGENT_APP},
+        {"app": APP, "task_type": TaskType.AGENT_APP, "kind": "evaluate.shell"},
+    ],
+    ids=str,
+)
+def test_a_foreign_message_is_refused_in_one_line_and_reaches_nobody(serving, message):
+    worker, said = Worker(), []
+    node = serving(worker, said.append)
+    for _ in range(2):
+        node.put(RecordDict(), **{"kind": "query", **message, "run": 5})
+        assert node.answer()[0] == REFUSED
+    assert worker.requests == []
+    (line,) = said
+    assert line.startswith("refused a message of another app: ") and "(run 5)" in line
+    node.put(RecordDict(), "query", run=6)  # and the client goes on
+    assert node.answer()[0] is None
+    assert [request.run for request in worker.requests] == [6]
+
+
+def test_a_message_is_content_and_its_archive_is_not_opened(serving, tmp_path, monkeypatch):
+    """That of these messages is one byte, which nobody could install."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    worker = Worker()
+    node = serving(worker, print)
+    node.put(RecordDict({"task": ConfigRecord({"text": "hello"})}), "query")
+    assert node.answer()[0] is None
+    assert worker.requests[0].content["task"]["text"] == "hello"
+    assert not (tmp_path / "flwr").exists()
+
+
+def test_an_app_cannot_bring_escape_sequences_to_the_terminal(serving):
+    said = []
+    node = serving(Worker(), said.append)
+    node.put(RecordDict(), app="evil/\x1b[2Japp")
+    assert node.answer()[0] == REFUSED
+    assert "\x1b" not in said[0] and "evil/?[2Japp" in said[0]
