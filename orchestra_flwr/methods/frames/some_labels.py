@@ -12,7 +12,7 @@ from orchestra_flwr.methods.base import Classes
 from orchestra_flwr.methods.frames.projecting import Features, Projecting
 from orchestra_flwr.methods.labels import LabelSettings, configured_classes
 from orchestra_flwr.methods.roles import Role
-from orchestra_flwr.methods.semi_supervised import build_classifier, losses_with_labels
+from orchestra_flwr.methods.semi_supervised import Group, build_classifier, losses_with_labels
 
 
 class SomeLabels(Projecting):
@@ -30,10 +30,10 @@ class SomeLabels(Projecting):
         self.classifier = build_classifier(config, self.backbone.dim)
 
     def losses(
-        self, name: str, compare: Callable[..., Tensor], features: Features, labels: Tensor | None
+        self, name: str, loss: Callable[[Group], Tensor], features: Features, labels: Tensor | None
     ) -> dict[str, Tensor]:
         """The method's own loss, and what labels add to it: :func:`losses_with_labels`."""
-        return losses_with_labels(name, compare, self.classifier, features, labels)
+        return losses_with_labels(name, loss, self.classifier, features, labels)
 
     @classmethod
     def classes(cls, config: Config) -> Classes | None:
