@@ -17,12 +17,10 @@ from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.byol import RECIPES
 from orchestra_flwr.methods.frames import JointEmbedding
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 EPSILON = 1e-5  # added to variances, as BatchNorm does, which the authors' code standardises with
 
 
-@in_float32
 def cross_correlation_loss(first: Tensor, second: Tensor, redundancy: float) -> Tensor:
     """Distance of the views' cross-correlation matrix from the identity (equations 1 and 2).
 

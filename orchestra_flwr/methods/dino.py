@@ -20,14 +20,12 @@ from orchestra_flwr.methods.base import Batch, Step
 from orchestra_flwr.methods.frames import MovingTarget, Prototypes
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 LARGE = 0.4, 1.0  # areas of the large crops beside local ones
 ALONE = 0.14, 1.0  # without local ones, as the authors' code advises
 LOCAL = Recipe(crop_scale=(0.05, 0.4))
 
 
-@in_float32
 def distillation_loss(
     student: Sequence[Tensor],
     teacher: Sequence[Tensor],

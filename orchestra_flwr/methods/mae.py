@@ -18,7 +18,7 @@ from orchestra_flwr.methods.base import Batch, Method, Step
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone
 from orchestra_flwr.models.backbones.vit_tiny import ViTTiny
-from orchestra_flwr.models.precision import in_float32
+from orchestra_flwr.models.precision import network_pass
 from orchestra_flwr.models.transformer import DEVIATION, blocks, initialise, patches_of
 
 AS_IT_IS = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0)
@@ -27,7 +27,6 @@ CROPPED = Recipe(crop_scale=(0.2, 1.0), jitter_p=0, gray_p=0, blur_p=0)  # the M
 ROLES = {"backbone": Role.SHARED, "decoder": Role.SHARED}
 
 
-@in_float32
 def masked_error(drawn: Tensor, patches: Tensor, masked: Tensor) -> Tensor:
     """Mean squared error of the pixels of masked patches, a scalar; others do not count.
 
@@ -74,6 +73,7 @@ class _Decoder(nn.Module):
         for learnt in (self.mask_token, self.positions):
             nn.init.normal_(learnt, std=DEVIATION)
 
+    @network_pass
     def forward(self, encoded: Tensor, places: Tensor) -> Tensor:
         """(B, N, pixels) of all patches.
 

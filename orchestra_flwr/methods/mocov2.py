@@ -22,14 +22,10 @@ from orchestra_flwr.methods.base import Batch, Received, Step
 from orchestra_flwr.methods.frames import MovingTarget
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 VIEW = Recipe(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1))
 
-normalize = in_float32(F.normalize)
 
-
-@in_float32
 def queue_contrastive_loss(
     queries: Tensor, keys: Tensor, queue: Tensor, negative: Tensor, temperature: float
 ) -> Tensor:
@@ -104,12 +100,12 @@ class MoCoV2(MovingTarget):
         features, projections = self.embed((first,))
         self.follow(self.settings.ema)
         (key,) = self.target_projections((second,))
-        keys = normalize(key, dim=1)
+        keys = F.normalize(key, dim=1)
         self.queue.push(batch.images, keys)
         numbers = self.queue.images
         negative = (numbers != NOBODY) & (numbers != batch.images[:, None])
         contrastive = queue_contrastive_loss(
-            normalize(projections[0], dim=1),
+            F.normalize(projections[0], dim=1),
             keys,
             self.queue.features,
             negative,

@@ -39,12 +39,8 @@ from orchestra_flwr.models import (
     ema_update,
     normalise,
 )
-from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed, torch_generator
-
-cross_entropy = in_float32(F.cross_entropy)
-normalize = in_float32(F.normalize)
 
 FEATURE_BATCH = 64  # images of which private clustering takes the features at a time, always
 # Private centroids are of features of the model as clients receive it, which nobody has trained
@@ -66,7 +62,6 @@ ROLES = {
 }
 
 
-@in_float32
 def cluster_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature: float) -> Tensor:
     """Cross-entropy between the assignments of target and online features (equation 4).
 
@@ -207,7 +202,7 @@ class Orchestra(Method):
         for_target, for_online = batch.views[:2]
         feature = self.backbone(for_online)
         projection = self.projector(feature)
-        online = normalize(projection, dim=1)
+        online = F.normalize(projection, dim=1)
         rotation = self.rotation_loss(batch, projection) if self.settings.rotation else {}
         self._update_target()
         target = self._target_features(for_target)
@@ -229,19 +224,19 @@ class Orchestra(Method):
         turns = self.rotation_head(self.projector(self.backbone(batch.views[2])))
         rotation = batch.rotations[2]
         assert rotation is not None
-        return {"rotation": cross_entropy(turns, rotation)}
+        return {"rotation": F.cross_entropy(turns, rotation)}
 
     def _measures(self, target: Tensor, online: Tensor) -> dict[str, Tensor]:
         """Nothing beside privacy: a share of few images without noise must not leave a client."""
         if self.privacy.epsilon is not None:
             return {}
         temperature = self.settings.temperature
-        return in_float32(assignment_measures)(target, online, self.global_centroids, temperature)
+        return assignment_measures(target, online, self.global_centroids, temperature)
 
     def observe(self, batch: Batch) -> None:
         """Fills the memory from the untrained target; its BatchNorm statistics stay untouched."""
         with torch.no_grad():
-            features = normalize(copy.deepcopy(self._target())(batch.views[0]), dim=1)
+            features = F.normalize(copy.deepcopy(self._target())(batch.views[0]), dim=1)
         self.memory.push(batch.images, features)
 
     def end_round(self, images: Tensor, seed: ClientSeed) -> Contribution:
@@ -257,7 +252,7 @@ class Orchestra(Method):
             return self._private_centroids(seed)
         if self.clustering.name == "features":
             return Contribution({"local_centroids": self.memory.latest(images)}, smallest_group=1)
-        clusters = in_float32(local_clustering)(
+        clusters = local_clustering(
             self.memory.latest(images),
             self.clustering.local_clusters,
             seed.generator("cluster"),
@@ -287,7 +282,7 @@ class Orchestra(Method):
     def _private_centroids(self, seed: ClientSeed) -> Contribution:
         """Differentially private centroids of one feature for each different image."""
         assert self.privacy.epsilon is not None and self._received_features is not None
-        centroids = in_float32(private_clustering)(
+        centroids = private_clustering(
             self._received_features, self.clustering.local_clusters,
             calibrate(self.privacy.epsilon, self.privacy.delta), seed.noise_key(),
             k_min=self.privacy.k_min, dimensions=self.privacy.dimensions,
@@ -329,7 +324,7 @@ class Orchestra(Method):
 
     @torch.no_grad()
     def _target_features(self, images: Tensor) -> Tensor:
-        return normalize(self._target()(images), dim=1)
+        return F.normalize(self._target()(images), dim=1)
 
     def _update_target(self) -> None:
         if self.settings.target:

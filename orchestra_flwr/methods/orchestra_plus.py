@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.base import Batch
-from orchestra_flwr.methods.orchestra import RECIPES, Orchestra, cross_entropy
+from orchestra_flwr.methods.orchestra import RECIPES, Orchestra
 
 TURNED = (Recipe(), Recipe(rotate=True))
 
@@ -29,4 +30,4 @@ class OrchestraPlus(Orchestra):
         """As :meth:`Orchestra.rotation_loss`, of the view that predicts assignments."""
         rotation = batch.rotations[1]
         assert rotation is not None
-        return {"rotation": cross_entropy(self.rotation_head(projection), rotation)}
+        return {"rotation": F.cross_entropy(self.rotation_head(projection), rotation)}

@@ -17,9 +17,6 @@ from orchestra_flwr.methods.base import Batch, Step
 from orchestra_flwr.methods.frames import Projecting
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
-
-cross_entropy = in_float32(F.cross_entropy)
 
 TURNED = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0, rotate=True)
 
@@ -47,5 +44,5 @@ class RotPred(Projecting):
         (turns,) = batch.rotations
         assert turns is not None
         features, projections = self.embed(batch.views)
-        rotation = cross_entropy(self.rotation_head(projections[0]), turns)
+        rotation = F.cross_entropy(self.rotation_head(projections[0]), turns)
         return Step({"rotation": rotation}, {"backbone": features, "projector": projections})

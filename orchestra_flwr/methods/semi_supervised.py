@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods.labels import required_classes
-from orchestra_flwr.models.precision import in_float32
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,11 @@ def groups_of(labels: Tensor) -> tuple[Group, Group]:
     return group(unlabelled), group(~unlabelled)
 
 
-@in_float32
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean of those of (B,) values that a (B,) mask chooses, a scalar; 0 if it chooses none."""
     return (values * (mask * (len(values) / mask.sum().clamp(min=1)))).mean()
 
 
-@in_float32
 def label_loss(
     classifier: nn.Module, views: Sequence[Tensor], labels: Tensor, mask: Tensor
 ) -> Tensor:

@@ -19,10 +19,8 @@ from orchestra_flwr.methods.frames import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import Group
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 
-@in_float32
 def nt_xent_loss(
     first: Tensor,
     second: Tensor,
@@ -51,7 +49,6 @@ def nt_xent_loss(
     return _cross_entropy(similarity, partner, candidates, weights)
 
 
-@in_float32
 def info_nce_loss(
     first: Tensor,
     second: Tensor,

@@ -19,10 +19,8 @@ from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.semi_supervised import Group
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 
-@in_float32
 def symmetric_negative_cosine(
     predictions: Sequence[Tensor], targets: Sequence[Tensor], weights: Tensor | None = None
 ) -> Tensor:

@@ -19,12 +19,10 @@ from orchestra_flwr.methods.frames import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import Group
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 Norm = Literal["sphere", "ball", "none"]
 
 
-@in_float32
 def spectral_contrastive_loss(
     first: Tensor,
     second: Tensor,

@@ -22,14 +22,12 @@ from orchestra_flwr.methods.base import Batch, Received, Step
 from orchestra_flwr.methods.frames import Projecting, Prototypes
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 JITTER = (0.8, 0.8, 0.8, 0.2)
 WHOLE = Recipe(crop_scale=(0.14, 1.0), jitter=JITTER)
 LOCAL = Recipe(crop_scale=(0.05, 0.14), jitter=JITTER)
 
 
-@in_float32
 def equal_assignments(
     cosines: Tensor, there: Tensor, regularisation: float, iterations: int
 ) -> Tensor:
@@ -56,7 +54,6 @@ def equal_assignments(
     return plan
 
 
-@in_float32
 def swapped_prediction_loss(
     cosines: Sequence[Tensor], assignments: Sequence[Tensor], temperature: float
 ) -> Tensor:

@@ -18,15 +18,11 @@ from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.byol import RECIPES
 from orchestra_flwr.methods.frames import JointEmbedding
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 DEVIATION = 1.0  # gamma, the standard deviation that each feature shall have
 EPSILON = 1e-4  # added to variances
 
-mean_squared_error = in_float32(F.mse_loss)
 
-
-@in_float32
 def variance_loss(features: Tensor) -> Tensor:
     """How far standard deviations are below 1, averaged over features (equations 1 and 2).
 
@@ -37,7 +33,6 @@ def variance_loss(features: Tensor) -> Tensor:
     return F.relu(DEVIATION - deviation).mean()
 
 
-@in_float32
 def covariance_loss(features: Tensor) -> Tensor:
     """Squares of all covariances of two different features, by D (equations 3 and 4).
 
@@ -86,7 +81,7 @@ class VICReg(JointEmbedding):
         variance = (variance_loss(first) + variance_loss(second)) / 2
         covariance = covariance_loss(first) + covariance_loss(second)
         return {
-            "invariance": weights.invariance * mean_squared_error(first, second),
+            "invariance": weights.invariance * F.mse_loss(first, second),
             "variance": weights.variance * variance,
             "covariance": weights.covariance * covariance,
         }

@@ -27,13 +27,11 @@ from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import Batch, Method, Received, Role, Step, role_of
 from orchestra_flwr.methods.semi_supervised import masked_mean
 from orchestra_flwr.models.heads import plain_head
-from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.terms.base import Term
 
 ROLES = {"head": Role.SHARED, "rows": Role.SHARED}
 
 
-@in_float32
 def user_verification_loss(
     features: Tensor,
     rows: Tensor,

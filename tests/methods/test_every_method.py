@@ -13,6 +13,7 @@ from orchestra_flwr.config.sections import MethodConfig, ModelConfig
 from orchestra_flwr.data import ImageSet, augment
 from orchestra_flwr.methods import Batch, Role, build_method
 from orchestra_flwr.models import normalise
+from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, observe_round, train_round
 
@@ -287,7 +288,7 @@ def test_losses_are_float32_in_bfloat16(task, name):
     for module in learner.method.backbone.modules():
         if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
             module.register_forward_hook(lambda *call: seen.append(call[-1].dtype))
-    with torch.autocast("cpu", torch.bfloat16):
+    with passes_in("bfloat16", "cpu"):
         step = learner.method.loss(batch)
     assert set(seen) == {torch.bfloat16}
     assert {loss.dtype for loss in step.losses.values()} == {torch.float32}
