@@ -122,6 +122,8 @@ class Config(WithPlugins, Composed):
             if term.weight == 0:
                 why = f"with {term.path}.weight=0"
                 found |= {f"{term.path}.{option}": why for option in term.options}
+        if "clustering" not in self.method.plugin.uses:
+            found["clustering"] = f"by method={self.method.name}"
         for choice in self.choices():
             found |= choice.plugin.unread(self)
         return found

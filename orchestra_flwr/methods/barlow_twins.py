@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig, Section
 from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods.abilities import SupportsVmap
 from orchestra_flwr.methods.byol import RECIPES
-from orchestra_flwr.methods.frames import JointEmbedding
+from orchestra_flwr.methods.families import JointEmbedding
 from orchestra_flwr.models import build_head
 
 EPSILON = 1e-5  # added to variances, as BatchNorm does, which the authors' code standardises with
@@ -53,11 +54,10 @@ class BarlowTwinsSettings(Section):
     redundancy: float = Field(0.005, ge=0)  # the paper's lambda
 
 
-class BarlowTwins(JointEmbedding):
+class BarlowTwins(SupportsVmap, JointEmbedding):
     """Backbone and a three-layer projector, all of whose layers are equally wide."""
 
     Settings = BarlowTwinsSettings
-    stackable = True
 
     settings: BarlowTwinsSettings
 

@@ -13,8 +13,9 @@ from torch import nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import MovingTarget
+from orchestra_flwr.methods.abilities import SupportsVmap
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import MomentumEncoder
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.simsiam import symmetric_negative_cosine
 from orchestra_flwr.models import build_head
@@ -28,11 +29,10 @@ class BYOLSettings(Section):
     ema: float = Field(0.996, ge=0, lt=1)
 
 
-class BYOL(MovingTarget):
+class BYOL(SupportsVmap, MomentumEncoder):
     """Online encoder with a predictor, and a target encoder that follows it."""
 
     Settings = BYOLSettings
-    stackable = True
     roles: ClassVar = {"predictor": Role.SHARED}
 
     settings: BYOLSettings
@@ -58,7 +58,7 @@ class BYOL(MovingTarget):
         """Each view predicts the target's features of the other one."""
         features, projections = self.embed(batch.views)
         predictions = tuple(self.predictor(projection) for projection in projections)
-        self.follow(self.settings.ema)
+        self.update_target(self.settings.ema)
         targets = self.target_projections(batch.views)
         return Step(
             {"similarity": symmetric_negative_cosine(predictions, targets)},

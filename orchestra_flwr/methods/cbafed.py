@@ -19,17 +19,19 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
-from orchestra_flwr.methods.base import Batch, Received, Step
-from orchestra_flwr.methods.frames import Classifying
-from orchestra_flwr.methods.labels import LabelSettings
+from orchestra_flwr.methods.abilities import ClipsGradients, Received, StartsRounds
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.contributing import Contributes
+from orchestra_flwr.methods.families import Classifying
+from orchestra_flwr.methods.labels import LabelSettings, classes_of
 from orchestra_flwr.methods.pseudo_labels import (
     check_pseudo_labels,
     class_probabilities,
     with_pseudo_labels,
 )
-from orchestra_flwr.methods.release import Contribution, Release
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.semi_supervised import label_loss
+from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed
 
 COUNTS = "class_counts"
@@ -73,7 +75,7 @@ class CBAFedSettings(LabelSettings):
     clip_gradients: float | None = Field(5.0, gt=0)  # their L2 norm at most; None: as they are
 
 
-class CBAFed(Classifying):
+class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
     """Backbone, a linear classifier, and the classes' shares of the images used so far.
 
     Each client counts the images that it uses by class, and the server makes the shares of all
@@ -105,7 +107,7 @@ class CBAFed(Classifying):
     @classmethod
     def release(cls, config: Config) -> Release | None:
         """A row of counts; None as long as the classes are not known."""
-        classes = cls.classes(config)
+        classes = classes_of(config)
         if classes is None:
             return None
         return Release({COUNTS: (1, classes.count)}, label="class counts", first_round=0)

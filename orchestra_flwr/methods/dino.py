@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import MovingTarget, Prototypes
+from orchestra_flwr.methods.abilities import SupportsVmap
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import MomentumEncoder, Prototypes
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import build_head
 
@@ -68,7 +69,7 @@ class DINOSettings(Section):
     local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
 
 
-class DINO(MovingTarget):
+class DINO(SupportsVmap, MomentumEncoder):
     """Student, and a teacher that follows it: backbone, three-layer projector and prototypes.
 
     The teacher sees the two large crops, the student all of them. The teacher's outputs are
@@ -79,7 +80,6 @@ class DINO(MovingTarget):
     """
 
     Settings = DINOSettings
-    stackable = True
     followed = ("backbone", "projector", "prototypes")
     roles: ClassVar = {"prototypes": Role.SHARED, "target_centre": Role.SHARED}
 
@@ -111,7 +111,7 @@ class DINO(MovingTarget):
         settings = self.settings
         features, projections = self.embed(batch.views)
         student = [self.prototypes(projection) for projection in projections]
-        self.follow(settings.ema)
+        self.update_target(settings.ema)
         with torch.no_grad():
             seen = self.target_projections(batch.views[:2])
             teacher = [self.target("prototypes")(each) for each in seen]

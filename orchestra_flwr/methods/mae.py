@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Method, Step
+from orchestra_flwr.methods.base import PROJECTOR_KEYS, Method
+from orchestra_flwr.methods.batch import Batch, Step
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone
 from orchestra_flwr.models.backbones.vit_tiny import ViTTiny
@@ -96,7 +97,6 @@ class MAE(Method):
     Which patches are masked comes from the batch's generator. Nothing is stored but parameters.
     """
 
-    has_projector = False
     Settings = MAESettings
 
     settings: MAESettings
@@ -129,6 +129,12 @@ class MAE(Method):
                 f"method.mask_ratio={config.method.settings.mask_ratio:g}: must leave some of the "
                 f"{patches} patches visible, and mask some"
             )
+
+    @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """There is no projector, either."""
+        why = f"by method={config.method.name}"
+        return super().unread(config) | dict.fromkeys(PROJECTOR_KEYS, why)
 
     def role(self, name: str) -> Role:
         """As :meth:`Method.role`."""

@@ -18,8 +18,9 @@ from orchestra_flwr.clustering import FeatureMemory
 from orchestra_flwr.clustering.memory import NOBODY
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Received, Step
-from orchestra_flwr.methods.frames import MovingTarget
+from orchestra_flwr.methods.abilities import Received, StartsRounds, SupportsVmap
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import MomentumEncoder
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import build_head
 
@@ -55,7 +56,7 @@ class MoCoV2Settings(Section):
     queue: int = Field(4096, ge=1)  # keys; the paper's 65536 are a twentieth of its images
 
 
-class MoCoV2(MovingTarget):
+class MoCoV2(StartsRounds, SupportsVmap, MomentumEncoder):
     """Query encoder, key encoder (the target that follows it), and a queue of keys.
 
     The queue is neither sent nor kept: it begins empty in every round. Its rows are features of
@@ -68,7 +69,6 @@ class MoCoV2(MovingTarget):
     """
 
     Settings = MoCoV2Settings
-    stackable = True
     roles: ClassVar = {"queue": Role.TRANSIENT}
 
     settings: MoCoV2Settings
@@ -98,7 +98,7 @@ class MoCoV2(MovingTarget):
         """The first view's query against the second view's key and the queue (Algorithm 1)."""
         first, second = batch.views
         features, projections = self.embed((first,))
-        self.follow(self.settings.ema)
+        self.update_target(self.settings.ema)
         (key,) = self.target_projections((second,))
         keys = F.normalize(key, dim=1)
         self.queue.push(batch.images, keys)

@@ -28,8 +28,10 @@ from orchestra_flwr.clustering import (
 )
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe, first_copies
-from orchestra_flwr.methods.base import Batch, Method, Received, Step
-from orchestra_flwr.methods.release import Contribution, Release
+from orchestra_flwr.methods.abilities import Received, StartsRounds, SupportsVmap
+from orchestra_flwr.methods.base import Method
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.contributing import Contributes
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import (
     Backbone,
@@ -40,6 +42,7 @@ from orchestra_flwr.models import (
     normalise,
 )
 from orchestra_flwr.privacy import calibrate
+from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed, torch_generator
 
 FEATURE_BATCH = 64  # images of which private clustering takes the features at a time, always
@@ -87,7 +90,7 @@ class OrchestraSettings(Section):
     target: bool = True  # a second encoder assigns; without it, the online one does (Table 6)
 
 
-class Orchestra(Method):
+class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
     """Online encoder, target encoder, rotation head, global centroids and feature memory.
 
     The paper's ablations (Table 6, section D.2) leave modules out: `method.rotation=false` the
@@ -97,9 +100,7 @@ class Orchestra(Method):
     """
 
     Settings = OrchestraSettings
-    stackable = True
-    reads_clustering = True
-    private_release = " (clustering=private adds noise)"
+    uses = ("clustering",)
     settings: OrchestraSettings
     global_centroids: Tensor
 
@@ -170,6 +171,7 @@ class Orchestra(Method):
             first_round=FIRST_PRIVATE_ROUND if clustering.name == "private" else 0,
             epsilon=privacy.epsilon,
             delta=privacy.delta if privacy.epsilon is not None else None,
+            made_private_by="clustering=private",
             exposes="the features of single images (clustering=features)" if features else "",
         )
 

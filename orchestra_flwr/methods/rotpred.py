@@ -13,19 +13,19 @@ from torch import nn
 
 from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import Projecting
+from orchestra_flwr.methods.abilities import SupportsVmap
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import Projecting
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import build_head
 
 TURNED = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0, rotate=True)
 
 
-class RotPred(Projecting):
+class RotPred(SupportsVmap, Projecting):
     """Backbone, a two-layer projector and a linear head for the four rotations."""
 
     roles: ClassVar = {"rotation_head": Role.SHARED}
-    stackable = True
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

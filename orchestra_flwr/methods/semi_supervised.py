@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED
-from orchestra_flwr.methods.labels import required_classes
+from orchestra_flwr.methods.labels import required_classes, sees_labels
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def build_classifier(config: Config, inputs: int) -> nn.Linear | None:
     Raises:
         ConfigError: nothing says how many classes there are.
     """
-    if not config.method.plugin.sees_labels(config):
+    if not sees_labels(config):
         return None
     return nn.Linear(inputs, required_classes(config).count)
 

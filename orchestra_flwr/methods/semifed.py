@@ -15,8 +15,9 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
-from orchestra_flwr.methods.base import Batch, Received, Step
-from orchestra_flwr.methods.frames import Classifying
+from orchestra_flwr.methods.abilities import Received, StartsRounds
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import Classifying
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.pseudo_labels import (
     check_pseudo_labels,
@@ -33,7 +34,7 @@ class SemiFedSettings(LabelSettings):
     threshold: float = Field(0.95, ge=0, lt=1)  # of the probability of a pseudo-label
 
 
-class SemiFed(Classifying):
+class SemiFed(StartsRounds, Classifying):
     """Backbone and a linear classifier."""
 
     Settings = SemiFedSettings

@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import SomeLabels
+from orchestra_flwr.methods.abilities import BoundsInformation, SupportsVmap
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import Group
 from orchestra_flwr.models import build_head
@@ -100,11 +101,10 @@ class SimCLRSettings(LabelSettings):
     loss: Literal["nt_xent", "infonce"] = "nt_xent"
 
 
-class SimCLR(SomeLabels):
+class SimCLR(BoundsInformation, SupportsVmap, SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     Settings = SimCLRSettings
-    stackable = True
 
     settings: SimCLRSettings
 

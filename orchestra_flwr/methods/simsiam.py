@@ -13,8 +13,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import SomeLabels
+from orchestra_flwr.methods.abilities import SupportsVmap
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.semi_supervised import Group
@@ -48,11 +49,10 @@ class SimSiamSettings(LabelSettings):
     predictor_hidden: int | None = Field(None, ge=1)
 
 
-class SimSiam(SomeLabels):
+class SimSiam(SupportsVmap, SomeLabels):
     """Backbone, a three-layer projector and a predictor of two layers; a classifier with labels."""
 
     Settings = SimSiamSettings
-    stackable = True
 
     roles: ClassVar = {"predictor": Role.SHARED, **SomeLabels.roles}
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import Projecting
+from orchestra_flwr.methods.abilities import SupportsVmap
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import Projecting
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.spectral import spectral_contrastive_loss
 from orchestra_flwr.models import build_head
@@ -47,11 +48,10 @@ class SpecLossSettings(Section):
     outputs: int = Field(32, ge=2)  # of the last layer; the Orchestra paper takes its G
 
 
-class SpecLoss(Projecting):
+class SpecLoss(SupportsVmap, Projecting):
     """Backbone, a two-layer projector and a linear layer."""
 
     Settings = SpecLossSettings
-    stackable = True
     roles: ClassVar = {"clusters": Role.SHARED}
 
     settings: SpecLossSettings

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import SomeLabels
+from orchestra_flwr.methods.abilities import SupportsVmap
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import Group
 from orchestra_flwr.models import build_head
@@ -66,11 +67,10 @@ class SpectralSettings(LabelSettings):
     norm: Norm = "ball"
 
 
-class Spectral(SomeLabels):
+class Spectral(SupportsVmap, SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     Settings = SpectralSettings
-    stackable = True
 
     settings: SpectralSettings
 

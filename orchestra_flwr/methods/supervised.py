@@ -12,17 +12,16 @@ import torch.nn.functional as F
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED, Recipe
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import Classifying
+from orchestra_flwr.methods.abilities import SupportsVmap
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import Classifying
 from orchestra_flwr.methods.semi_supervised import label_loss
 
 CROPPED = Recipe(jitter_p=0, gray_p=0, blur_p=0)
 
 
-class Supervised(Classifying):
+class Supervised(SupportsVmap, Classifying):
     """Backbone and a linear classifier. With `labels.fraction` unlabelled images teach nothing."""
-
-    stackable = True
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

@@ -18,8 +18,9 @@ from orchestra_flwr.clustering import FeatureMemory
 from orchestra_flwr.clustering.memory import NOBODY
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Received, Step
-from orchestra_flwr.methods.frames import Projecting, Prototypes
+from orchestra_flwr.methods.abilities import Received, StartsRounds, SupportsVmap
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.families import Projecting, Prototypes
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import build_head
 
@@ -87,7 +88,7 @@ class SwAVSettings(Section):
     local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
 
 
-class SwAV(Projecting):
+class SwAV(StartsRounds, SupportsVmap, Projecting):
     """Backbone, a two-layer projector, prototypes, and maybe a queue of projections.
 
     The two large crops are assigned, all crops predict. A batch that is smaller than the number of
@@ -103,7 +104,6 @@ class SwAV(Projecting):
     """
 
     Settings = SwAVSettings
-    stackable = True
     roles: ClassVar = {"prototypes": Role.SHARED, "queue": Role.TRANSIENT}
 
     settings: SwAVSettings

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig, Section
 from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods.abilities import SupportsVmap
 from orchestra_flwr.methods.byol import RECIPES
-from orchestra_flwr.methods.frames import JointEmbedding
+from orchestra_flwr.methods.families import JointEmbedding
 from orchestra_flwr.models import build_head
 
 DEVIATION = 1.0  # gamma, the standard deviation that each feature shall have
@@ -54,11 +55,10 @@ class VICRegSettings(Section):
     covariance: float = Field(1.0, ge=0)  # nu
 
 
-class VICReg(JointEmbedding):
+class VICReg(SupportsVmap, JointEmbedding):
     """Backbone and a three-layer projector (the paper's expander), equally wide in all layers."""
 
     Settings = VICRegSettings
-    stackable = True
 
     settings: VICRegSettings
 

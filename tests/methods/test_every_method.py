@@ -11,7 +11,17 @@ from torch import nn
 
 from orchestra_flwr.config.sections import MethodConfig, ModelConfig
 from orchestra_flwr.data import ImageSet, augment
-from orchestra_flwr.methods import Batch, Role, build_method
+from orchestra_flwr.methods import (
+    Batch,
+    Contributes,
+    KeepsState,
+    LearnsLabels,
+    Role,
+    build_method,
+    classes_of,
+    release_of,
+    sees_labels,
+)
 from orchestra_flwr.models import normalise
 from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.seeding import ClientSeed
@@ -57,7 +67,7 @@ def task(request, tiny):
         overrides = (*NEEDS.get(name, ()), *overrides)
         if getattr(request, "param", "digits") == "digits":
             return tiny(*GRAY, f"method={name}", *overrides), digits()
-        learns = MethodConfig.room.find(name).learns_labels
+        learns = getattr(MethodConfig.room.find(name), "needs_labels", False)
         named = ["method.classes=[a,b,c,d]"] if learns else []
         return tiny(f"method={name}", *COLOUR, *named, *overrides), stripes()
 
@@ -67,7 +77,7 @@ def task(request, tiny):
 def build(config):
     """A learner as a client has it after the first round, if its method needs one."""
     learner = build_learner(config, config.data.channels)
-    release = learner.method.release(config)
+    release = release_of(config)
     if release is not None:
         random = {
             name: torch.randn(8, width, generator=SEED.generator(name))
@@ -85,7 +95,8 @@ def a_batch(method, images, count=16):
     """A batch as training makes it."""
     draw = torch.Generator().manual_seed(0)
     views = augment(images.images[:count], method.recipes(), draw)
-    labels = images.labels[:count] if method.learns_labels else None
+    learns = isinstance(method, LearnsLabels) and method.needs_labels
+    labels = images.labels[:count] if learns else None
     normalised = tuple(normalise(view, "half") for view in views.images)
     generator = torch.Generator().manual_seed(1)
     return Batch(torch.arange(count), normalised, views.rotations, generator, labels)
@@ -177,8 +188,8 @@ def test_every_tensor_has_a_role_and_an_unknown_name_is_an_error(task, name, rem
     learner = build(config)
     train(learner, config, images)
     method = learner.method
-    if remembers:
-        method.remember()
+    if remembers and isinstance(method, KeepsState):
+        method.keep_locally()
     roles = {tensor: method.role(tensor) for tensor in method.state_dict()}
     assert all(isinstance(role, Role) for role in roles.values())
     states = [set(learner.state(role)) for role in Role]
@@ -203,10 +214,9 @@ def test_sizes_are_known_without_a_network(task, name, monkeypatch):
         raise AssertionError("a network was built")
 
     monkeypatch.setattr(ModelConfig, "build", refuse)
-    plugin = config.method.plugin
-    release, classes = plugin.release(config), plugin.classes(config)
-    assert release == built.release(config) and classes == built.classes(config)
-    assert (classes is not None) == plugin.learns_labels
+    release, classes = release_of(config), classes_of(config)
+    assert (release is not None) == isinstance(built, Contributes)
+    assert (classes is not None) == sees_labels(config)
     with pytest.raises(AssertionError, match="a network was built"):
         build_method(config, config.data.channels)
 
@@ -215,7 +225,7 @@ def test_sizes_are_known_without_a_network(task, name, monkeypatch):
 def test_what_is_contributed_is_what_the_release_says(task, name):
     config, images = task(name)
     learner = build(config)
-    release = learner.method.release(config)
+    release = release_of(config)
     arrays = train(learner, config, images).contribution.arrays
     assert arrays.keys() == (release.rows if release else {}).keys()
     for key, array in arrays.items():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from orchestra_flwr.clustering import consistency, gradient_clustering
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import MethodConfig
-from orchestra_flwr.methods import Batch, Received, Role, build_method
+from orchestra_flwr.methods import Batch, Received, Role, build_method, release_of
 from orchestra_flwr.methods.orchestra import RECIPES, cluster_loss
 from orchestra_flwr.privacy import ClusteringMechanism
 from orchestra_flwr.seeding import ClientSeed
@@ -140,7 +140,7 @@ def test_contributes_local_centroids_within_its_limits(tiny):
     method.observe(batch(config, n=10))
     contribution = method.end_round(IMAGES, SEED)
     assert contribution.arrays["local_centroids"].shape == (3, 16)
-    release = method.release(config)
+    release = release_of(config)
     assert release.rows == {"local_centroids": (3, 16)}
     assert (release.label, release.least_images) == ("centroids", 2)
     assert release.may_be_empty and release.first_round == 0 and release.exposes == ""
@@ -331,8 +331,8 @@ def test_private_clusters_begin_as_random_directions(tiny):
     assert torch.equal(method, again) and not torch.equal(method, other)
     plain = build_method(tiny(), 1)
     assert not plain.global_centroids.any()
-    assert plain.release(tiny()).first_round == 0
-    assert plain.release(tiny(*overrides)).first_round == 2
+    assert release_of(tiny()).first_round == 0
+    assert release_of(tiny(*overrides)).first_round == 2
 
 
 def test_what_is_measured_of_the_clusters(tiny, generator):
@@ -475,6 +475,6 @@ def test_features_themselves_are_shared_only_where_that_was_chosen_twice(tiny):
     contribution = method.end_round(IMAGES, SEED)
     assert torch.equal(contribution.arrays["local_centroids"], method.memory.latest(IMAGES))
     assert len(method.memory.latest(IMAGES)) == 8 and contribution.smallest_group == 1
-    release = method.release(config)
+    release = release_of(config)
     assert release.rows == {"local_centroids": (8, 16)}
     assert release.label == "features" and "single images" in release.exposes
