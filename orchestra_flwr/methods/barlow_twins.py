@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.abilities import SupportsVmap
+from orchestra_flwr.methods import SupportsVmap
 from orchestra_flwr.methods.byol import RECIPES
 from orchestra_flwr.methods.families import JointEmbedding
 from orchestra_flwr.models import build_head

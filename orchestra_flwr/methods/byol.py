@@ -13,10 +13,8 @@ from torch import nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.abilities import SupportsVmap
-from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
 from orchestra_flwr.methods.families import MomentumEncoder
-from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.simsiam import symmetric_negative_cosine
 from orchestra_flwr.models import build_head
 

@@ -19,17 +19,23 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
-from orchestra_flwr.methods.abilities import ClipsGradients, Received, StartsRounds
-from orchestra_flwr.methods.batch import Batch, Step
-from orchestra_flwr.methods.contributing import Contributes
+from orchestra_flwr.methods import (
+    Batch,
+    ClipsGradients,
+    Contributes,
+    Received,
+    Role,
+    StartsRounds,
+    Step,
+    classes_of,
+)
 from orchestra_flwr.methods.families import Classifying
-from orchestra_flwr.methods.labels import LabelSettings, classes_of
+from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.pseudo_labels import (
     check_pseudo_labels,
     class_probabilities,
     with_pseudo_labels,
 )
-from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.semi_supervised import label_loss
 from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import PROJECTOR_KEYS, Method
-from orchestra_flwr.methods.batch import Batch, Step
-from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods import Batch, Method, Role, Step, role_of
+from orchestra_flwr.methods.base import PROJECTOR_KEYS
 from orchestra_flwr.models import Backbone, build_backbone
 from orchestra_flwr.models.backbones.vit_tiny import ViTTiny
 from orchestra_flwr.models.precision import network_pass

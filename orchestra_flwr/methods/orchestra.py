@@ -28,11 +28,17 @@ from orchestra_flwr.clustering import (
 )
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe, first_copies
-from orchestra_flwr.methods.abilities import Received, StartsRounds, SupportsVmap
-from orchestra_flwr.methods.base import Method
-from orchestra_flwr.methods.batch import Batch, Step
-from orchestra_flwr.methods.contributing import Contributes
-from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods import (
+    Batch,
+    Contributes,
+    Method,
+    Received,
+    Role,
+    StartsRounds,
+    Step,
+    SupportsVmap,
+    role_of,
+)
 from orchestra_flwr.models import (
     Backbone,
     build_backbone,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.batch import Batch
+from orchestra_flwr.methods import Batch
 from orchestra_flwr.methods.orchestra import RECIPES, Orchestra
 
 TURNED = (Recipe(), Recipe(rotate=True))

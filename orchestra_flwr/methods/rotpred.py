@@ -13,10 +13,8 @@ from torch import nn
 
 from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.abilities import SupportsVmap
-from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
 from orchestra_flwr.methods.families import Projecting
-from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import build_head
 
 TURNED = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0, rotate=True)

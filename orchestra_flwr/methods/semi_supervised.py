@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED
-from orchestra_flwr.methods.labels import required_classes, sees_labels
+from orchestra_flwr.methods import sees_labels
+from orchestra_flwr.methods.labels import required_classes
 
 
 @dataclass(frozen=True)

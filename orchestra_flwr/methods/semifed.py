@@ -15,8 +15,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
-from orchestra_flwr.methods.abilities import Received, StartsRounds
-from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods import Batch, Received, StartsRounds, Step
 from orchestra_flwr.methods.families import Classifying
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.pseudo_labels import (

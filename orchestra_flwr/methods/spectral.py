@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
-from orchestra_flwr.methods.abilities import SupportsVmap
-from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods import Batch, Step, SupportsVmap
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import Group

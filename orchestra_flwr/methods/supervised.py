@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED, Recipe
-from orchestra_flwr.methods.abilities import SupportsVmap
-from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods import Batch, Step, SupportsVmap
 from orchestra_flwr.methods.families import Classifying
 from orchestra_flwr.methods.semi_supervised import label_loss
 

@@ -18,10 +18,8 @@ from orchestra_flwr.clustering import FeatureMemory
 from orchestra_flwr.clustering.memory import NOBODY
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.abilities import Received, StartsRounds, SupportsVmap
-from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods import Batch, Received, Role, StartsRounds, Step, SupportsVmap
 from orchestra_flwr.methods.families import Projecting, Prototypes
-from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import build_head
 
 JITTER = (0.8, 0.8, 0.8, 0.2)

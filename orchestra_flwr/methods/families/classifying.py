@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import nn
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.methods.base import PROJECTOR_KEYS, Method
-from orchestra_flwr.methods.labels import LabelSettings, LearnsLabels, required_classes
-from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods import LearnsLabels, Method, Role, role_of
+from orchestra_flwr.methods.base import PROJECTOR_KEYS
+from orchestra_flwr.methods.labels import LabelSettings, required_classes
 from orchestra_flwr.models import Backbone, build_backbone
 
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods import Batch, Step
 from orchestra_flwr.methods.families.projecting import Projecting
 
 

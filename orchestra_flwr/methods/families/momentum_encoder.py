@@ -8,9 +8,8 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.methods.abilities import KeepsState
+from orchestra_flwr.methods import KeepsState, Role
 from orchestra_flwr.methods.families.projecting import Features, Projecting
-from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import Backbone, ema_update
 
 TARGET = "target_"  # what the names of the target's modules and buffers begin with

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.data import SIMCLR, Recipe
-from orchestra_flwr.methods.base import Method
-from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods import Method, Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone
 
 Features = tuple[Tensor, ...]  # (B, dim) of each view

@@ -8,9 +8,8 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.methods import LearnsLabels, Role
 from orchestra_flwr.methods.families.projecting import Features, Projecting
-from orchestra_flwr.methods.labels import LearnsLabels
-from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.semi_supervised import Group, build_classifier, losses_with_labels
 
 
