@@ -33,7 +33,7 @@ def equal_assignments(
     """Soft assignments that spread rows equally over prototypes (equations 3 to 5).
 
     Sinkhorn-Knopp with a fixed number of iterations, so that a step can be captured as a CUDA
-    graph; :func:`orchestra_flwr.clustering.sinkhorn.sinkhorn` goes on until columns are equal.
+    graph; that of `orchestra_flwr.clustering` goes on until columns are equal.
 
     Args:
         cosines: (n, K) of features and prototypes.

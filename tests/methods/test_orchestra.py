@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from orchestra_flwr.clustering import consistency, gradient_clustering
+from orchestra_flwr.clustering import consistency
+from orchestra_flwr.clustering.solvers.gradient import gradient_clustering
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import MethodConfig
 from orchestra_flwr.methods import Batch, Received, Role, build_method, release_of
@@ -91,7 +92,11 @@ def test_each_view_goes_where_it_belongs(tiny):
         if change is not None:
             views[change] = views[change].flip(-1)
         losses = method.loss(replace(plain, views=tuple(views))).losses
-        return losses["cluster"].item(), losses["rotation"].item(), method.memory.features.clone()
+        return (
+            losses["cluster"].item(),
+            losses["rotation"].item(),
+            method.clustering.memory.features.clone(),
+        )
 
     cluster, rotation, memory = parts(None)
     for change, changed in (
@@ -110,19 +115,20 @@ def test_the_memory_is_gone_after_the_round_and_the_centroids_are_the_servers(ti
     method.observe(batch(tiny()))
     names = {role: {n for n in method.state_dict() if method.role(n) is role} for role in Role}
     assert names[Role.SERVER] == {"global_centroids"}
-    assert {name.partition(".")[0] for name in names[Role.TRANSIENT]} == {"memory"}
+    assert {name.partition(".")[0] for name in names[Role.TRANSIENT]} == {"clustering"}
     assert names[Role.LOCAL] == set()
     method.start_round(Received("0", 0, 2, IMAGES))
-    assert len(method.memory) == 0
+    assert len(method.clustering.memory) == 0
 
 
 def test_observing_leaves_all_that_is_shared_bit_identical(tiny):
     method = build_method(tiny(), 1).train()
-    before = {n: t.clone() for n, t in method.state_dict().items() if not n.startswith("memory")}
+    state = method.state_dict()
+    before = {n: t.clone() for n, t in state.items() if not n.startswith("clustering.")}
     method.observe(batch(tiny()))
     after = method.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    assert len(method.memory) == 6
+    assert len(method.clustering.memory) == 6
 
 
 def test_observed_features_are_those_of_the_batch_in_training_mode(tiny):
@@ -130,7 +136,7 @@ def test_observed_features_are_those_of_the_batch_in_training_mode(tiny):
     seen = batch(tiny())
     method.observe(seen)
     expected = method.target_projector(method.target_backbone(seen.views[0]))
-    observed = method.memory.features[-len(method.memory) :]
+    observed = method.clustering.memory.features[-len(method.clustering.memory) :]
     torch.testing.assert_close(observed, F.normalize(expected, dim=1).detach())
 
 
@@ -157,7 +163,7 @@ def test_no_centroid_of_fewer_different_images(tiny, k_min, rows, smallest):
     for seed in range(2):
         twice = torch.arange(7).repeat(2)
         method.observe(replace(batch(config, n=14, seed=seed), images=twice))
-    assert len(method.memory) == 28
+    assert len(method.clustering.memory) == 28
     contribution = method.end_round(IMAGES, SEED)
     assert contribution.arrays["local_centroids"].shape == (rows, 16)
     assert contribution.smallest_group == smallest
@@ -188,7 +194,7 @@ def released(method, images, seed=SEED, round_=2):
 def test_a_private_release_hides_an_image_with_all_its_copies(tiny, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "orchestra_flwr.methods.orchestra.private_clustering",
+        "orchestra_flwr.clustering.clusterings.private.private_clustering",
         lambda features, *_, **__: seen.append(features) or features[:0],
     )
     method = build_method(tiny("clustering=private", "privacy.epsilon=2"), 1).train()
@@ -208,7 +214,7 @@ def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
         seen.append(features)
         return features[:1]
 
-    monkeypatch.setattr("orchestra_flwr.methods.orchestra.private_clustering", note)
+    monkeypatch.setattr("orchestra_flwr.clustering.clusterings.private.private_clustering", note)
     config = tiny(
         "clustering=private", "privacy.epsilon=2", "clustering.local_clusters=2",
         "privacy.k_min=3", "privacy.dimensions=5",
@@ -440,7 +446,9 @@ def test_without_a_target_the_online_encoder_assigns_without_gradient(tiny):
     online = [
         F.normalize(method.projector(method.backbone(view)), dim=1) for view in step.views[:2]
     ]
-    torch.testing.assert_close(method.memory.features[-len(method.memory) :], online[0].detach())
+    torch.testing.assert_close(
+        method.clustering.memory.features[-len(method.clustering.memory) :], online[0].detach()
+    )
     expected = cluster_loss(online[0].detach(), online[1], method.global_centroids, 0.1)
     torch.testing.assert_close(loss, expected)
     loss.backward()
@@ -473,8 +481,10 @@ def test_features_themselves_are_shared_only_where_that_was_chosen_twice(tiny):
     method = build_method(config, 1).train()
     method.observe(batch(config, n=10))
     contribution = method.end_round(IMAGES, SEED)
-    assert torch.equal(contribution.arrays["local_centroids"], method.memory.latest(IMAGES))
-    assert len(method.memory.latest(IMAGES)) == 8 and contribution.smallest_group == 1
+    assert torch.equal(
+        contribution.arrays["local_centroids"], method.clustering.memory.latest(IMAGES)
+    )
+    assert len(method.clustering.memory.latest(IMAGES)) == 8 and contribution.smallest_group == 1
     release = release_of(config)
     assert release.rows == {"local_centroids": (8, 16)}
     assert release.label == "features" and "single images" in release.exposes

@@ -236,11 +236,12 @@ def weighted_kmeans(points: Tensor, weights: Tensor, k: int, noise: NoiseStream)
     if len(points) <= k:
         return points
     weights = weights.to(points.dtype)
-    runs = [lloyd(points, weights, plus_plus(points, weights, k, noise)) for _ in range(RESTARTS)]
+    starts = (kmeans_plus_plus(points, weights, k, noise) for _ in range(RESTARTS))
+    runs = [lloyd(points, weights, start) for start in starts]
     return min(runs, key=lambda run: run[1])[0]
 
 
-def plus_plus(points: Tensor, weights: Tensor, k: int, noise: NoiseStream) -> Tensor:
+def kmeans_plus_plus(points: Tensor, weights: Tensor, k: int, noise: NoiseStream) -> Tensor:
     """(k, d) of the points, each drawn by weight times squared distance to those before it."""
     chosen: list[int] = []
     chance = weights
