@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pydantic import Field
 from torch import Tensor
 
-from orchestra_flwr.clustering.clusterings import MAX_POINTS, Clustering
+from orchestra_flwr.clustering.clusterings import MAX_POINTS, Clustering, FeaturesOf
 from orchestra_flwr.clustering.memory import FeatureMemory
 from orchestra_flwr.config import Config, Section
 
@@ -29,9 +27,7 @@ class MemoryClustering(Clustering):
         super().__init__(settings, config)
         self.memory = FeatureMemory(settings.memory, config.model.projector_dim)
 
-    def start_round(
-        self, round_: int, images: Tensor, features: Callable[[Tensor], Tensor]
-    ) -> None:
+    def start_round(self, round_: int, images: Tensor, features: FeaturesOf) -> None:
         """Clients are stateless: nothing is remembered from earlier rounds."""
         self.memory.clear()
 

@@ -76,15 +76,11 @@ class OrchestraSettings(Section):
 
 
 class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
-    """Online encoder, target encoder, rotation head and global centroids.
-
-    What clients send for the global clusters is up to `clustering`, what the server makes of it up
-    to `clustering.solver`.
+    """Online encoder, target encoder, rotation head, a clustering and global centroids.
 
     The paper's ablations (Table 6, section D.2) leave modules out: `method.rotation=false` the
-    rotation head with its view and its pass, `method.target=false` the target. Then nothing is
-    left that is slow to follow: the online encoder itself assigns, without a gradient, and is what
-    is clustered, averaged and kept. There is no copy of it that would travel for nothing.
+    rotation head with its view and its pass, `method.target=false` the target. Then the online
+    encoder itself assigns, without a gradient, and is what is clustered, averaged and kept.
     """
 
     Settings = OrchestraSettings
@@ -96,7 +92,7 @@ class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         self._normalisation = config.data.normalise
-        self._measures_batches = config.privacy.epsilon is None
+        self._is_measured = config.privacy.epsilon is None
         model, dim = config.model, config.model.projector_dim
         self.backbone = build_backbone(model, channels)
         # In evaluation mode only the projector of what assigns is ever used.
@@ -154,11 +150,13 @@ class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
         self._update_target()
         target = self._target_features(for_target)
         self.clustering.observe(batch.images, target)
-        cluster = cluster_loss(target, online, self.global_centroids, self.settings.temperature)
+        assigned = target, online, self.global_centroids, self.settings.temperature
+        # Not beside privacy: a share of few images without noise must not leave a client.
+        measures = partial(assignment_measures, *assigned) if self._is_measured else dict
         return Step(
-            {"cluster": cluster, **rotation},
+            {"cluster": cluster_loss(*assigned), **rotation},
             {"backbone": (feature,), "projector": (projection,)},
-            partial(self._measures, target, online),
+            measures,
         )
 
     def rotation_loss(self, batch: Batch, projection: Tensor) -> dict[str, Tensor]:
@@ -172,13 +170,6 @@ class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
         rotation = batch.rotations[2]
         assert rotation is not None
         return {"rotation": F.cross_entropy(turns, rotation)}
-
-    def _measures(self, target: Tensor, online: Tensor) -> dict[str, Tensor]:
-        """Nothing beside privacy: a share of few images without noise must not leave a client."""
-        if not self._measures_batches:
-            return {}
-        temperature = self.settings.temperature
-        return assignment_measures(target, online, self.global_centroids, temperature)
 
     def observe(self, batch: Batch) -> None:
         """Shows features of the untrained target; its BatchNorm statistics stay untouched."""

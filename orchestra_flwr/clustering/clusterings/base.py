@@ -13,6 +13,8 @@ from orchestra_flwr.config import Config, Plugin
 from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed
 
+FeaturesOf = Callable[[Tensor], Tensor]  # of images, (B, C, H, W) uint8 to (B, D) unit vectors
+
 LOCAL_CENTROIDS = "local_centroids"  # the array that clients contribute
 MAX_POINTS = 2**14  # clustering compares all with all of them: 2 GB of distances
 
@@ -55,16 +57,14 @@ class Clustering(Plugin, nn.Module, ABC):
         """(G, D) global centroids before the first clustering; zeros: none yet."""
         return torch.zeros(self.shape)
 
-    def start_round(
-        self, round_: int, images: Tensor, features: Callable[[Tensor], Tensor]
-    ) -> None:
+    def start_round(self, round_: int, images: Tensor, features: FeaturesOf) -> None:
         """Called before the first step of a round.
 
         Args:
             round_: from 0.
             images: (n, C, H, W) uint8, all of the client's.
-            features: makes of (B, C, H, W) uint8 images their (B, D) target features, unit vectors,
-                of the model as it was received, in evaluation mode and without augmentation.
+            features: makes target features by the model as it was received, in evaluation mode and
+                without augmentation.
         """
 
     def observe(self, images: Tensor, features: Tensor) -> None:

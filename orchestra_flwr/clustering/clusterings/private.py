@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -10,7 +9,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from orchestra_flwr.clustering.clusterings import LOCAL_CENTROIDS, MAX_POINTS, Clustering
+from orchestra_flwr.clustering.clusterings import (
+    LOCAL_CENTROIDS,
+    MAX_POINTS,
+    Clustering,
+    FeaturesOf,
+)
 from orchestra_flwr.clustering.private_kmeans import private_clustering
 from orchestra_flwr.config import Config, PrivacyConfig, Section
 from orchestra_flwr.data import first_copies
@@ -80,9 +84,7 @@ class Private(Clustering):
         generator = torch_generator(self._seed, "first centroids")
         return F.normalize(torch.randn(self.shape, generator=generator), dim=1)
 
-    def start_round(
-        self, round_: int, images: Tensor, features: Callable[[Tensor], Tensor]
-    ) -> None:
+    def start_round(self, round_: int, images: Tensor, features: FeaturesOf) -> None:
         """Makes the features, no bit of which another image changes.
 
         BatchNorm's statistics of a batch would let an image touch the features of others: hence
