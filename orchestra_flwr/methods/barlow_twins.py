@@ -48,18 +48,15 @@ def _standardised(features: Tensor) -> Tensor:
     return centred * (centred.square().mean(dim=0) + EPSILON).rsqrt()
 
 
-class BarlowTwinsSettings(Section):
-    """Options under `method.` for method=barlow_twins."""
-
-    redundancy: float = Field(0.005, ge=0)  # the paper's lambda
-
-
 class BarlowTwins(SupportsVmap, JointEmbedding):
     """Backbone and a three-layer projector, all of whose layers are equally wide."""
 
-    Settings = BarlowTwinsSettings
+    class Settings(Section):
+        """Options under `method.` for method=barlow_twins."""
 
-    settings: BarlowTwinsSettings
+        redundancy: float = Field(0.005, ge=0)  # the paper's lambda
+
+    settings: Settings
 
     def build_projector(self, model: ModelConfig) -> nn.Module:
         """Three layers; the paper's have 8192 features (`model.projector_dim`)."""

@@ -21,19 +21,17 @@ from orchestra_flwr.models import build_head
 RECIPES = (Recipe(blur_p=1.0), Recipe(blur_p=0.1, solarize_p=0.2))
 
 
-class BYOLSettings(Section):
-    """Options under `method.` for method=byol."""
-
-    ema: float = Field(0.996, ge=0, lt=1)
-
-
 class BYOL(SupportsVmap, MomentumEncoder):
     """Online encoder with a predictor, and a target encoder that follows it."""
 
-    Settings = BYOLSettings
+    class Settings(Section):
+        """Options under `method.` for method=byol."""
+
+        ema: float = Field(0.996, ge=0, lt=1)
+
     roles: ClassVar = {"predictor": Role.SHARED}
 
-    settings: BYOLSettings
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

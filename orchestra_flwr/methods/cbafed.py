@@ -72,15 +72,6 @@ def balanced_classes(
     return first.where(largest > thresholds[first], others)
 
 
-class CBAFedSettings(LabelSettings):
-    """Options under `method.` for method=cbafed."""
-
-    base: float = Field(0.84, ge=0, le=1)  # of the thresholds
-    upper: float = Field(0.95, ge=0, le=1)  # thresholds are at most this
-    rare: float = Field(0.03, ge=0, le=1)  # a class with a smaller share may be a second choice
-    clip_gradients: float | None = Field(5.0, gt=0)  # their L2 norm at most; None: as they are
-
-
 class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
     """Backbone, a linear classifier, and the classes' shares of the images used so far.
 
@@ -88,10 +79,17 @@ class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
     counts of a round. Before training, clients count their labels.
     """
 
-    Settings = CBAFedSettings
+    class Settings(LabelSettings):
+        """Options under `method.` for method=cbafed."""
+
+        base: float = Field(0.84, ge=0, le=1)  # of the thresholds
+        upper: float = Field(0.95, ge=0, le=1)  # thresholds are at most this
+        rare: float = Field(0.03, ge=0, le=1)  # a class with a smaller share may be a second choice
+        clip_gradients: float | None = Field(5.0, gt=0)  # their L2 norm at most; None: as they are
+
     roles: ClassVar = {"shares": Role.SERVER}
 
-    settings: CBAFedSettings
+    settings: Settings
     shares: Tensor
 
     def __init__(self, config: Config, channels: int) -> None:
@@ -106,7 +104,7 @@ class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Method.check`, and as :func:`check_pseudo_labels`."""
+        """Pseudo-labels need statistics of images."""
         super().check(config)
         check_pseudo_labels(config)
 

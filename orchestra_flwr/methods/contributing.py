@@ -64,10 +64,10 @@ def release_of(config: Config) -> Release | None:
 
 
 def weight_of(config: Config, images: int, contributions: Mapping[str, Tensor]) -> float:
-    """As :meth:`Contributes.weight`; of methods that contribute nothing the number of images."""
+    """A client's weight, by the method (:meth:`Contributes.weight`) or else its images."""
     plugin = config.method.plugin
-    is_own = issubclass(plugin, Contributes)
-    return plugin.weight(images, contributions) if is_own else images
+    contributes = issubclass(plugin, Contributes)
+    return plugin.weight(images, contributions) if contributes else images
 
 
 def check_release(config: Config) -> None:
@@ -77,15 +77,15 @@ def check_release(config: Config) -> None:
         ValueError: names the key, its value and what is allowed.
     """
     method, privacy, release = f"method={config.method.name}", config.privacy, release_of(config)
-    is_private = release is not None and release.epsilon is not None
+    is_private = release is not None and release.is_private
     remedy = release.made_private_by if release else ""
     for name in ("epsilon", "total_epsilon", "dimensions"):
         value = getattr(privacy, name)
         if value is not None and not is_private:
-            why = (
-                f"needs {remedy}" if remedy else f"{method} makes no differentially private release"
+            nothing = f"{method} makes no differentially private release"
+            raise ValueError(
+                f"privacy.{name}={value:g}: {f'needs {remedy}' if remedy else nothing}"
             )
-            raise ValueError(f"privacy.{name}={value:g}: {why}")
     if privacy.noise_multiplier > 0 and release is not None and not is_private:
         hint = f" ({remedy} adds noise)" if remedy else ""
         raise ValueError(
@@ -107,7 +107,7 @@ def unread_without_release(config: Config) -> dict[str, str]:
     unread = {}
     if release is None or release.least_images is None:
         unread["privacy.k_min"] = f"by method={config.method.name}"
-    is_private = release is not None and release.epsilon is not None
+    is_private = release is not None and release.is_private
     if not is_private and config.privacy.noise_multiplier == 0:
         unread["privacy.delta"] = "without privacy.noise_multiplier or privacy.epsilon"
     return unread

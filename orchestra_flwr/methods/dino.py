@@ -56,17 +56,6 @@ def distillation_loss(
     return torch.stack(losses).mean()
 
 
-class DINOSettings(Section):
-    """Options under `method.` for method=dino."""
-
-    ema: float = Field(0.996, ge=0, lt=1)  # of the teacher, a step
-    outputs: int = Field(256, ge=2)  # K; the paper's 65536 would be more than all other weights
-    student_temperature: float = Field(0.05, gt=0)
-    teacher_temperature: float = Field(0.02, gt=0)
-    centre_ema: float = Field(0.9, ge=0, lt=1)
-    local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
-
-
 class DINO(SupportsVmap, MomentumEncoder):
     """Student, and a teacher that follows it: backbone, three-layer projector and prototypes.
 
@@ -77,11 +66,20 @@ class DINO(SupportsVmap, MomentumEncoder):
     temperature stay as they are during a run, and prototypes are trained from the first step on.
     """
 
-    Settings = DINOSettings
+    class Settings(Section):
+        """Options under `method.` for method=dino."""
+
+        ema: float = Field(0.996, ge=0, lt=1)  # of the teacher, a step
+        outputs: int = Field(256, ge=2)  # K; the paper's 65536 would be more than all other weights
+        student_temperature: float = Field(0.05, gt=0)
+        teacher_temperature: float = Field(0.02, gt=0)
+        centre_ema: float = Field(0.9, ge=0, lt=1)
+        local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
+
     followed = ("backbone", "projector", "prototypes")
     roles: ClassVar = {"prototypes": Role.SHARED, "target_centre": Role.SHARED}
 
-    settings: DINOSettings
+    settings: Settings
     target_centre: Tensor
 
     def __init__(self, config: Config, channels: int) -> None:

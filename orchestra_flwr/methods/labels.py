@@ -168,12 +168,12 @@ def shown_labels(config: Config, labels: Tensor, client: str) -> Tensor:
         (n,) int64, UNLABELLED in place of what is hidden.
     """
     fraction = config.labels.fraction
-    known = (labels != UNLABELLED).nonzero().squeeze(1)
-    if fraction is None or not len(known):
+    labelled = (labels != UNLABELLED).nonzero().squeeze(1)
+    if fraction is None or not len(labelled):
         return labels
-    count = max(1, round(fraction * len(known)))
-    order = numpy_generator(config.seed, "labels", client).permutation(len(known))
-    shown = known[torch.from_numpy(order[:count]).to(known.device)]
+    count = max(1, round(fraction * len(labelled)))
+    order = numpy_generator(config.seed, "labels", client).permutation(len(labelled))
+    shown = labelled[torch.from_numpy(order[:count]).to(labelled.device)]
     hidden = torch.full_like(labels, UNLABELLED)
     hidden[shown] = labels[shown]
     return hidden

@@ -51,14 +51,6 @@ def rows_at(tokens: Tensor, places: Tensor) -> Tensor:
     return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[2]))
 
 
-class MAESettings(Section):
-    """Options under `method.` for method=mae."""
-
-    mask_ratio: float = Field(0.75, gt=0, lt=1)  # of an image's patches
-    decoder_depth: int = Field(4, ge=1)  # blocks
-    augment: bool = False  # crops and flips, as the MAE paper; false: images as they are
-
-
 class _Decoder(nn.Module):
     """Tokens of all patches, class token first, to pixels; it has the encoder's width."""
 
@@ -96,9 +88,14 @@ class MAE(Method):
     Which patches are masked comes from the batch's generator. Nothing is stored but parameters.
     """
 
-    Settings = MAESettings
+    class Settings(Section):
+        """Options under `method.` for method=mae."""
 
-    settings: MAESettings
+        mask_ratio: float = Field(0.75, gt=0, lt=1)  # of an image's patches
+        decoder_depth: int = Field(4, ge=1)  # blocks
+        augment: bool = False  # crops and flips, as the MAE paper; false: images as they are
+
+    settings: Settings
     backbone: ViTTiny
 
     def __init__(self, config: Config, channels: int) -> None:
@@ -110,7 +107,7 @@ class MAE(Method):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Method.check`; also refuses a backbone that is no transformer."""
+        """Refuses a backbone that is no transformer, other views, and a mask of all or nothing."""
         super().check(config)
         if not issubclass(config.model.plugin, ViTTiny):
             raise ValueError(
@@ -136,7 +133,7 @@ class MAE(Method):
         return super().unread(config) | dict.fromkeys(PROJECTOR_KEYS, why)
 
     def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
+        """Encoder and decoder are averaged."""
         return role_of(name, ROLES)
 
     def recipes(self) -> Sequence[Recipe]:

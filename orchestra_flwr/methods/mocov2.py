@@ -46,14 +46,6 @@ def queue_contrastive_loss(
     return F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.int64))
 
 
-class MoCoV2Settings(Section):
-    """Options under `method.` for method=mocov2."""
-
-    ema: float = Field(0.999, ge=0, lt=1)  # of the key encoder, a step
-    temperature: float = Field(0.2, gt=0)
-    queue: int = Field(4096, ge=1)  # keys; the paper's 65536 are a twentieth of its images
-
-
 class MoCoV2(StartsRounds, SupportsVmap, MomentumEncoder):
     """Query encoder, key encoder (the target that follows it), and a queue of keys.
 
@@ -66,10 +58,16 @@ class MoCoV2(StartsRounds, SupportsVmap, MomentumEncoder):
     statistics, by which a query could otherwise know it; shuffled BatchNorm needs several GPUs.
     """
 
-    Settings = MoCoV2Settings
+    class Settings(Section):
+        """Options under `method.` for method=mocov2."""
+
+        ema: float = Field(0.999, ge=0, lt=1)  # of the key encoder, a step
+        temperature: float = Field(0.2, gt=0)
+        queue: int = Field(4096, ge=1)  # keys; the paper's 65536 are a twentieth of its images
+
     roles: ClassVar = {"queue": Role.TRANSIENT}
 
-    settings: MoCoV2Settings
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

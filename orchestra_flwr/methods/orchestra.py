@@ -66,15 +66,6 @@ def cluster_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature:
     return F.cross_entropy(online @ centroids.T / temperature, assignment)
 
 
-class OrchestraSettings(Section):
-    """Options under `method.` for method=orchestra."""
-
-    ema: float = Field(0.996, ge=0, lt=1)
-    temperature: float = Field(0.1, gt=0)
-    rotation: bool = True  # predict rotations, against degenerate solutions (Table 6)
-    target: bool = True  # a second encoder assigns; without it, the online one does (Table 6)
-
-
 class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
     """Online encoder, target encoder, rotation head, a clustering and global centroids.
 
@@ -83,10 +74,17 @@ class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
     encoder itself assigns, without a gradient, and is what is clustered, averaged and kept.
     """
 
-    Settings = OrchestraSettings
+    class Settings(Section):
+        """Options under `method.` for method=orchestra."""
+
+        ema: float = Field(0.996, ge=0, lt=1)
+        temperature: float = Field(0.1, gt=0)
+        rotation: bool = True  # predict rotations, against degenerate solutions (Table 6)
+        target: bool = True  # a second encoder assigns; without it, the online one does (Table 6)
+
     uses = ("clustering",)
 
-    settings: OrchestraSettings
+    settings: Settings
     global_centroids: Tensor
 
     def __init__(self, config: Config, channels: int) -> None:

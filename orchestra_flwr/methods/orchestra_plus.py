@@ -27,7 +27,7 @@ class OrchestraPlus(Orchestra):
         return TURNED if self.settings.rotation else RECIPES[:2]
 
     def rotation_loss(self, batch: Batch, projection: Tensor) -> dict[str, Tensor]:
-        """As :meth:`Orchestra.rotation_loss`, of the view that predicts assignments."""
+        """Of the view that predicts assignments, which is turned."""
         rotation = batch.rotations[1]
         assert rotation is not None
         return {"rotation": F.cross_entropy(self.rotation_head(projection), rotation)}

@@ -93,19 +93,16 @@ def _cross_entropy(
     return (entropies * weights.repeat(len(logits) // len(weights))).mean()
 
 
-class SimCLRSettings(LabelSettings):
-    """Options under `method.` for method=simclr."""
-
-    temperature: float = Field(0.1, gt=0)
-    loss: Literal["nt_xent", "infonce"] = "nt_xent"
-
-
 class SimCLR(BoundsInformation, SupportsVmap, SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
-    Settings = SimCLRSettings
+    class Settings(LabelSettings):
+        """Options under `method.` for method=simclr."""
 
-    settings: SimCLRSettings
+        temperature: float = Field(0.1, gt=0)
+        loss: Literal["nt_xent", "infonce"] = "nt_xent"
+
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

@@ -40,17 +40,14 @@ def symmetric_negative_cosine(
     return -cosines.mean() / 2
 
 
-class SimSiamSettings(LabelSettings):
-    """Options under `method.` for method=simsiam."""
-
-    # Width of the predictor's hidden layer; None: model.projector_hidden, or as published.
-    predictor_hidden: int | None = Field(None, ge=1)
-
-
 class SimSiam(SupportsVmap, SomeLabels):
     """Backbone, a three-layer projector and a predictor of two layers; a classifier with labels."""
 
-    Settings = SimSiamSettings
+    class Settings(LabelSettings):
+        """Options under `method.` for method=simsiam."""
+
+        # Width of the predictor's hidden layer; None: model.projector_hidden, or as published.
+        predictor_hidden: int | None = Field(None, ge=1)
 
     roles: ClassVar = {"predictor": Role.SHARED, **SomeLabels.roles}
 

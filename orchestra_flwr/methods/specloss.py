@@ -40,19 +40,17 @@ def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
     return spectral_contrastive_loss(first, second, "sphere")
 
 
-class SpecLossSettings(Section):
-    """Options under `method.` for method=specloss."""
-
-    outputs: int = Field(32, ge=2)  # of the last layer; the Orchestra paper takes its G
-
-
 class SpecLoss(SupportsVmap, Projecting):
     """Backbone, a two-layer projector and a linear layer."""
 
-    Settings = SpecLossSettings
+    class Settings(Section):
+        """Options under `method.` for method=specloss."""
+
+        outputs: int = Field(32, ge=2)  # of the last layer; the Orchestra paper takes its G
+
     roles: ClassVar = {"clusters": Role.SHARED}
 
-    settings: SpecLossSettings
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

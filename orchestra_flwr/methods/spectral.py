@@ -60,18 +60,15 @@ def spectral_contrastive_loss(
     return -2 * matching.mean() + squares.sum() / max(count * (count - 1), 1)
 
 
-class SpectralSettings(LabelSettings):
-    """Options under `method.` for method=spectral."""
-
-    norm: Norm = "ball"
-
-
 class Spectral(SupportsVmap, SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
-    Settings = SpectralSettings
+    class Settings(LabelSettings):
+        """Options under `method.` for method=spectral."""
 
-    settings: SpectralSettings
+        norm: Norm = "ball"
+
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

@@ -75,17 +75,6 @@ def swapped_prediction_loss(
     return torch.stack(losses).mean()
 
 
-class SwAVSettings(Section):
-    """Options under `method.` for method=swav."""
-
-    prototypes: int = Field(30, ge=2)  # K; the paper's 3000 are three for each of its classes
-    temperature: float = Field(0.1, gt=0)
-    regularisation: float = Field(0.02, ge=0.02)  # epsilon; below it float32 underflows
-    iterations: int = Field(3, ge=1)
-    queue: int = Field(0, ge=0)  # earlier projections that are assigned together with a batch
-    local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
-
-
 class SwAV(StartsRounds, SupportsVmap, Projecting):
     """Backbone, a two-layer projector, prototypes, and maybe a queue of projections.
 
@@ -101,10 +90,19 @@ class SwAV(StartsRounds, SupportsVmap, Projecting):
     first step on.
     """
 
-    Settings = SwAVSettings
+    class Settings(Section):
+        """Options under `method.` for method=swav."""
+
+        prototypes: int = Field(30, ge=2)  # K; the paper's 3000 are three for each of its classes
+        temperature: float = Field(0.1, gt=0)
+        regularisation: float = Field(0.02, ge=0.02)  # epsilon; below it float32 underflows
+        iterations: int = Field(3, ge=1)
+        queue: int = Field(0, ge=0)  # earlier projections that are assigned together with a batch
+        local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
+
     roles: ClassVar = {"prototypes": Role.SHARED, "queue": Role.TRANSIENT}
 
-    settings: SwAVSettings
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

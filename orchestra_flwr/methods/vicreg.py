@@ -47,20 +47,17 @@ def covariance_loss(features: Tensor) -> Tensor:
     return covariance.square().masked_fill(diagonal, 0).sum() / dim
 
 
-class VICRegSettings(Section):
-    """Options under `method.` for method=vicreg: the weights of equation 6."""
-
-    invariance: float = Field(25.0, ge=0)  # lambda
-    variance: float = Field(25.0, ge=0)  # mu
-    covariance: float = Field(1.0, ge=0)  # nu
-
-
 class VICReg(SupportsVmap, JointEmbedding):
     """Backbone and a three-layer projector (the paper's expander), equally wide in all layers."""
 
-    Settings = VICRegSettings
+    class Settings(Section):
+        """Options under `method.` for method=vicreg: the weights of equation 6."""
 
-    settings: VICRegSettings
+        invariance: float = Field(25.0, ge=0)  # lambda
+        variance: float = Field(25.0, ge=0)  # mu
+        covariance: float = Field(1.0, ge=0)  # nu
+
+    settings: Settings
 
     def build_projector(self, model: ModelConfig) -> nn.Module:
         """Three layers; the paper's have 8192 features (`model.projector_dim`)."""

@@ -43,6 +43,11 @@ class Release:
     exposes: str = ""
 
     @property
+    def is_private(self) -> bool:
+        """Whether it is differentially private."""
+        return self.epsilon is not None
+
+    @property
     def mechanism(self) -> ClusteringMechanism | None:
         """The noise of one release; None: there is none. The first call takes seconds."""
         if self.epsilon is None or self.delta is None:

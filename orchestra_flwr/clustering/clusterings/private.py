@@ -29,12 +29,6 @@ FEATURE_BATCH = 64  # images of which features are made at a time, always
 FIRST_ROUND = 2
 
 
-class PrivateSettings(Section):
-    """Options under `clustering.` for clustering=private."""
-
-    local_clusters: int = Field(8, ge=2, le=MAX_POINTS)  # the paper's L, at most
-
-
 class Private(Clustering):
     """Noisy centroids of one feature for each different image, of the model as it was received.
 
@@ -42,12 +36,16 @@ class Private(Clustering):
     accounts for.
     """
 
-    Settings = PrivateSettings
+    class Settings(Section):
+        """Options under `clustering.` for clustering=private."""
+
+        local_clusters: int = Field(8, ge=2, le=MAX_POINTS)  # the paper's L, at most
+
     takes_clean_features: ClassVar[bool] = True
 
-    settings: PrivateSettings
+    settings: Settings
 
-    def __init__(self, settings: PrivateSettings, config: Config) -> None:
+    def __init__(self, settings: Settings, config: Config) -> None:
         super().__init__(settings, config)
         self._privacy = config.privacy
         self._seed = config.seed

@@ -13,12 +13,6 @@ from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed
 
 
-class SinkhornSettings(MemorySettings):
-    """Options under `clustering.` for clustering=sinkhorn."""
-
-    local_clusters: int = Field(8, ge=2, le=MAX_POINTS)  # the paper's L
-
-
 class Sinkhorn(MemoryClustering):
     """At most L centroids of the features seen last.
 
@@ -27,9 +21,12 @@ class Sinkhorn(MemoryClustering):
     fewer different images than that there is no centroid.
     """
 
-    Settings = SinkhornSettings
+    class Settings(MemorySettings):
+        """Options under `clustering.` for clustering=sinkhorn."""
 
-    settings: SinkhornSettings
+        local_clusters: int = Field(8, ge=2, le=MAX_POINTS)  # the paper's L
+
+    settings: Settings
 
     @classmethod
     def check(cls, config: Config) -> None:

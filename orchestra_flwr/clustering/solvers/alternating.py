@@ -13,7 +13,7 @@ from orchestra_flwr.clustering.spherical import equal_mass_clustering, spread_ou
 
 
 class Alternating(Solver):
-    """As :func:`global_clustering`, with `clustering.damping`."""
+    """Sinkhorn plans and closed-form centroids in turn, with `clustering.damping`."""
 
     def solve(self, points: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
         """Goes on from the last round's centroids, and does not go all the way."""

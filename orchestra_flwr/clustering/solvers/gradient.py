@@ -16,7 +16,7 @@ TEMPERATURE = 0.1
 
 
 class Gradient(Solver):
-    """As :func:`gradient_clustering`."""
+    """The published 500 steps of gradient descent."""
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:

@@ -42,7 +42,7 @@ class Classifying(LearnsLabels, Method):
         return super().unread(config) | dict.fromkeys(PROJECTOR_KEYS, why)
 
     def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
+        """Backbone and classifier are averaged; a subclass says the rest in `roles`."""
         return role_of(name, {"backbone": Role.SHARED, "classifier": Role.SHARED, **self.roles})
 
     def classification_head(self) -> nn.Module:

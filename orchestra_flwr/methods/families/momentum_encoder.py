@@ -74,7 +74,7 @@ class MomentumEncoder(KeepsState, Projecting):
             self.target(name).load_state_dict(self.get_submodule(name).state_dict())
 
     def role(self, name: str) -> Role:
-        """As :meth:`Method.role`; the target is local where clients keep state."""
+        """The target has the roles of what it follows; it is local where clients keep state."""
         owner = name.removeprefix(TARGET) if name.partition(".")[0] in self._copies() else name
         role = super().role(owner)
         return Role.LOCAL if self._is_local and name.startswith(TARGET) else role

@@ -44,7 +44,7 @@ class Projecting(Method):
         return features, projections
 
     def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
+        """Backbone and projector are averaged; a subclass says the rest in `roles`."""
         return role_of(name, {"backbone": Role.SHARED, "projector": Role.SHARED, **self.roles})
 
     def recipes(self) -> Sequence[Recipe]:
