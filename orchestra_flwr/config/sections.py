@@ -221,7 +221,7 @@ class SolverConfig(Choice):
 
 
 class ClusteringConfig(Choice):
-    """What clients contribute to the global clusters, of methods that cluster, and these."""
+    """What clients contribute to global clusters, and what the server makes of it."""
 
     room: ClassVar = Room("orchestra_flwr.clustering.clusterings", "Clustering")
     key: ClassVar = "clustering"
@@ -238,7 +238,7 @@ class ClusteringConfig(Choice):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The clustering's own; files that set those of others are written for any clustering."""
+        """The clustering's own: files of data sets set those of others as well."""
         others = self.options_of_others
         return {name: value for name, value in super().options.items() if name not in others}
 
@@ -246,9 +246,9 @@ class ClusteringConfig(Choice):
     def options_of_others(self) -> tuple[str, ...]:
         """Options here that only other clusterings have."""
         own = self.plugin.Settings.model_fields
-        strange = [option for option in super().options if option not in own]
-        known = self.room.found(self._packages).values() if strange else ()
-        return tuple(o for o in strange if any(o in each.Settings.model_fields for each in known))
+        foreign = [option for option in super().options if option not in own]
+        plugins = self.room.found(self._packages).values() if foreign else ()
+        return tuple(o for o in foreign if any(o in p.Settings.model_fields for p in plugins))
 
 
 class FederationConfig(Section):
