@@ -15,13 +15,10 @@ import torch.nn.functional as F
 from common import in_turns, table, write
 from torch import Tensor
 
-from orchestra_flwr.clustering import (
-    global_clustering,
-    gradient_clustering,
-    local_clustering,
-    sinkhorn,
-)
-from orchestra_flwr.clustering.sinkhorn import SHARPNESS
+from orchestra_flwr.clustering import local_clustering, sinkhorn
+from orchestra_flwr.clustering.sinkhorn_knopp import SHARPNESS
+from orchestra_flwr.clustering.solvers.alternating import global_clustering
+from orchestra_flwr.clustering.solvers.gradient import gradient_clustering
 
 N, DIM, G, TRUE = 800, 512, 128, 160
 

@@ -19,7 +19,6 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from orchestra_flwr.clustering.settings import clustering_settings
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.client import client_app
 from orchestra_flwr.federation.client.answers import answer
@@ -30,6 +29,7 @@ from orchestra_flwr.federation.messages.arrays import (
     from_record,
     to_record,
 )
+from orchestra_flwr.methods import release_of
 from orchestra_flwr.reporting import Progress
 
 MEMORY = {"own_gb": "RssAnon", "store_gb": "RssShmem", "libraries_gb": "RssFile"}
@@ -49,9 +49,8 @@ def give_back(content: RecordDict) -> RecordDict:
     task = content.config_records[CONFIG]
     config = Config.from_json(str(task["config"]))
     received = from_record(content.array_records.pop(ARRAYS))
-    clusters = clustering_settings(config)
-    width = received["server"].size // clusters.global_clusters
-    arrays = {"local_centroids": np.ones((clusters.local_clusters, width), np.float32)}
+    release = release_of(config)
+    arrays = {name: np.ones(rows, np.float32) for name, rows in release.rows.items()}
     if task["train"]:
         arrays["shared"] = received["shared"]
     return RecordDict(

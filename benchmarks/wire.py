@@ -24,7 +24,7 @@ from orchestra_flwr.data import load_dataset
 from orchestra_flwr.federation.messages.arrays import ARRAYS, payload_bytes, to_record
 from orchestra_flwr.federation.messages.codec import BLOCK, INT4_BLOCK, BlockCodec
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
-from orchestra_flwr.methods import Role
+from orchestra_flwr.methods import Role, release_of
 from orchestra_flwr.reporting import environment
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
@@ -78,7 +78,7 @@ def measure(wire: str) -> dict[str, float | str]:
     change = np.random.default_rng(0).normal(size=state.size).astype(np.float32) / 1000
     generator = torch.Generator().manual_seed(0)
     codec, sends = schemas.codec, schemas.pack_trained(state + change, received, generator)
-    release = config.method.plugin.release(config)
+    release = release_of(config)
     rows = {n: np.zeros(s, np.float32) for n, s in release.rows.items()}
     down, message = codec.encode("shared", state), pack_state(learner, schemas)
     return {

@@ -1,5 +1,6 @@
 """The plug-ins in the guides run as they are printed."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -95,35 +96,59 @@ def test_there_is_an_example_of_every_kind():
 
     kinds = {path.split("/")[0] for path in EXAMPLES}
     groups = [field.annotation for field in Config.model_fields.values()]
-    rooms = {group.room.name for group in groups if hasattr(group, "room")} | {"terms"}
+    rooms = {group.room.name for group in groups if hasattr(group, "room")} | {"terms", "solvers"}
     assert kinds == rooms
     ran = Path(__file__).read_text()
     assert all(f'"{path}"' in ran for path in EXAMPLES)
 
 
-def test_readme_method(printed):
-    assert set(printed("methods/rotation_only.py").loss) == {"rotation"}
+def test_a_method_is_six_names_on_one_screen():
+    files, _ = EXAMPLES["methods/contrast.py"]
+    text = files["methods/contrast.py"]
+    (made,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    names = [node.name for node in made.body if hasattr(node, "name")]
+    assert names == ["Settings", "__init__", "role", "recipes", "loss", "backbones"]
+    assert [ast.unparse(base) for base in made.bases] == ["Method"]
+    assert len(text.splitlines()) <= 45
 
 
 def test_method(printed):
-    run = printed("methods/spread.py")
-    assert set(run.loss) == {"distance", "narrowness"}
-    assert run.config.method.settings.noise == 0.2
+    run = printed("methods/contrast.py")
+    assert set(run.loss) == {"contrast"}
+    assert run.config.method.settings.temperature == 0.2
     assert run.config.method.paper["silo"] == {"lr": 0.03}
 
 
 def test_method_in_mixed_precision_and_with_a_term(printed):
-    run = printed("methods/spread.py", "training.precision=bfloat16", "terms.proximal.weight=0.1")
-    assert set(run.loss) == {"distance", "narrowness", "proximal"}
+    run = printed("methods/contrast.py", "training.precision=bfloat16", "terms.proximal.weight=0.1")
+    assert set(run.loss) == {"contrast", "proximal"}
 
 
 @pytest.mark.slow
 def test_workers_of_ray_find_the_method(printed):
     """The workers are processes of their own."""
-    inline = printed("methods/spread.py")
-    ray = printed("methods/spread.py", "engine=ray", "engine.workers=2")
+    inline = printed("methods/contrast.py")
+    ray = printed("methods/contrast.py", "engine=ray", "engine.workers=2")
     assert ray.loss == inline.loss
     assert all(torch.equal(t, inline.checkpoint[n]) for n, t in ray.checkpoint.items())
+
+
+def test_clustering(printed):
+    run = printed("clusterings/random_groups.py")
+    assert run.config.clustering.settings.groups == 3
+    assert set(run.loss) == {"cluster", "rotation"}
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["released"] == "means" and summary["k_anonymity"] >= 2
+    centroids = run.checkpoint["global_centroids"]
+    torch.testing.assert_close(centroids.norm(dim=1), torch.ones(len(centroids)))
+
+
+def test_solver(printed, run):
+    k_means, usual = printed("solvers/k_means.py"), run()
+    assert k_means.config.clustering.solver.settings.steps == 5
+    ours, theirs = (each.checkpoint["global_centroids"] for each in (k_means, usual))
+    torch.testing.assert_close(ours.norm(dim=1), torch.ones(len(ours)))
+    assert not torch.equal(ours, theirs)
 
 
 def test_term(printed):
@@ -232,11 +257,11 @@ def test_a_resumed_run_needs_its_folder_only(printed, capsys):
 
 
 def test_a_wrong_option_is_told_in_one_line(user_package, tiny_overrides, capsys):
-    files, command = EXAMPLES["methods/spread.py"]
+    files, command = EXAMPLES["methods/contrast.py"]
     user_package(files)
-    assert main([*tiny_overrides, *command, "method.nose=1"]) == 2
+    assert main([*tiny_overrides, *command, "method.temprature=1"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "did you mean method.noise?" in error
+    assert error.count("\n") == 1 and "did you mean method.temperature?" in error
 
 
 @pytest.mark.parametrize("program", ["orchestra-server", "orchestra-client"])
@@ -245,7 +270,7 @@ def test_the_commands_for_real_clients_compose(user_package, program):
     from orchestra_flwr.deployment.client_config import ClientConfig
     from orchestra_flwr.deployment.server_config import ServerConfig
 
-    user_package(EXAMPLES["methods/spread.py"][0])
+    user_package(EXAMPLES["methods/contrast.py"][0])
     text = (ROOT / "docs" / "contributing.md").read_text()
     (command,) = re.findall(rf"^{re.escape(program)} (.*)$", text, re.M)
     kind = {"orchestra-server": ServerConfig, "orchestra-client": ClientConfig}[program]

@@ -8,6 +8,7 @@ import pytest
 
 import orchestra_flwr
 from orchestra_flwr.config import Config, TermConfig
+from orchestra_flwr.config.sections import SolverConfig
 
 LAYERS = [
     ["fingerprints", "console", "square_image"],
@@ -50,6 +51,7 @@ SAME_SENSE = {
 CHOICES = [
     *(f.annotation for f in Config.model_fields.values() if hasattr(f.annotation, "room")),
     TermConfig,
+    SolverConfig,
 ]
 ROOMS = {choice.room.package: choice.room for choice in CHOICES}
 

@@ -37,14 +37,14 @@ def cheapest_assignment(cost: NDArray[np.float64], places: NDArray[np.int64]) ->
     finite = np.abs(cost[np.isfinite(cost)])
     least = ROUNDING * finite.max() if finite.size else 0.0
     for point in range(count):
-        total, before = _shortest_chains(cost[point], moves, least)
+        total, predecessor = _shortest_chains(cost[point], moves, least)
         end = int(np.where(free > 0, total, np.inf).argmin())
         if not (free[end] > 0 and np.isfinite(total[end])):
             raise ValueError("no group with a free place takes the points that are left")
         free[end] -= 1
         chain = [end]
-        while before[chain[-1]] >= 0:
-            chain.append(int(before[chain[-1]]))
+        while predecessor[chain[-1]] >= 0:
+            chain.append(int(predecessor[chain[-1]]))
         _move_along(chain, point, group_of, cost, moves)
     return group_of
 
@@ -53,7 +53,7 @@ def _shortest_chains(
     entry: NDArray[np.float64], moves: NDArray[np.float64], least: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Bellman and Ford: (groups,) cost of a chain up to each group, and who is before it, or -1."""
-    total, before = entry.copy(), np.full(len(entry), -1)
+    total, predecessor = entry.copy(), np.full(len(entry), -1)
     for _ in range(len(entry)):
         through = total[:, None] + moves
         best = through.argmin(axis=0)
@@ -61,8 +61,8 @@ def _shortest_chains(
         shorter = cheaper < total - least
         if not shorter.any():
             break
-        total[shorter], before[shorter] = cheaper[shorter], best[shorter]
-    return total, before
+        total[shorter], predecessor[shorter] = cheaper[shorter], best[shorter]
+    return total, predecessor
 
 
 def _move_along(

@@ -31,19 +31,19 @@ def assignment_measures(
     return {"agreement": same.float().mean(), "assignment_entropy": entropy.mean()}
 
 
-def consistency(points: Tensor, before: Tensor, after: Tensor) -> float:
+def consistency(points: Tensor, previous: Tensor, current: Tensor) -> float:
     """How far two rounds' centroids group the same points alike, whatever they are called.
 
     Args:
         points: (N, D) unit vectors.
-        before: (G, D) centroids of the round before, unit vectors.
-        after: (G, D) this round's.
+        previous: (G, D) the last round's centroids, unit vectors.
+        current: (G, D) this round's.
 
     Returns:
         Of the pairs of points that share their nearest centroid before or after, the fraction that
         do both times (Jaccard, 1912); 1 where there are no such pairs.
     """
-    old, new = ((points @ each.T).argmax(dim=1) for each in (before, after))
+    old, new = ((points @ each.T).argmax(dim=1) for each in (previous, current))
     together_before = (old[:, None] == old).triu(1)
     together_after = (new[:, None] == new).triu(1)
     either = (together_before | together_after).sum()

@@ -33,19 +33,19 @@ def linkage_groups(similarity: np.ndarray, groups: int, least: int = 1) -> list[
     rows, columns = np.triu_indices(count, 1)
     # Cosines of rounded vectors may be greater than 1, and a distance is never negative.
     tree = linkage(np.maximum(1 - similarity[rows, columns], 0), method="average")
-    found = cut_tree(tree, n_clusters=groups)[:, 0]
-    _fill_up(found, similarity, groups, least)
+    group_of = cut_tree(tree, n_clusters=groups)[:, 0]
+    _fill_up(group_of, similarity, groups, least)
     numbers: dict[int, int] = {}
-    return [numbers.setdefault(int(group), len(numbers)) for group in found]
+    return [numbers.setdefault(int(group), len(numbers)) for group in group_of]
 
 
-def _fill_up(found: np.ndarray, similarity: np.ndarray, groups: int, least: int) -> None:
+def _fill_up(group_of: np.ndarray, similarity: np.ndarray, groups: int, least: int) -> None:
     """Moves members, in place, until no group is too small."""
     while True:
-        sizes = np.bincount(found, minlength=groups)
+        sizes = np.bincount(group_of, minlength=groups)
         if sizes.min() >= least:
             return
         small = int(sizes.argmin())
-        alike = similarity[:, found == small].mean(1)
-        alike[sizes[found] <= least] = -np.inf
-        found[int(alike.argmax())] = small
+        alike = similarity[:, group_of == small].mean(1)
+        alike[sizes[group_of] <= least] = -np.inf
+        group_of[int(alike.argmax())] = small

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orchestra_flwr.clustering.assignment import cheapest_assignment
-from orchestra_flwr.clustering.sinkhorn import sinkhorn
+from orchestra_flwr.clustering.sinkhorn_knopp import sinkhorn
 from orchestra_flwr.clustering.spherical import equal_mass_clustering, spread_out, unit_rows
 
 

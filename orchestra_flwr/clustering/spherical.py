@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orchestra_flwr.clustering.sinkhorn import sinkhorn
+from orchestra_flwr.clustering.sinkhorn_knopp import sinkhorn
 
 BETWEEN = 5  # Sinkhorn iterations between two moves of the centroids
 OVERSHOOT = 0.5  # of a move; it saves a third of the moves

@@ -116,9 +116,12 @@ class Plugin:
 
     Class attributes:
         Settings: its own options; a :class:`Section` with a default for each.
+        uses: keys of choices that are read where this plug-in is chosen alone, such as
+            "clustering".
     """
 
     Settings: ClassVar[type[Section]] = Section
+    uses: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def check(cls, config: Any) -> None:

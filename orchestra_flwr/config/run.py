@@ -18,6 +18,7 @@ from orchestra_flwr.config.section import (
     parse,
 )
 from orchestra_flwr.config.sections import (
+    ClusteringConfig,
     DataConfig,
     Device,
     EngineConfig,
@@ -30,7 +31,6 @@ from orchestra_flwr.config.sections import (
     MethodConfig,
     ModelConfig,
     OptimizerConfig,
-    Options,
     PartitionConfig,
     PrivacyConfig,
     ScheduleConfig,
@@ -57,7 +57,7 @@ class Config(WithPlugins, Composed):
     partition: PartitionConfig
     shift: ShiftConfig = ShiftConfig()
     labels: LabelsConfig = LabelsConfig()
-    clustering: Options = Options()
+    clustering: ClusteringConfig = ClusteringConfig()
     federation: FederationConfig
     exchange: ExchangeConfig = ExchangeConfig()
     server_optimizer: ServerOptimizerConfig = ServerOptimizerConfig()
@@ -107,6 +107,13 @@ class Config(WithPlugins, Composed):
         """All choices, each term's as well."""
         return [*super().choices(), *self.terms.values()]
 
+    def used_choices(self) -> list[Choice]:
+        """The choices of which a run makes something; a clustering if its method uses one."""
+        choices = [choice for choice in self.choices() if choice is not self.clustering]
+        if self.clustering.key in self.method.plugin.uses:
+            return [self.clustering, self.clustering.solver, *choices]
+        return choices
+
     @property
     def active_terms(self) -> list[TermConfig]:
         """The terms that are added to the loss, in the order of their names."""
@@ -122,13 +129,15 @@ class Config(WithPlugins, Composed):
             if term.weight == 0:
                 why = f"with {term.path}.weight=0"
                 found |= {f"{term.path}.{option}": why for option in term.options}
-        for choice in self.choices():
+        if self.clustering.key not in self.method.plugin.uses:
+            found["clustering"] = f"by method={self.method.name}"
+        for choice in self.used_choices():
             found |= choice.plugin.unread(self)
         return found
 
     @model_validator(mode="after")
     def _choices_exist_and_agree(self) -> Self:
-        for choice in self.choices():
+        for choice in self.used_choices():
             _ = choice.settings
         self._check_normalisation()
         self._check_update_privacy()
@@ -142,7 +151,7 @@ class Config(WithPlugins, Composed):
                 f"init={self.init}: must not be given with merging={self.merging.name}, whose "
                 "clients begin with BatchNorm of their own"
             )
-        for choice in self.choices():
+        for choice in self.used_choices():
             choice.plugin.check(self)
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
 
 from orchestra_flwr.config.choice import Choice
 from orchestra_flwr.config.section import Section
@@ -206,15 +206,49 @@ class EngineConfig(Choice):
     name: str = "ray"
 
 
-class Options(Section):
-    """A section whose keys only the method that reads it knows."""
+class SolverConfig(Choice):
+    """What the server makes of all clients' local centroids."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    room: ClassVar = Room("orchestra_flwr.clustering.solvers", "Solver")
+    key: ClassVar = "clustering.solver"
+
+    name: str = "alternating"
+
+    @model_serializer
+    def _as_written(self) -> str | dict[str, Any]:
+        """The name alone, where there are no options, as configurations have it."""
+        return {"name": self.name, **self.options} if self.options else self.name
+
+
+class ClusteringConfig(Choice):
+    """What clients contribute to global clusters, and what the server makes of it."""
+
+    room: ClassVar = Room("orchestra_flwr.clustering.clusterings", "Clustering")
+    key: ClassVar = "clustering"
+
+    name: str = "sinkhorn"
+    global_clusters: int = Field(32, ge=2, le=2**14)  # the paper's G
+    solver: SolverConfig = SolverConfig()
+    damping: float = Field(0.5, ge=0, lt=1)  # how much of the last round's centroids stays
+
+    def look_in(self, packages: tuple[str, ...]) -> None:
+        """As :meth:`Choice.look_in`, for the solver as well."""
+        super().look_in(packages)
+        self.solver.look_in(packages)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keys and values, unchecked."""
-        return dict(self.model_extra or {})
+        """The clustering's own: files of data sets set those of others as well."""
+        others = self.options_of_others
+        return {name: value for name, value in super().options.items() if name not in others}
+
+    @property
+    def options_of_others(self) -> tuple[str, ...]:
+        """Options here that only other clusterings have."""
+        own = self.plugin.Settings.model_fields
+        foreign = [option for option in super().options if option not in own]
+        plugins = self.room.found(self._packages).values() if foreign else ()
+        return tuple(o for o in foreign if any(o in p.Settings.model_fields for p in plugins))
 
 
 class FederationConfig(Section):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from orchestra_flwr.config import Config, DataConfig, PathText
 from orchestra_flwr.deployment.addresses import uses_tls
-from orchestra_flwr.methods import Release
+from orchestra_flwr.methods import release_of
 
 CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client
 
@@ -36,7 +36,7 @@ class ServerConfig(Config):
 
     @model_validator(mode="after")
     def _real_clients_can_take_part(self) -> ServerConfig:
-        release: Release | None = self.method.plugin.release(self)
+        release = release_of(self)
         if release and release.exposes:
             raise ValueError(
                 f"method={self.method.name}: real clients do not send {release.exposes}, "

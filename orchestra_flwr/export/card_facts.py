@@ -18,6 +18,7 @@ from orchestra_flwr.config import (
     parse,
     read_config_file,
 )
+from orchestra_flwr.methods import LearnsLabels
 from orchestra_flwr.models import EncoderSpec
 from orchestra_flwr.models.encoder import read_description
 from orchestra_flwr.reporting import RunFolder
@@ -80,10 +81,10 @@ class CardFacts:
     @property
     def learns_labels(self) -> bool:
         """Whether labels were used for training."""
-        if self.method is None:
+        if self.method is None or not issubclass(self.method, LearnsLabels):
             return False
         shown = (self.config.get("labels") or {}).get("fraction") is not None
-        return bool(self.method.learns_labels or (self.method.semi_supervised and shown))
+        return self.method.needs_labels or shown
 
     @property
     def data(self) -> str:

@@ -20,7 +20,7 @@ from orchestra_flwr.data import (
     shift_images,
 )
 from orchestra_flwr.evaluation import OwnClasses
-from orchestra_flwr.methods import Release, labels_for
+from orchestra_flwr.methods import labels_for, release_of
 from orchestra_flwr.methods.labels import shown_labels
 from orchestra_flwr.seeding import torch_generator
 
@@ -155,7 +155,7 @@ def check_population(config: Config, population: Population) -> None:
             own_classes(config, population, client, population.dataset.train)
     shift: Shift = config.shift.build()
     shift.check_images(population.dataset.train)
-    release: Release | None = config.method.plugin.release(config)
+    release = release_of(config)
     if release is None:
         return
     release.check_images(max(map(len, population.parts.values())))

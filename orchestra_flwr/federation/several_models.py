@@ -8,7 +8,7 @@ from typing import Any
 from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.methods import kept_first
+from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import save_encoder
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.training import Learner
@@ -108,7 +108,8 @@ def save_encoders(
 
     def save(path: Path, name: str, learner: Learner) -> None:
         config = evaluator.config
-        kept, backbone = next(iter(kept_first(learner.method, config.evaluation.backbone).items()))
+        backbones = ordered_backbones(learner.method, config.evaluation.backbone)
+        kept, backbone = next(iter(backbones.items()))
         about = {"model": name} if several else {}
         save_encoder(
             path,

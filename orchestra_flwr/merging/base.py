@@ -40,7 +40,7 @@ class Merging(Plugin, ABC):
     Class attributes:
         Settings: the policy's own options under `merging.`.
         remembers: whether clients keep what :meth:`keep` returns. Methods may then have local state
-            of their own as well (:meth:`Method.remember`).
+            of their own as well (:class:`~orchestra_flwr.methods.KeepsState`).
         local_norms: whether BatchNorm stays with the clients, so that the server's model has none
             that was ever trained.
     """

@@ -6,27 +6,44 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.methods.base import Batch, Classes, Method, Received, Step
-from orchestra_flwr.methods.labels import labels_for
-from orchestra_flwr.methods.release import Contribution, Release
+from orchestra_flwr.methods.abilities import (
+    BoundsInformation,
+    ClipsGradients,
+    KeepsState,
+    Received,
+    StartsRounds,
+    SupportsVmap,
+)
+from orchestra_flwr.methods.base import Method
+from orchestra_flwr.methods.batch import Batch, Step
+from orchestra_flwr.methods.contributing import Contributes, release_of, weight_of
+from orchestra_flwr.methods.labels import LearnsLabels, classes_of, labels_for, sees_labels
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.seeding import derive
 
 __all__ = [
     "Batch",
-    "Classes",
-    "Contribution",
+    "BoundsInformation",
+    "ClipsGradients",
+    "Contributes",
+    "KeepsState",
+    "LearnsLabels",
     "Method",
     "Received",
-    "Release",
     "Role",
+    "StartsRounds",
     "Step",
+    "SupportsVmap",
     "build_method",
+    "classes_of",
     "classification_head_of",
-    "kept_first",
     "labels_for",
+    "ordered_backbones",
+    "release_of",
     "role_of",
+    "sees_labels",
+    "weight_of",
 ]
 
 
@@ -39,27 +56,29 @@ def build_method(config: Config, channels: int) -> Method:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "init"))
         method: Method = config.method.plugin(config, channels)
-    kept_first(method, config.evaluation.backbone)
+    ordered_backbones(method, config.evaluation.backbone)
     return method
 
 
 def classification_head_of(method: Method, backbone: Backbone) -> nn.Module | None:
     """What classifies the features of one of a method's backbones; None: nothing does."""
     first = next(iter(method.backbones().values()))
-    return method.classification_head() if backbone is first else None
+    if not isinstance(method, LearnsLabels) or backbone is not first:
+        return None
+    return method.classification_head()
 
 
-def kept_first(method: Method, kept: str | None) -> dict[str, Backbone]:
-    """A method's backbones, with the one of name `kept` (None: the method's own first) in front.
+def ordered_backbones(method: Method, first: str | None) -> dict[str, Backbone]:
+    """A method's backbones, the one of this name (None: the method's own first) in front.
 
     Raises:
         ConfigError: the method has no backbone of that name.
     """
     backbones = method.backbones()
-    if kept is None:
+    if first is None:
         return backbones
-    if kept not in backbones:
+    if first not in backbones:
         raise ConfigError(
-            f"evaluation.backbone={kept}: must be null or one of {', '.join(backbones)}"
+            f"evaluation.backbone={first}: must be null or one of {', '.join(backbones)}"
         )
-    return {kept: backbones[kept], **backbones}
+    return {first: backbones[first], **backbones}

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig, Section
 from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods import SupportsVmap
 from orchestra_flwr.methods.byol import RECIPES
-from orchestra_flwr.methods.frames import JointEmbedding
+from orchestra_flwr.methods.families import JointEmbedding
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 EPSILON = 1e-5  # added to variances, as BatchNorm does, which the authors' code standardises with
 
 
-@in_float32
 def cross_correlation_loss(first: Tensor, second: Tensor, redundancy: float) -> Tensor:
     """Distance of the views' cross-correlation matrix from the identity (equations 1 and 2).
 
@@ -49,19 +48,15 @@ def _standardised(features: Tensor) -> Tensor:
     return centred * (centred.square().mean(dim=0) + EPSILON).rsqrt()
 
 
-class BarlowTwinsSettings(Section):
-    """Options under `method.` for method=barlow_twins."""
-
-    redundancy: float = Field(0.005, ge=0)  # the paper's lambda
-
-
-class BarlowTwins(JointEmbedding):
+class BarlowTwins(SupportsVmap, JointEmbedding):
     """Backbone and a three-layer projector, all of whose layers are equally wide."""
 
-    Settings = BarlowTwinsSettings
-    stackable = True
+    class Settings(Section):
+        """Options under `method.` for method=barlow_twins."""
 
-    settings: BarlowTwinsSettings
+        redundancy: float = Field(0.005, ge=0)  # the paper's lambda
+
+    settings: Settings
 
     def build_projector(self, model: ModelConfig) -> nn.Module:
         """Three layers; the paper's have 8192 features (`model.projector_dim`)."""

@@ -13,29 +13,25 @@ from torch import nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import MovingTarget
-from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
+from orchestra_flwr.methods.families import MomentumEncoder
 from orchestra_flwr.methods.simsiam import symmetric_negative_cosine
 from orchestra_flwr.models import build_head
 
 RECIPES = (Recipe(blur_p=1.0), Recipe(blur_p=0.1, solarize_p=0.2))
 
 
-class BYOLSettings(Section):
-    """Options under `method.` for method=byol."""
-
-    ema: float = Field(0.996, ge=0, lt=1)
-
-
-class BYOL(MovingTarget):
+class BYOL(SupportsVmap, MomentumEncoder):
     """Online encoder with a predictor, and a target encoder that follows it."""
 
-    Settings = BYOLSettings
-    stackable = True
+    class Settings(Section):
+        """Options under `method.` for method=byol."""
+
+        ema: float = Field(0.996, ge=0, lt=1)
+
     roles: ClassVar = {"predictor": Role.SHARED}
 
-    settings: BYOLSettings
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
@@ -58,7 +54,7 @@ class BYOL(MovingTarget):
         """Each view predicts the target's features of the other one."""
         features, projections = self.embed(batch.views)
         predictions = tuple(self.predictor(projection) for projection in projections)
-        self.follow(self.settings.ema)
+        self.update_target(self.settings.ema)
         targets = self.target_projections(batch.views)
         return Step(
             {"similarity": symmetric_negative_cosine(predictions, targets)},

@@ -19,17 +19,25 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
-from orchestra_flwr.methods.base import Batch, Received, Step
-from orchestra_flwr.methods.frames import Classifying
+from orchestra_flwr.methods import (
+    Batch,
+    ClipsGradients,
+    Contributes,
+    Received,
+    Role,
+    StartsRounds,
+    Step,
+    classes_of,
+)
+from orchestra_flwr.methods.families import Classifying
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.pseudo_labels import (
     check_pseudo_labels,
     class_probabilities,
     with_pseudo_labels,
 )
-from orchestra_flwr.methods.release import Contribution, Release
-from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.methods.semi_supervised import label_loss
+from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed
 
 COUNTS = "class_counts"
@@ -64,26 +72,24 @@ def balanced_classes(
     return first.where(largest > thresholds[first], others)
 
 
-class CBAFedSettings(LabelSettings):
-    """Options under `method.` for method=cbafed."""
-
-    base: float = Field(0.84, ge=0, le=1)  # of the thresholds
-    upper: float = Field(0.95, ge=0, le=1)  # thresholds are at most this
-    rare: float = Field(0.03, ge=0, le=1)  # a class with a smaller share may be a second choice
-    clip_gradients: float | None = Field(5.0, gt=0)  # their L2 norm at most; None: as they are
-
-
-class CBAFed(Classifying):
+class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
     """Backbone, a linear classifier, and the classes' shares of the images used so far.
 
     Each client counts the images that it uses by class, and the server makes the shares of all
     counts of a round. Before training, clients count their labels.
     """
 
-    Settings = CBAFedSettings
+    class Settings(LabelSettings):
+        """Options under `method.` for method=cbafed."""
+
+        base: float = Field(0.84, ge=0, le=1)  # of the thresholds
+        upper: float = Field(0.95, ge=0, le=1)  # thresholds are at most this
+        rare: float = Field(0.03, ge=0, le=1)  # a class with a smaller share may be a second choice
+        clip_gradients: float | None = Field(5.0, gt=0)  # their L2 norm at most; None: as they are
+
     roles: ClassVar = {"shares": Role.SERVER}
 
-    settings: CBAFedSettings
+    settings: Settings
     shares: Tensor
 
     def __init__(self, config: Config, channels: int) -> None:
@@ -98,14 +104,14 @@ class CBAFed(Classifying):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Method.check`, and as :func:`check_pseudo_labels`."""
+        """Pseudo-labels need statistics of images."""
         super().check(config)
         check_pseudo_labels(config)
 
     @classmethod
     def release(cls, config: Config) -> Release | None:
         """A row of counts; None as long as the classes are not known."""
-        classes = cls.classes(config)
+        classes = classes_of(config)
         if classes is None:
             return None
         return Release({COUNTS: (1, classes.count)}, label="class counts", first_round=0)

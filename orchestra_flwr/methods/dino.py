@@ -16,18 +16,15 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import MovingTarget, Prototypes
-from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
+from orchestra_flwr.methods.families import MomentumEncoder, Prototypes
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 LARGE = 0.4, 1.0  # areas of the large crops beside local ones
 ALONE = 0.14, 1.0  # without local ones, as the authors' code advises
 LOCAL = Recipe(crop_scale=(0.05, 0.4))
 
 
-@in_float32
 def distillation_loss(
     student: Sequence[Tensor],
     teacher: Sequence[Tensor],
@@ -59,18 +56,7 @@ def distillation_loss(
     return torch.stack(losses).mean()
 
 
-class DINOSettings(Section):
-    """Options under `method.` for method=dino."""
-
-    ema: float = Field(0.996, ge=0, lt=1)  # of the teacher, a step
-    outputs: int = Field(256, ge=2)  # K; the paper's 65536 would be more than all other weights
-    student_temperature: float = Field(0.05, gt=0)
-    teacher_temperature: float = Field(0.02, gt=0)
-    centre_ema: float = Field(0.9, ge=0, lt=1)
-    local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
-
-
-class DINO(MovingTarget):
+class DINO(SupportsVmap, MomentumEncoder):
     """Student, and a teacher that follows it: backbone, three-layer projector and prototypes.
 
     The teacher sees the two large crops, the student all of them. The teacher's outputs are
@@ -80,12 +66,20 @@ class DINO(MovingTarget):
     temperature stay as they are during a run, and prototypes are trained from the first step on.
     """
 
-    Settings = DINOSettings
-    stackable = True
+    class Settings(Section):
+        """Options under `method.` for method=dino."""
+
+        ema: float = Field(0.996, ge=0, lt=1)  # of the teacher, a step
+        outputs: int = Field(256, ge=2)  # K; the paper's 65536 would be more than all other weights
+        student_temperature: float = Field(0.05, gt=0)
+        teacher_temperature: float = Field(0.02, gt=0)
+        centre_ema: float = Field(0.9, ge=0, lt=1)
+        local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
+
     followed = ("backbone", "projector", "prototypes")
     roles: ClassVar = {"prototypes": Role.SHARED, "target_centre": Role.SHARED}
 
-    settings: DINOSettings
+    settings: Settings
     target_centre: Tensor
 
     def __init__(self, config: Config, channels: int) -> None:
@@ -113,7 +107,7 @@ class DINO(MovingTarget):
         settings = self.settings
         features, projections = self.embed(batch.views)
         student = [self.prototypes(projection) for projection in projections]
-        self.follow(settings.ema)
+        self.update_target(settings.ema)
         with torch.no_grad():
             seen = self.target_projections(batch.views[:2])
             teacher = [self.target("prototypes")(each) for each in seen]

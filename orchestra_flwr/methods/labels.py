@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.data import UNLABELLED, ImageSet
-from orchestra_flwr.methods.base import Classes
 from orchestra_flwr.seeding import numpy_generator
 
 
@@ -18,12 +21,66 @@ class LabelSettings(Section):
     classes: tuple[str, ...] | None = Field(None, min_length=2)
 
 
-def configured_classes(config: Config) -> Classes | None:
+class LearnsLabels(ABC):
+    """Can learn from labels, also of only some images, as `labels.fraction` asks for.
+
+    Class attributes:
+        Settings: are derived from :class:`LabelSettings`.
+        needs_labels: whether the method cannot do without labels.
+    """
+
+    Settings: ClassVar[type[Section]] = LabelSettings
+    needs_labels: ClassVar[bool] = False
+
+    @abstractmethod
+    def classification_head(self) -> nn.Module | None:
+        """What makes logits (B, K) of features (B, dim) of the method's first backbone.
+
+        It is evaluated as it is, beside the probes; None: there is none, as no labels are seen.
+        """
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes that a method learns from.
+
+    Attributes:
+        count: how many there are.
+        names: in the order of their labels; (): as the data set numbers them.
+    """
+
+    count: int
+    names: tuple[str, ...] = ()
+
+
+def sees_labels(config: Config) -> bool:
+    """Whether clients are given labels in this run; otherwise their method never sees one."""
+    plugin = config.method.plugin
+    if not issubclass(plugin, LearnsLabels):
+        return False
+    return plugin.needs_labels or config.labels.fraction is not None
+
+
+def check_labels(config: Config) -> None:
+    """Refuses `labels.fraction` with a method that cannot learn from some labels.
+
+    Raises:
+        ValueError: names the key, its value and what is allowed.
+    """
+    fraction = config.labels.fraction
+    if fraction is not None and not issubclass(config.method.plugin, LearnsLabels):
+        raise ValueError(
+            f"labels.fraction={fraction:g}: must be null with method={config.method.name}, "
+            "which cannot learn from images of which some have labels"
+        )
+
+
+def classes_of(config: Config) -> Classes | None:
     """The classes that `method.classes` names, else as many as the data set has.
 
     None: the method sees no labels in this run, or its classes are not known yet.
     """
-    if not config.method.plugin.sees_labels(config):
+    if not sees_labels(config):
         return None
     names = tuple(sorted(set(config.method.settings.classes or ())))
     count = len(names) or config.data.classes
@@ -31,12 +88,12 @@ def configured_classes(config: Config) -> Classes | None:
 
 
 def required_classes(config: Config) -> Classes:
-    """:func:`configured_classes`, of a method that sees labels.
+    """:func:`classes_of`, of a method that sees labels.
 
     Raises:
         ConfigError: nothing says how many classes there are.
     """
-    classes = configured_classes(config)
+    classes = classes_of(config)
     if classes is None:
         raise ConfigError(
             f"method.classes: must be given with data={config.data.name}, the names of the "
@@ -54,9 +111,9 @@ def labels_for(config: Config, images: ImageSet) -> Tensor | None:
     Raises:
         ConfigError: there are no labels, or the classes are others than the method's.
     """
-    if not config.method.plugin.sees_labels(config):
+    if not sees_labels(config):
         return None
-    classes: Classes | None = config.method.plugin.classes(config)
+    classes = classes_of(config)
     labels = _labels_of(config, images)
     count, names = (classes.count, classes.names) if classes else (len(images.classes), ())
     if not names:
@@ -111,12 +168,12 @@ def shown_labels(config: Config, labels: Tensor, client: str) -> Tensor:
         (n,) int64, UNLABELLED in place of what is hidden.
     """
     fraction = config.labels.fraction
-    known = (labels != UNLABELLED).nonzero().squeeze(1)
-    if fraction is None or not len(known):
+    labelled = (labels != UNLABELLED).nonzero().squeeze(1)
+    if fraction is None or not len(labelled):
         return labels
-    count = max(1, round(fraction * len(known)))
-    order = numpy_generator(config.seed, "labels", client).permutation(len(known))
-    shown = known[torch.from_numpy(order[:count]).to(known.device)]
+    count = max(1, round(fraction * len(labelled)))
+    order = numpy_generator(config.seed, "labels", client).permutation(len(labelled))
+    shown = labelled[torch.from_numpy(order[:count]).to(labelled.device)]
     hidden = torch.full_like(labels, UNLABELLED)
     hidden[shown] = labels[shown]
     return hidden
@@ -127,8 +184,7 @@ def with_class_names(config: Config, names: tuple[str, ...]) -> Config:
 
     A simulation has all images. Real clients hold some of the classes, so theirs are configured.
     """
-    plugin = config.method.plugin
-    if not plugin.sees_labels(config) or plugin.classes(config) is not None or not names:
+    if not sees_labels(config) or classes_of(config) is not None or not names:
         return config
     method = config.method.model_copy(update={"classes": list(names)})
     return config.model_copy(update={"method": method})

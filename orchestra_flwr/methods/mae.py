@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Method, Step
-from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods import Batch, Method, Role, Step, role_of
+from orchestra_flwr.methods.base import PROJECTOR_KEYS
 from orchestra_flwr.models import Backbone, build_backbone
 from orchestra_flwr.models.backbones.vit_tiny import ViTTiny
-from orchestra_flwr.models.precision import in_float32
+from orchestra_flwr.models.precision import network_pass
 from orchestra_flwr.models.transformer import DEVIATION, blocks, initialise, patches_of
 
 AS_IT_IS = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0)
@@ -27,7 +27,6 @@ CROPPED = Recipe(crop_scale=(0.2, 1.0), jitter_p=0, gray_p=0, blur_p=0)  # the M
 ROLES = {"backbone": Role.SHARED, "decoder": Role.SHARED}
 
 
-@in_float32
 def masked_error(drawn: Tensor, patches: Tensor, masked: Tensor) -> Tensor:
     """Mean squared error of the pixels of masked patches, a scalar; others do not count.
 
@@ -52,14 +51,6 @@ def rows_at(tokens: Tensor, places: Tensor) -> Tensor:
     return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[2]))
 
 
-class MAESettings(Section):
-    """Options under `method.` for method=mae."""
-
-    mask_ratio: float = Field(0.75, gt=0, lt=1)  # of an image's patches
-    decoder_depth: int = Field(4, ge=1)  # blocks
-    augment: bool = False  # crops and flips, as the MAE paper; false: images as they are
-
-
 class _Decoder(nn.Module):
     """Tokens of all patches, class token first, to pixels; it has the encoder's width."""
 
@@ -74,6 +65,7 @@ class _Decoder(nn.Module):
         for learnt in (self.mask_token, self.positions):
             nn.init.normal_(learnt, std=DEVIATION)
 
+    @network_pass
     def forward(self, encoded: Tensor, places: Tensor) -> Tensor:
         """(B, N, pixels) of all patches.
 
@@ -96,10 +88,14 @@ class MAE(Method):
     Which patches are masked comes from the batch's generator. Nothing is stored but parameters.
     """
 
-    has_projector = False
-    Settings = MAESettings
+    class Settings(Section):
+        """Options under `method.` for method=mae."""
 
-    settings: MAESettings
+        mask_ratio: float = Field(0.75, gt=0, lt=1)  # of an image's patches
+        decoder_depth: int = Field(4, ge=1)  # blocks
+        augment: bool = False  # crops and flips, as the MAE paper; false: images as they are
+
+    settings: Settings
     backbone: ViTTiny
 
     def __init__(self, config: Config, channels: int) -> None:
@@ -111,7 +107,7 @@ class MAE(Method):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Method.check`; also refuses a backbone that is no transformer."""
+        """Refuses a backbone that is no transformer, other views, and a mask of all or nothing."""
         super().check(config)
         if not issubclass(config.model.plugin, ViTTiny):
             raise ValueError(
@@ -130,8 +126,14 @@ class MAE(Method):
                 f"{patches} patches visible, and mask some"
             )
 
+    @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """There is no projector, either."""
+        why = f"by method={config.method.name}"
+        return super().unread(config) | dict.fromkeys(PROJECTOR_KEYS, why)
+
     def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
+        """Encoder and decoder are averaged."""
         return role_of(name, ROLES)
 
     def recipes(self) -> Sequence[Recipe]:

@@ -18,18 +18,13 @@ from orchestra_flwr.clustering import FeatureMemory
 from orchestra_flwr.clustering.memory import NOBODY
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Received, Step
-from orchestra_flwr.methods.frames import MovingTarget
-from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.methods import Batch, Received, Role, StartsRounds, Step, SupportsVmap
+from orchestra_flwr.methods.families import MomentumEncoder
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 VIEW = Recipe(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1))
 
-normalize = in_float32(F.normalize)
 
-
-@in_float32
 def queue_contrastive_loss(
     queries: Tensor, keys: Tensor, queue: Tensor, negative: Tensor, temperature: float
 ) -> Tensor:
@@ -51,15 +46,7 @@ def queue_contrastive_loss(
     return F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.int64))
 
 
-class MoCoV2Settings(Section):
-    """Options under `method.` for method=mocov2."""
-
-    ema: float = Field(0.999, ge=0, lt=1)  # of the key encoder, a step
-    temperature: float = Field(0.2, gt=0)
-    queue: int = Field(4096, ge=1)  # keys; the paper's 65536 are a twentieth of its images
-
-
-class MoCoV2(MovingTarget):
+class MoCoV2(StartsRounds, SupportsVmap, MomentumEncoder):
     """Query encoder, key encoder (the target that follows it), and a queue of keys.
 
     The queue is neither sent nor kept: it begins empty in every round. Its rows are features of
@@ -71,11 +58,16 @@ class MoCoV2(MovingTarget):
     statistics, by which a query could otherwise know it; shuffled BatchNorm needs several GPUs.
     """
 
-    Settings = MoCoV2Settings
-    stackable = True
+    class Settings(Section):
+        """Options under `method.` for method=mocov2."""
+
+        ema: float = Field(0.999, ge=0, lt=1)  # of the key encoder, a step
+        temperature: float = Field(0.2, gt=0)
+        queue: int = Field(4096, ge=1)  # keys; the paper's 65536 are a twentieth of its images
+
     roles: ClassVar = {"queue": Role.TRANSIENT}
 
-    settings: MoCoV2Settings
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
@@ -102,14 +94,14 @@ class MoCoV2(MovingTarget):
         """The first view's query against the second view's key and the queue (Algorithm 1)."""
         first, second = batch.views
         features, projections = self.embed((first,))
-        self.follow(self.settings.ema)
+        self.update_target(self.settings.ema)
         (key,) = self.target_projections((second,))
-        keys = normalize(key, dim=1)
+        keys = F.normalize(key, dim=1)
         self.queue.push(batch.images, keys)
         numbers = self.queue.images
         negative = (numbers != NOBODY) & (numbers != batch.images[:, None])
         contrastive = queue_contrastive_loss(
-            normalize(projections[0], dim=1),
+            F.normalize(projections[0], dim=1),
             keys,
             self.queue.features,
             negative,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch
-from orchestra_flwr.methods.orchestra import RECIPES, Orchestra, cross_entropy
+from orchestra_flwr.methods import Batch
+from orchestra_flwr.methods.orchestra import RECIPES, Orchestra
 
 TURNED = (Recipe(), Recipe(rotate=True))
 
@@ -26,7 +27,7 @@ class OrchestraPlus(Orchestra):
         return TURNED if self.settings.rotation else RECIPES[:2]
 
     def rotation_loss(self, batch: Batch, projection: Tensor) -> dict[str, Tensor]:
-        """As :meth:`Orchestra.rotation_loss`, of the view that predicts assignments."""
+        """Of the view that predicts assignments, which is turned."""
         rotation = batch.rotations[1]
         assert rotation is not None
-        return {"rotation": cross_entropy(self.rotation_head(projection), rotation)}
+        return {"rotation": F.cross_entropy(self.rotation_head(projection), rotation)}

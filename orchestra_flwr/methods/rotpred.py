@@ -13,22 +13,17 @@ from torch import nn
 
 from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import Projecting
-from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
+from orchestra_flwr.methods.families import Projecting
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
-
-cross_entropy = in_float32(F.cross_entropy)
 
 TURNED = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0, rotate=True)
 
 
-class RotPred(Projecting):
+class RotPred(SupportsVmap, Projecting):
     """Backbone, a two-layer projector and a linear head for the four rotations."""
 
     roles: ClassVar = {"rotation_head": Role.SHARED}
-    stackable = True
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
@@ -47,5 +42,5 @@ class RotPred(Projecting):
         (turns,) = batch.rotations
         assert turns is not None
         features, projections = self.embed(batch.views)
-        rotation = cross_entropy(self.rotation_head(projections[0]), turns)
+        rotation = F.cross_entropy(self.rotation_head(projections[0]), turns)
         return Step({"rotation": rotation}, {"backbone": features, "projector": projections})

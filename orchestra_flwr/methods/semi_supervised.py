@@ -23,30 +23,33 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED
+from orchestra_flwr.methods import sees_labels
 from orchestra_flwr.methods.labels import required_classes
-from orchestra_flwr.models.precision import in_float32
 
 
 @dataclass(frozen=True)
-class Part:
-    """The images of a batch that a loss is about, and which of them it compares.
+class Group:
+    """Images of a batch that a loss is about, as the plain tensors that a loss takes.
 
-    The images fall into groups: one of each class, and one of all unlabelled images. Weights are
-    such that the mean over the batch is the sum of the means over the part's groups: 1 if one
-    group is the whole batch, 0 for images of other parts.
+    They are the unlabelled images, or those of all classes, and images are compared within one
+    class. Weights make the mean over the batch the sum of the means over unlabelled images, or over
+    each class: 1 if one of these is the whole batch, 0 for images that are left out.
 
     Attributes:
-        same: (B, B), whether two images are in one group.
-        images: (B,) weights of the images.
-        pairs: (B, B) weights of pairs of two different images; 0 on the diagonal.
+        candidates: (B, B) bool, with which images an image is compared; None: with all.
+        weights: (B,) of the images; None: 1 each.
+        pair_weights: (B, B) of pairs of two different images, 0 on the diagonal; None: 1 each.
     """
 
-    same: Tensor
-    images: Tensor
-    pairs: Tensor
+    candidates: Tensor | None = None
+    weights: Tensor | None = None
+    pair_weights: Tensor | None = None
 
 
-def parts_of(labels: Tensor) -> tuple[Part, Part]:
+WHOLE_BATCH = Group()
+
+
+def groups_of(labels: Tensor) -> tuple[Group, Group]:
     """The unlabelled images of a batch, and its classes.
 
     Args:
@@ -61,37 +64,17 @@ def parts_of(labels: Tensor) -> tuple[Part, Part]:
     compared = same & ~itself
     unlabelled = labels == UNLABELLED
 
-    def part(chosen: Tensor) -> Part:
-        return Part(same, images * chosen, pairs[:, None] * (compared & chosen))
+    def group(chosen: Tensor) -> Group:
+        return Group(same, images * chosen, pairs[:, None] * (compared & chosen))
 
-    return part(unlabelled), part(~unlabelled)
-
-
-@in_float32
-def group_cross_entropy(logits: Tensor, targets: Tensor, part: Part | None = None) -> Tensor:
-    """Cross-entropy of which candidate belongs to an image, a scalar.
-
-    Args:
-        logits: (k B, k B), k views of B images; an image's candidates are in its row.
-        targets: (k B,), the right ones.
-        part: whose means are added up; candidates are then of the image's own group. None: the
-            mean over all, with all as candidates.
-    """
-    if part is None:
-        return F.cross_entropy(logits, targets)
-    views = len(logits) // len(part.images)
-    grouped = logits.masked_fill(~part.same.repeat(views, views), -torch.inf)
-    entropies = F.cross_entropy(grouped, targets, reduction="none")
-    return (entropies * part.images.repeat(views)).mean()
+    return group(unlabelled), group(~unlabelled)
 
 
-@in_float32
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean of those of (B,) values that a (B,) mask chooses, a scalar; 0 if it chooses none."""
     return (values * (mask * (len(values) / mask.sum().clamp(min=1)))).mean()
 
 
-@in_float32
 def label_loss(
     classifier: nn.Module, views: Sequence[Tensor], labels: Tensor, mask: Tensor
 ) -> Tensor:
@@ -116,14 +99,14 @@ def build_classifier(config: Config, inputs: int) -> nn.Linear | None:
     Raises:
         ConfigError: nothing says how many classes there are.
     """
-    if not config.method.plugin.sees_labels(config):
+    if not sees_labels(config):
         return None
     return nn.Linear(inputs, required_classes(config).count)
 
 
 def losses_with_labels(
     name: str,
-    loss: Callable[[Part | None], Tensor],
+    loss: Callable[[Group], Tensor],
     classifier: nn.Module | None,
     views: Sequence[Tensor],
     labels: Tensor | None,
@@ -132,14 +115,14 @@ def losses_with_labels(
 
     Args:
         name: of the loss.
-        loss: of a part of the batch; of None, over all of it.
+        loss: of some of the batch's images.
         classifier: of the backbone's features; None: there are no labels.
         views: (B, dim) features of the backbone for each view.
         labels: (B,), UNLABELLED where there is none.
     """
     if classifier is None or labels is None:
-        return {name: loss(None)}
-    unlabelled, classes = parts_of(labels)
+        return {name: loss(WHOLE_BATCH)}
+    unlabelled, classes = groups_of(labels)
     return {
         name: loss(unlabelled),
         f"{name}_class": loss(classes),

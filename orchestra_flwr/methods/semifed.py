@@ -15,8 +15,8 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
-from orchestra_flwr.methods.base import Batch, Received, Step
-from orchestra_flwr.methods.frames import Classifying
+from orchestra_flwr.methods import Batch, Received, StartsRounds, Step
+from orchestra_flwr.methods.families import Classifying
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.pseudo_labels import (
     check_pseudo_labels,
@@ -27,18 +27,15 @@ from orchestra_flwr.methods.pseudo_labels import (
 from orchestra_flwr.methods.semi_supervised import label_loss
 
 
-class SemiFedSettings(LabelSettings):
-    """Options under `method.` for method=semifed."""
-
-    threshold: float = Field(0.95, ge=0, lt=1)  # of the probability of a pseudo-label
-
-
-class SemiFed(Classifying):
+class SemiFed(StartsRounds, Classifying):
     """Backbone and a linear classifier."""
 
-    Settings = SemiFedSettings
+    class Settings(LabelSettings):
+        """Options under `method.` for method=semifed."""
 
-    settings: SemiFedSettings
+        threshold: float = Field(0.95, ge=0, lt=1)  # of the probability of a pseudo-label
+
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
@@ -48,7 +45,7 @@ class SemiFed(Classifying):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Method.check`, and as :func:`check_pseudo_labels`."""
+        """Pseudo-labels need statistics of images."""
         super().check(config)
         check_pseudo_labels(config)
 

@@ -6,7 +6,6 @@ Chen et al., "A Simple Framework for Contrastive Learning of Visual Representati
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Literal
 
 import torch
@@ -15,17 +14,20 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import SomeLabels
+from orchestra_flwr.methods import Batch, BoundsInformation, Step, SupportsVmap
+from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Part, group_cross_entropy
+from orchestra_flwr.methods.semi_supervised import Group
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 
-@in_float32
 def nt_xent_loss(
-    first: Tensor, second: Tensor, temperature: float, part: Part | None = None
+    first: Tensor,
+    second: Tensor,
+    temperature: float,
+    *,
+    candidates: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Normalised temperature-scaled cross-entropy (SimCLR, equation 1), averaged over 2 B views.
 
@@ -33,7 +35,8 @@ def nt_xent_loss(
         first: (B, D) features of one view of every image; only their directions matter.
         second: (B, D) features of another view of the same images.
         temperature: tau, by which cosine similarities are divided.
-        part: the images that it is about; None: all of the batch.
+        candidates: (B, B) bool, among which images each image's partner is looked for; None: all.
+        weights: (B,) of the images in the mean; None: 1 each.
 
     Returns:
         Scalar.
@@ -43,12 +46,16 @@ def nt_xent_loss(
     itself = torch.eye(2 * count, dtype=torch.bool, device=features.device)
     similarity = (features @ features.T / temperature).masked_fill(itself, -torch.inf)
     partner = torch.arange(2 * count, device=features.device).roll(count)
-    return group_cross_entropy(similarity, partner, part)
+    return _cross_entropy(similarity, partner, candidates, weights)
 
 
-@in_float32
 def info_nce_loss(
-    first: Tensor, second: Tensor, temperature: float, part: Part | None = None
+    first: Tensor,
+    second: Tensor,
+    temperature: float,
+    *,
+    candidates: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """InfoNCE: which of the other views is of the same image? Averaged over both directions.
 
@@ -60,7 +67,8 @@ def info_nce_loss(
         first: (B, D) features of one view of every image; only their directions matter.
         second: (B, D) features of another view of the same images.
         temperature: tau, by which cosine similarities are divided.
-        part: the images that it is about; None: all of the batch.
+        candidates: (B, B) bool, as for :func:`nt_xent_loss`.
+        weights: (B,), as for :func:`nt_xent_loss`.
 
     Returns:
         Scalar; log B for features that are all alike.
@@ -68,24 +76,33 @@ def info_nce_loss(
     similarity = F.normalize(first, dim=1) @ F.normalize(second, dim=1).T / temperature
     same = torch.arange(len(first), device=similarity.device)
     directions = (similarity, similarity.T)
-    forth, back = (group_cross_entropy(each, same, part) for each in directions)
+    forth, back = (_cross_entropy(each, same, candidates, weights) for each in directions)
     return (forth + back) / 2
 
 
-class SimCLRSettings(LabelSettings):
-    """Options under `method.` for method=simclr."""
+def _cross_entropy(
+    logits: Tensor, targets: Tensor, candidates: Tensor | None, weights: Tensor | None
+) -> Tensor:
+    """Weighted mean of the cross-entropies of (k B, k B) logits, of k views of B images."""
+    if candidates is not None:
+        views = len(logits) // len(candidates)
+        logits = logits.masked_fill(~candidates.repeat(views, views), -torch.inf)
+    if weights is None:
+        return F.cross_entropy(logits, targets)
+    entropies = F.cross_entropy(logits, targets, reduction="none")
+    return (entropies * weights.repeat(len(logits) // len(weights))).mean()
 
-    temperature: float = Field(0.1, gt=0)
-    loss: Literal["nt_xent", "infonce"] = "nt_xent"
 
-
-class SimCLR(SomeLabels):
+class SimCLR(BoundsInformation, SupportsVmap, SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
-    Settings = SimCLRSettings
-    stackable = True
+    class Settings(LabelSettings):
+        """Options under `method.` for method=simclr."""
 
-    settings: SimCLRSettings
+        temperature: float = Field(0.1, gt=0)
+        loss: Literal["nt_xent", "infonce"] = "nt_xent"
+
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
@@ -100,7 +117,11 @@ class SimCLR(SomeLabels):
         features, projections = self.embed(batch.views)
         first, second = projections
         loss = info_nce_loss if self.settings.loss == "infonce" else nt_xent_loss
-        contrast = partial(loss, first, second, self.settings.temperature)
+
+        def contrast(group: Group) -> Tensor:
+            weighted = {"candidates": group.candidates, "weights": group.weights}
+            return loss(first, second, self.settings.temperature, **weighted)
+
         losses = self.losses("contrastive", contrast, features, batch.labels)
         return Step(losses, {"backbone": features, "projector": projections})
 

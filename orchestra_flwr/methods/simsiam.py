@@ -6,7 +6,6 @@ Chen and He, "Exploring Simple Siamese Representation Learning", CVPR 2021.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -14,48 +13,41 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import SomeLabels
+from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
+from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.roles import Role
-from orchestra_flwr.methods.semi_supervised import Part
+from orchestra_flwr.methods.semi_supervised import Group
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 
-@in_float32
 def symmetric_negative_cosine(
-    predictions: Sequence[Tensor], targets: Sequence[Tensor], part: Part | None = None
+    predictions: Sequence[Tensor], targets: Sequence[Tensor], weights: Tensor | None = None
 ) -> Tensor:
     """D(p1, z2) / 2 + D(p2, z1) / 2 with the negative cosine D (SimSiam, equations 1 and 4).
 
     Args:
         predictions: (B, D) of each of the two views; only their directions matter.
         targets: (B, D) of each of the two views; no gradient goes through them.
-        part: the images that it is about; None: all of the batch.
+        weights: (B,) of the images in the mean; None: 1 each.
 
     Returns:
         Scalar mean over the batch, from -1 (each predicts the other) to 1.
     """
     (p1, p2), (z1, z2) = predictions, targets
     cosines = F.cosine_similarity(p1, z2.detach()) + F.cosine_similarity(p2, z1.detach())
-    if part is not None:
-        cosines = cosines * part.images
+    if weights is not None:
+        cosines = cosines * weights
     return -cosines.mean() / 2
 
 
-class SimSiamSettings(LabelSettings):
-    """Options under `method.` for method=simsiam."""
-
-    # Width of the predictor's hidden layer; None: model.projector_hidden, or as published.
-    predictor_hidden: int | None = Field(None, ge=1)
-
-
-class SimSiam(SomeLabels):
+class SimSiam(SupportsVmap, SomeLabels):
     """Backbone, a three-layer projector and a predictor of two layers; a classifier with labels."""
 
-    Settings = SimSiamSettings
-    stackable = True
+    class Settings(LabelSettings):
+        """Options under `method.` for method=simsiam."""
+
+        # Width of the predictor's hidden layer; None: model.projector_hidden, or as published.
+        predictor_hidden: int | None = Field(None, ge=1)
 
     roles: ClassVar = {"predictor": Role.SHARED, **SomeLabels.roles}
 
@@ -77,7 +69,10 @@ class SimSiam(SomeLabels):
         """Each view predicts the other one; with labels as :mod:`.semi_supervised` says."""
         features, projections = self.embed(batch.views)
         predictions = tuple(self.predictor(projection) for projection in projections)
-        similarity = partial(symmetric_negative_cosine, predictions, projections)
+
+        def similarity(group: Group) -> Tensor:
+            return symmetric_negative_cosine(predictions, projections, group.weights)
+
         return Step(
             self.losses("similarity", similarity, features, batch.labels),
             {"backbone": features, "projector": projections, "predictor": predictions},

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import Projecting
-from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
+from orchestra_flwr.methods.families import Projecting
 from orchestra_flwr.methods.spectral import spectral_contrastive_loss
 from orchestra_flwr.models import build_head
 
@@ -41,20 +40,17 @@ def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
     return spectral_contrastive_loss(first, second, "sphere")
 
 
-class SpecLossSettings(Section):
-    """Options under `method.` for method=specloss."""
-
-    outputs: int = Field(32, ge=2)  # of the last layer; the Orchestra paper takes its G
-
-
-class SpecLoss(Projecting):
+class SpecLoss(SupportsVmap, Projecting):
     """Backbone, a two-layer projector and a linear layer."""
 
-    Settings = SpecLossSettings
-    stackable = True
+    class Settings(Section):
+        """Options under `method.` for method=specloss."""
+
+        outputs: int = Field(32, ge=2)  # of the last layer; the Orchestra paper takes its G
+
     roles: ClassVar = {"clusters": Role.SHARED}
 
-    settings: SpecLossSettings
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

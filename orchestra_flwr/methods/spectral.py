@@ -7,7 +7,6 @@ in the Orchestra paper.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
 import torch
@@ -15,19 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import SomeLabels
+from orchestra_flwr.methods import Batch, Step, SupportsVmap
+from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Part
+from orchestra_flwr.methods.semi_supervised import Group
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 Norm = Literal["sphere", "ball", "none"]
 
 
-@in_float32
 def spectral_contrastive_loss(
-    first: Tensor, second: Tensor, norm: Norm = "none", part: Part | None = None
+    first: Tensor,
+    second: Tensor,
+    norm: Norm = "none",
+    *,
+    weights: Tensor | None = None,
+    pair_weights: Tensor | None = None,
 ) -> Tensor:
     """-2 E<x, x+> + E<x, y>^2 over pairs of views of one and of different images.
 
@@ -36,7 +38,8 @@ def spectral_contrastive_loss(
         second: (B, D) outputs for another view of the same images.
         norm: "sphere": outputs are brought to unit length first; "ball": those longer than 1 are,
             as in the authors' code (mu = 1); "none": they stay as they are.
-        part: the images that it is about; None: all of the batch.
+        weights: (B,) of the images in the first mean; None: 1 each.
+        pair_weights: (B, B) of the pairs of different images in the second one; None: 1 each.
 
     Returns:
         Scalar: the means over the B equal and the B (B - 1) different pairs. A single image has no
@@ -50,24 +53,22 @@ def spectral_contrastive_loss(
     products = first @ second.T
     same = torch.eye(count, dtype=torch.bool, device=products.device)
     matching, squares = products.diagonal(), products.square().masked_fill(same, 0)
-    if part is not None:
-        matching, squares = matching * part.images, squares * part.pairs
+    if weights is not None:
+        matching = matching * weights
+    if pair_weights is not None:
+        squares = squares * pair_weights
     return -2 * matching.mean() + squares.sum() / max(count * (count - 1), 1)
 
 
-class SpectralSettings(LabelSettings):
-    """Options under `method.` for method=spectral."""
-
-    norm: Norm = "ball"
-
-
-class Spectral(SomeLabels):
+class Spectral(SupportsVmap, SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
-    Settings = SpectralSettings
-    stackable = True
+    class Settings(LabelSettings):
+        """Options under `method.` for method=spectral."""
 
-    settings: SpectralSettings
+        norm: Norm = "ball"
+
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
@@ -81,6 +82,10 @@ class Spectral(SomeLabels):
         """The spectral loss of one step; with labels as :mod:`.semi_supervised` says."""
         features, projections = self.embed(batch.views)
         first, second = projections
-        spectral = partial(spectral_contrastive_loss, first, second, self.settings.norm)
+
+        def spectral(group: Group) -> Tensor:
+            weighted = {"weights": group.weights, "pair_weights": group.pair_weights}
+            return spectral_contrastive_loss(first, second, self.settings.norm, **weighted)
+
         losses = self.losses("spectral", spectral, features, batch.labels)
         return Step(losses, {"backbone": features, "projector": projections})

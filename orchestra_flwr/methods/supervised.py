@@ -12,20 +12,15 @@ import torch.nn.functional as F
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED, Recipe
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames import Classifying
+from orchestra_flwr.methods import Batch, Step, SupportsVmap
+from orchestra_flwr.methods.families import Classifying
 from orchestra_flwr.methods.semi_supervised import label_loss
-from orchestra_flwr.models.precision import in_float32
-
-cross_entropy = in_float32(F.cross_entropy)
 
 CROPPED = Recipe(jitter_p=0, gray_p=0, blur_p=0)
 
 
-class Supervised(Classifying):
+class Supervised(SupportsVmap, Classifying):
     """Backbone and a linear classifier. With `labels.fraction` unlabelled images teach nothing."""
-
-    stackable = True
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
@@ -43,5 +38,5 @@ class Supervised(Classifying):
             labelled = batch.labels != UNLABELLED
             classification = label_loss(self.classifier, (feature,), batch.labels, labelled)
         else:
-            classification = cross_entropy(self.classifier(feature), batch.labels)
+            classification = F.cross_entropy(self.classifier(feature), batch.labels)
         return Step({"classification": classification}, {"backbone": (feature,)})

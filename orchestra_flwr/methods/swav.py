@@ -18,25 +18,22 @@ from orchestra_flwr.clustering import FeatureMemory
 from orchestra_flwr.clustering.memory import NOBODY
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.base import Batch, Received, Step
-from orchestra_flwr.methods.frames import Projecting, Prototypes
-from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.methods import Batch, Received, Role, StartsRounds, Step, SupportsVmap
+from orchestra_flwr.methods.families import Projecting, Prototypes
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 JITTER = (0.8, 0.8, 0.8, 0.2)
 WHOLE = Recipe(crop_scale=(0.14, 1.0), jitter=JITTER)
 LOCAL = Recipe(crop_scale=(0.05, 0.14), jitter=JITTER)
 
 
-@in_float32
 def equal_assignments(
     cosines: Tensor, there: Tensor, regularisation: float, iterations: int
 ) -> Tensor:
     """Soft assignments that spread rows equally over prototypes (equations 3 to 5).
 
     Sinkhorn-Knopp with a fixed number of iterations, so that a step can be captured as a CUDA
-    graph; :func:`orchestra_flwr.clustering.sinkhorn.sinkhorn` goes on until columns are equal.
+    graph; that of `orchestra_flwr.clustering` goes on until columns are equal.
 
     Args:
         cosines: (n, K) of features and prototypes.
@@ -56,7 +53,6 @@ def equal_assignments(
     return plan
 
 
-@in_float32
 def swapped_prediction_loss(
     cosines: Sequence[Tensor], assignments: Sequence[Tensor], temperature: float
 ) -> Tensor:
@@ -79,18 +75,7 @@ def swapped_prediction_loss(
     return torch.stack(losses).mean()
 
 
-class SwAVSettings(Section):
-    """Options under `method.` for method=swav."""
-
-    prototypes: int = Field(30, ge=2)  # K; the paper's 3000 are three for each of its classes
-    temperature: float = Field(0.1, gt=0)
-    regularisation: float = Field(0.02, ge=0.02)  # epsilon; below it float32 underflows
-    iterations: int = Field(3, ge=1)
-    queue: int = Field(0, ge=0)  # earlier projections that are assigned together with a batch
-    local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
-
-
-class SwAV(Projecting):
+class SwAV(StartsRounds, SupportsVmap, Projecting):
     """Backbone, a two-layer projector, prototypes, and maybe a queue of projections.
 
     The two large crops are assigned, all crops predict. A batch that is smaller than the number of
@@ -105,11 +90,19 @@ class SwAV(Projecting):
     first step on.
     """
 
-    Settings = SwAVSettings
-    stackable = True
+    class Settings(Section):
+        """Options under `method.` for method=swav."""
+
+        prototypes: int = Field(30, ge=2)  # K; the paper's 3000 are three for each of its classes
+        temperature: float = Field(0.1, gt=0)
+        regularisation: float = Field(0.02, ge=0.02)  # epsilon; below it float32 underflows
+        iterations: int = Field(3, ge=1)
+        queue: int = Field(0, ge=0)  # earlier projections that are assigned together with a batch
+        local_crops: int = Field(0, ge=0, le=16)  # small crops beside the two large ones
+
     roles: ClassVar = {"prototypes": Role.SHARED, "queue": Role.TRANSIENT}
 
-    settings: SwAVSettings
+    settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

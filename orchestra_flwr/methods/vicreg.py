@@ -15,18 +15,15 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig, Section
 from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods import SupportsVmap
 from orchestra_flwr.methods.byol import RECIPES
-from orchestra_flwr.methods.frames import JointEmbedding
+from orchestra_flwr.methods.families import JointEmbedding
 from orchestra_flwr.models import build_head
-from orchestra_flwr.models.precision import in_float32
 
 DEVIATION = 1.0  # gamma, the standard deviation that each feature shall have
 EPSILON = 1e-4  # added to variances
 
-mean_squared_error = in_float32(F.mse_loss)
 
-
-@in_float32
 def variance_loss(features: Tensor) -> Tensor:
     """How far standard deviations are below 1, averaged over features (equations 1 and 2).
 
@@ -37,7 +34,6 @@ def variance_loss(features: Tensor) -> Tensor:
     return F.relu(DEVIATION - deviation).mean()
 
 
-@in_float32
 def covariance_loss(features: Tensor) -> Tensor:
     """Squares of all covariances of two different features, by D (equations 3 and 4).
 
@@ -51,21 +47,17 @@ def covariance_loss(features: Tensor) -> Tensor:
     return covariance.square().masked_fill(diagonal, 0).sum() / dim
 
 
-class VICRegSettings(Section):
-    """Options under `method.` for method=vicreg: the weights of equation 6."""
-
-    invariance: float = Field(25.0, ge=0)  # lambda
-    variance: float = Field(25.0, ge=0)  # mu
-    covariance: float = Field(1.0, ge=0)  # nu
-
-
-class VICReg(JointEmbedding):
+class VICReg(SupportsVmap, JointEmbedding):
     """Backbone and a three-layer projector (the paper's expander), equally wide in all layers."""
 
-    Settings = VICRegSettings
-    stackable = True
+    class Settings(Section):
+        """Options under `method.` for method=vicreg: the weights of equation 6."""
 
-    settings: VICRegSettings
+        invariance: float = Field(25.0, ge=0)  # lambda
+        variance: float = Field(25.0, ge=0)  # mu
+        covariance: float = Field(1.0, ge=0)  # nu
+
+    settings: Settings
 
     def build_projector(self, model: ModelConfig) -> nn.Module:
         """Three layers; the paper's have 8192 features (`model.projector_dim`)."""
@@ -86,7 +78,7 @@ class VICReg(JointEmbedding):
         variance = (variance_loss(first) + variance_loss(second)) / 2
         covariance = covariance_loss(first) + covariance_loss(second)
         return {
-            "invariance": weights.invariance * mean_squared_error(first, second),
+            "invariance": weights.invariance * F.mse_loss(first, second),
             "variance": weights.variance * variance,
             "covariance": weights.covariance * covariance,
         }

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig
 from orchestra_flwr.models.norm_layers import NormName, head_norm
+from orchestra_flwr.models.precision import network_pass
+
+
+class Head(nn.Sequential):
+    """Layers, one after the other, that compute in the precision that is asked for."""
+
+    @network_pass
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, inputs) to (B, outputs), float32."""
+        for layer in self:
+            features = layer(features)
+        return features
 
 
 def build_head(
@@ -18,7 +30,7 @@ def build_head(
     last_norm: bool = True,
     statistics: bool = False,
     plain_norm: bool = False,
-) -> nn.Sequential:
+) -> Head:
     """A method's projector or predictor: (B, inputs) to (B, `model.projector_dim`).
 
     Args:
@@ -58,7 +70,7 @@ def plain_head(
     *,
     norm: NormName | None = None,
     groups: int | None = None,
-) -> nn.Sequential:
+) -> Head:
     """Linear, ReLU, Linear, both with biases: (B, inputs) to (B, outputs).
 
     That of "A Mutual Information Perspective on Federated Contrastive Learning" (ICLR 2024), whose
@@ -74,7 +86,7 @@ def plain_head(
     layers: list[nn.Module] = [nn.Linear(inputs, hidden)]
     if norm is not None:
         layers.append(head_norm(norm, hidden, groups=groups))
-    return nn.Sequential(*layers, nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
+    return Head(*layers, nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
 
 
 def mlp(
@@ -84,7 +96,7 @@ def mlp(
     bias: bool = False,
     last_norm: bool = True,
     statistics: bool = False,
-) -> nn.Sequential:
+) -> Head:
     """Linear layers with a norm and ReLU between them: (B, widths[0]) to (B, widths[-1]).
 
     The hidden layers have no biases, which their norm would take off again.
@@ -111,4 +123,4 @@ def mlp(
         layers.append(
             head_norm(norm, widths[-1], groups=groups, affine=False, statistics=statistics)
         )
-    return nn.Sequential(*layers)
+    return Head(*layers)

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.methods import Batch, Method, Received, Step
 from orchestra_flwr.models import check_statistics, clean_features
-from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.terms.base import Term
 
 Between = Literal["projector_projector", "projector_backbone", "predictor_projector"]
 
 
-@in_float32
 def mean_negative_cosine(views: Sequence[Tensor], target: Tensor) -> Tensor:
     """-cos of each view's features and the target's, averaged over images and views.
 

@@ -18,7 +18,6 @@ class Term(Plugin, nn.Module, ABC):
     Class attributes:
         Settings: its own options under `terms.<name>.`, but for the weight.
         needs_received: whether :meth:`start_round` needs the state as received.
-        stackable: as of a :class:`Method`.
 
     Args:
         settings: its own options, checked.
@@ -31,7 +30,6 @@ class Term(Plugin, nn.Module, ABC):
     """
 
     needs_received: ClassVar[bool] = False
-    stackable: ClassVar[bool] = False
 
     capacity: int | None = None
 

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.methods import Batch, Method, Received, Step
-from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.terms.base import Term
 
 
-@in_float32
 def squared_distance(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     """Sum of the squared differences of all elements of two lists of tensors, a scalar."""
     distances = [(a - b).square().sum() for a, b in zip(ones, others, strict=True)]

@@ -24,16 +24,23 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import UNLABELLED
-from orchestra_flwr.methods import Batch, Method, Received, Role, Step, role_of
+from orchestra_flwr.methods import (
+    Batch,
+    BoundsInformation,
+    Method,
+    Received,
+    Role,
+    Step,
+    SupportsVmap,
+    role_of,
+)
 from orchestra_flwr.methods.semi_supervised import masked_mean
 from orchestra_flwr.models.heads import plain_head
-from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.terms.base import Term
 
 ROLES = {"head": Role.SHARED, "rows": Role.SHARED}
 
 
-@in_float32
 def user_verification_loss(
     features: Tensor,
     rows: Tensor,
@@ -76,7 +83,7 @@ class VerificationSettings(Section):
     images: Literal["unlabelled", "all"] = "unlabelled"  # where labels.fraction is given
 
 
-class Verification(Term):
+class Verification(SupportsVmap, Term):
     """A head on the backbone's features, and a row for each client.
 
     The sum over all views that pass through the backbone with gradient: two, with methods that
@@ -86,7 +93,6 @@ class Verification(Term):
     """
 
     Settings = VerificationSettings
-    stackable = True
 
     settings: VerificationSettings
     capacity: int
@@ -184,9 +190,9 @@ class Verification(Term):
         """
         found = {"verification": loss.detach()}
         # Where the term leaves images out, the two losses are not of the same ones.
-        within = None if self._unlabelled_only else method.information(step)
-        if within is not None:
-            found["information"] = within - loss.detach() + self.population.log().squeeze()
+        if isinstance(method, BoundsInformation) and not self._unlabelled_only:
+            entropy = self.population.log().squeeze()
+            found["information"] = method.information(step) - loss.detach() + entropy
         return found
 
     @torch.no_grad()

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.methods import Batch, Method, Received, Role, build_method
+from orchestra_flwr.methods import (
+    Batch,
+    KeepsState,
+    Method,
+    Received,
+    Role,
+    StartsRounds,
+    build_method,
+)
 from orchestra_flwr.seeding import derive
 from orchestra_flwr.terms import Term
 
@@ -87,14 +95,13 @@ class Learner(nn.Module):
     @property
     def needs_received(self) -> bool:
         """Whether a round needs the state as the server sent it."""
-        return self.method.needs_received or any(
-            isinstance(term, Term) and term.needs_received for term in self.terms.children()
-        )
+        return any(isinstance(t, Term) and t.needs_received for t in self.terms.children())
 
-    def start_round(self, received: Received) -> None:
-        """As :meth:`Method.start_round`, for the method and then for every term."""
-        self.method.start_round(received)
-        for term in self.terms.children():
+    def start_round(self, received: Received, *, with_terms: bool = True) -> None:
+        """Called before a client's first step of a round: for the method, then for every term."""
+        if isinstance(self.method, StartsRounds):
+            self.method.start_round(received)
+        for term in self.terms.children() if with_terms else ():
             assert isinstance(term, Term)
             term.start_round(self.method, received)
 
@@ -153,8 +160,8 @@ def build_learner(config: Config, channels: int) -> Learner:
     """
     method = build_method(config, channels)
     merging = config.merging.plugin
-    if merging.remembers:
-        method.remember()
+    if merging.remembers and isinstance(method, KeepsState):
+        method.keep_locally()
     terms: dict[str, tuple[Term, float]] = {}
     for chosen in config.active_terms:
         with torch.random.fork_rng(devices=[]):

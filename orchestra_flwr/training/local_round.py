@@ -9,8 +9,9 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config, TrainingConfig
 from orchestra_flwr.data import epoch_batches
-from orchestra_flwr.methods import Contribution, Received
+from orchestra_flwr.methods import Contributes, Received, release_of, sees_labels
 from orchestra_flwr.models.precision import passes_in
+from orchestra_flwr.privacy.release import Contribution
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training.cuda_graph import CapturedStep
 from orchestra_flwr.training.learner import Learner
@@ -65,7 +66,7 @@ def train_round(
         TrainingError: the loss is not finite at the end of the round.
         ValueError: labels, or the state as received, are needed and are missing.
     """
-    if not learner.method.sees_labels(config):
+    if not sees_labels(config):
         labels = None
     elif labels is None:
         raise ValueError("the method learns from labels, and there are none")
@@ -108,16 +109,16 @@ def observe_round(
     terms, which only add to a loss, take no part.
     """
     method = learner.method
-    labels = labels if method.sees_labels(config) else None
-    received = _received(received, method.needs_received, images, labels, seed)
+    labels = labels if sees_labels(config) else None
     learner.train()
-    method.start_round(received)
+    learner.start_round(_received(received, False, images, labels, seed), with_terms=False)
     batch_of = BatchMaker(method, images, labels, config, seed)
     for batches in _epochs(images, config.training, seed, epochs=1):
         for rows in batches:
             batch = batch_of(rows.to(images.device))
-            with passes_in(config.training.precision, images.device.type):
-                method.observe(batch)
+            if isinstance(method, Contributes):
+                with passes_in(config.training.precision, images.device.type):
+                    method.observe(batch)
     return LocalResult({}, 0, _contribution(learner, images, config, seed, contribute))
 
 
@@ -132,8 +133,8 @@ def _received(
         received = Received(seed.client, None, seed.round, images)
     if needs_state and received.state is None:
         raise ValueError(
-            f"client {seed.client}: the method or one of its terms needs the state as the server "
-            "sent it, and it is missing (received.state)"
+            f"client {seed.client}: a term needs the state as the server sent it, and "
+            "it is missing (received.state)"
         )
     return received if labels is None else replace(received, labels=labels)
 
@@ -141,11 +142,13 @@ def _received(
 def _contribution(
     learner: Learner, images: Tensor, config: Config, seed: ClientSeed, contribute: bool
 ) -> Contribution:
-    release = learner.method.release(config)
-    if release is not None and not (contribute and seed.round >= release.first_round):
+    method, release = learner.method, release_of(config)
+    if release is None or not isinstance(method, Contributes):
+        return Contribution()
+    if not (contribute and seed.round >= release.first_round):
         return release.empty()
     with passes_in(config.training.precision, images.device.type):
-        return learner.method.end_round(images, seed)
+        return method.end_round(images, seed)
 
 
 def _epochs(

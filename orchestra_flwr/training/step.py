@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Recipe, augment
-from orchestra_flwr.methods import Batch, Method
+from orchestra_flwr.methods import Batch, ClipsGradients, Method, sees_labels
 from orchestra_flwr.models import normalise
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training.learner import Learner
@@ -44,7 +44,7 @@ class BatchMaker:
     ) -> None:
         self._images = images
         self._normalisation = config.data.normalise
-        self._labels = labels if method.sees_labels(config) else None
+        self._labels = labels if sees_labels(config) else None
         self._recipes = _recipes(method, config)
         self._augment, self._loss = (
             seed.generator(purpose, images.device) for purpose in ("augment", "loss")
@@ -93,7 +93,8 @@ class LocalStep:
         if self._schedule.changes:  # a captured step reads it anew each time
             lr = torch.tensor(lr, dtype=torch.float64, device=parameters[0].device)
         self.optimizer: Optimizer = config.optimizer.build(parameters, lr)
-        self._gradient_norm = learner.method.gradient_norm
+        method = learner.method
+        self._gradient_norm = method.gradient_norm if isinstance(method, ClipsGradients) else None
         self._losses: dict[str, Tensor] = {}
         self._measures: dict[str, Tensor] = {}
 

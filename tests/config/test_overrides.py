@@ -41,7 +41,7 @@ QUOTE = "a list is written [a,b], and a value with"
         ("~terms", "~terms: there is nothing to delete"),
         ("~nonsense", "~nonsense: there is nothing to delete"),
         ("~method", "method: must be given"),
-        ("clustering.globl_clusters=3", "clustering.globl_clusters: unknown key (did you mean "),
+        ("clustering.globl_clusters=3", "clustering.globl_clusters: unknown option of clustering="),
         ("federation=nope", "federation=nope: must be one of dec_ssl, demo, device, silo, small"),
         ("preset=nope", "preset=nope: must be one of dec_ssl, dec_ssl_released, dec_ssl_s"),
         ("data={name:nope}", "data=nope: must be one of affine_digits, cifar10"),

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from orchestra_flwr.clustering import clustering_settings
 from orchestra_flwr.config import (
     Config,
     ConfigError,
@@ -71,7 +70,6 @@ def content(config):
         if choice.key != "terms":
             common = {k: getattr(choice, k) for k in type(choice).model_fields if k != "paper"}
             values[choice.key] = {**common, **choice.settings.model_dump()}
-    values["clustering"] = clustering_settings(config).model_dump()
     return {**values, "terms": config.active_terms}
 
 

@@ -33,7 +33,7 @@ SIMULATED = "in a simulation, only by a server of real clients"
         (["clustering=features", "privacy.k_min=1", "clustering.local_clusters=3"],
          "clustering.local_clusters: is not read with clustering=features"),
         ([*PRIVATE, "clustering.memory=64"],
-         "clustering.memory: is not read with clustering=private, which sees all images"),
+         "clustering.memory: is not read with clustering=private"),
         (["method.target=false", "method.ema=0.9"], "method.ema: is not read with method.target="),
         (["method=orchestra_plus", "method.target=false", "method.ema=0.9"],
          "method.ema: is not read with method.target=false"),

@@ -46,11 +46,11 @@ SHADES = """
 LINEAR = """
     import torch
     from orchestra_flwr.data import Recipe
-    from orchestra_flwr.methods import Method, Role, Step
+    from orchestra_flwr.methods import Method, Role, StartsRounds, Step
     from orchestra_flwr.methods.roles import role_of
     from orchestra_flwr.models import build_backbone
 
-    class Linear(Method):
+    class Linear(StartsRounds, Method):
         "A step with lr moves all weights from w to w + lr * (brightness - w)."
 
         def __init__(self, config, channels):

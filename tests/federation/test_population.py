@@ -11,8 +11,8 @@ from orchestra_flwr.federation.population import (
     evaluation_dataset,
     load_population,
 )
-from orchestra_flwr.methods import Classes
-from orchestra_flwr.methods.labels import with_class_names
+from orchestra_flwr.methods import classes_of
+from orchestra_flwr.methods.labels import Classes, with_class_names
 
 PHOTOS = ("data=image_folder", "data.root=x")
 
@@ -53,7 +53,7 @@ def test_copies_do_not_make_an_image_different(tiny):
 def test_a_method_that_learns_classes_is_told_those_of_the_images(tiny):
     config = tiny(*PHOTOS, "method=supervised")
     named = with_class_names(config, ("cat", "dog"))
-    assert named.method.plugin.classes(named) == Classes(2, ("cat", "dog"))
+    assert classes_of(named) == Classes(2, ("cat", "dog"))
     assert config.method.options["classes"] is None
     others = named.model_copy(update={"method": config.method})
     assert others == config  # nothing else has changed

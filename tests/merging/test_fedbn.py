@@ -6,7 +6,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.merging import ClientState, keeps_state
 from orchestra_flwr.merging.fedbn import FedBN
-from orchestra_flwr.methods import Role
+from orchestra_flwr.methods import KeepsState, Role
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import Learner, build_learner, train_round
 
@@ -89,7 +89,8 @@ def a_round(config, sent, state, seed):
         for name, tensor in learner.state(role).items():
             tensor.copy_(sent[name])
     if state is None:
-        learner.method.start_local_state()
+        if isinstance(learner.method, KeepsState):
+            learner.method.start_local_state()
     else:
         for name, tensor in learner.state(Role.LOCAL).items():
             tensor.copy_(state.tensors[name])

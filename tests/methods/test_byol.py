@@ -61,7 +61,7 @@ def test_where_clients_remember_the_target_is_their_own(method):
         for part in (method.target_backbone, method.target_projector):
             for parameter in part.parameters():
                 parameter.add_(1)
-    method.remember()
+    method.keep_locally()
     assert list(method.backbones()) == ["online"]
     for name in method.state_dict():
         local = name.startswith("target_")

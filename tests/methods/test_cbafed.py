@@ -7,7 +7,7 @@ import torch
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import UNLABELLED
-from orchestra_flwr.methods import Received, Role
+from orchestra_flwr.methods import Received, Role, release_of
 from orchestra_flwr.methods.cbafed import COUNTS, CBAFed, balanced_classes, class_thresholds
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, observe_round, train_round
@@ -63,7 +63,7 @@ def test_the_server_begins_with_the_labels_of_all_clients(tiny):
     config = tiny("method=cbafed", "labels.fraction=0.1")
     learner = build_learner(config, 1)
     assert learner.state(Role.SERVER).keys() == {"shares"}
-    release = learner.method.release(config)
+    release = release_of(config)
     assert release.first_round == 0 and release.rows == {COUNTS: (1, 10)}
     before = {name: value.clone() for name, value in learner.trained().items()}
     rows = []

@@ -75,7 +75,7 @@ def test_each_crop_predicts_the_centred_teacher_which_sees_the_large_ones(method
     for step in range(3):
         given = batch(method, seed=step)
         loss = method.loss(given).losses["distillation"].item()
-        slow.follow(0.9)
+        slow.update_target(0.9)
         student, teacher = cosines(slow, "", given.views), cosines(slow, "target_", given.views[:2])
         assert loss == pytest.approx(slow_loss(student, teacher, centre, 0.05, 0.02), rel=1e-6)
         rows = [row for view in teacher for row in view]
@@ -103,7 +103,7 @@ def test_teacher_and_centre_travel_unless_clients_remember(method):
     names = [n for n, t in method.state_dict().items() if t.is_floating_point()]
     assert {method.role(name) for name in names} == {Role.SHARED}
     assert list(method.backbones()) == ["online", "target"]
-    method.remember()
+    method.keep_locally()
     own = {name for name in names if method.role(name) is Role.LOCAL}
     assert own == {name for name in names if name.startswith("target_")}
     assert "target_centre" in own and list(method.backbones()) == ["online"]

@@ -3,8 +3,8 @@ import torch
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import UNLABELLED, ImageSet
-from orchestra_flwr.methods import Classes, labels_for
-from orchestra_flwr.methods.labels import shown_labels, with_class_names
+from orchestra_flwr.methods import classes_of, labels_for
+from orchestra_flwr.methods.labels import Classes, shown_labels, with_class_names
 
 PHOTOS = ("method=supervised", "data=image_folder", "data.root=x")
 
@@ -45,11 +45,11 @@ def test_what_cannot_be_learnt_is_refused_in_one_line(tiny):
 
 def test_a_simulation_names_the_classes_that_it_has_loaded(tiny):
     config = with_class_names(tiny(*PHOTOS), ("cat", "dog"))
-    assert config.method.plugin.classes(config) == Classes(2, ("cat", "dog"))
+    assert classes_of(config) == Classes(2, ("cat", "dog"))
     assert with_class_names(config, ("ant",)) is config  # it has been decided
     for settled in (tiny("method=supervised"), tiny()):
         assert with_class_names(settled, ("cat", "dog")) is settled
-    assert with_class_names(tiny(*PHOTOS), ()).method.plugin.classes(tiny(*PHOTOS)) is None
+    assert classes_of(with_class_names(tiny(*PHOTOS), ())) is None
 
 
 # --- some labels --------------------------------------------------------------------------------

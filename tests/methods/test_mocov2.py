@@ -64,7 +64,7 @@ def test_a_query_is_told_from_all_keys_but_those_of_its_image_the_batchs_include
     for step, images in enumerate([(0, 1, 2, 3), (4, 0, 5, 1), (2, 6, 0, 0)]):
         given = batch(*images, seed=step)
         loss = method.loss(given).losses["contrastive"].item()
-        slow.follow(0.9)
+        slow.update_target(0.9)
         query = slow.projector(slow.backbone(given.views[0]))
         key = slow.target_projector(slow.target_backbone(given.views[1]))
         query, key = ((x / x.norm(dim=1, keepdim=True)).tolist() for x in (query, key))
@@ -91,7 +91,7 @@ def test_the_key_encoder_moves_by_one_minus_the_decay_and_gets_no_gradient(metho
 
 def test_the_queue_never_leaves_a_client_and_is_empty_when_a_round_begins(tiny):
     learner = build_learner(tiny("method=mocov2", "method.queue=10"), 1)
-    learner.method.remember()
+    learner.method.keep_locally()
     assert set(learner.state(Role.TRANSIENT)) == {"queue.features"}
     assert not any("queue" in name for role in (Role.SHARED, Role.SERVER, Role.LOCAL)
                    for name in learner.state(role))  # fmt: skip

@@ -1,4 +1,3 @@
-import copy
 import math
 from dataclasses import replace
 
@@ -6,14 +5,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from orchestra_flwr.clustering import consistency, gradient_clustering
+from orchestra_flwr.clustering import consistency
+from orchestra_flwr.clustering.solvers.gradient import gradient_clustering
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import MethodConfig
 from orchestra_flwr.methods import Batch, Received, Role, build_method
 from orchestra_flwr.methods.orchestra import RECIPES, cluster_loss
-from orchestra_flwr.privacy import ClusteringMechanism
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import build_learner, train_round
 
 SEED = ClientSeed(0, 1, "0")
 
@@ -91,7 +89,11 @@ def test_each_view_goes_where_it_belongs(tiny):
         if change is not None:
             views[change] = views[change].flip(-1)
         losses = method.loss(replace(plain, views=tuple(views))).losses
-        return losses["cluster"].item(), losses["rotation"].item(), method.memory.features.clone()
+        return (
+            losses["cluster"].item(),
+            losses["rotation"].item(),
+            method.clustering.memory.features.clone(),
+        )
 
     cluster, rotation, memory = parts(None)
     for change, changed in (
@@ -110,19 +112,20 @@ def test_the_memory_is_gone_after_the_round_and_the_centroids_are_the_servers(ti
     method.observe(batch(tiny()))
     names = {role: {n for n in method.state_dict() if method.role(n) is role} for role in Role}
     assert names[Role.SERVER] == {"global_centroids"}
-    assert {name.partition(".")[0] for name in names[Role.TRANSIENT]} == {"memory"}
+    assert {name.partition(".")[0] for name in names[Role.TRANSIENT]} == {"clustering"}
     assert names[Role.LOCAL] == set()
     method.start_round(Received("0", 0, 2, IMAGES))
-    assert len(method.memory) == 0
+    assert len(method.clustering.memory) == 0
 
 
 def test_observing_leaves_all_that_is_shared_bit_identical(tiny):
     method = build_method(tiny(), 1).train()
-    before = {n: t.clone() for n, t in method.state_dict().items() if not n.startswith("memory")}
+    state = method.state_dict()
+    before = {n: t.clone() for n, t in state.items() if not n.startswith("clustering.")}
     method.observe(batch(tiny()))
     after = method.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    assert len(method.memory) == 6
+    assert len(method.clustering.memory) == 6
 
 
 def test_observed_features_are_those_of_the_batch_in_training_mode(tiny):
@@ -130,169 +133,8 @@ def test_observed_features_are_those_of_the_batch_in_training_mode(tiny):
     seen = batch(tiny())
     method.observe(seen)
     expected = method.target_projector(method.target_backbone(seen.views[0]))
-    observed = method.memory.features[-len(method.memory) :]
+    observed = method.clustering.memory.features[-len(method.clustering.memory) :]
     torch.testing.assert_close(observed, F.normalize(expected, dim=1).detach())
-
-
-def test_contributes_local_centroids_within_its_limits(tiny):
-    config = tiny("clustering.local_clusters=3")
-    method = build_method(config, 1).train()
-    method.observe(batch(config, n=10))
-    contribution = method.end_round(IMAGES, SEED)
-    assert contribution.arrays["local_centroids"].shape == (3, 16)
-    release = method.release(config)
-    assert release.rows == {"local_centroids": (3, 16)}
-    assert (release.label, release.least_images) == ("centroids", 2)
-    assert release.may_be_empty and release.first_round == 0 and release.exposes == ""
-    assert contribution.smallest_group == 3
-
-
-@pytest.mark.parametrize(
-    ("k_min", "rows", "smallest"), [(1, 3, 2), (3, 2, 3), (4, 1, 7), (8, 0, 0)]
-)
-def test_no_centroid_of_fewer_different_images(tiny, k_min, rows, smallest):
-    """28 rows of 7 images, each seen twice in a batch: the images count."""
-    config = tiny("clustering.local_clusters=3", f"privacy.k_min={k_min}")
-    method = build_method(config, 1).train()
-    for seed in range(2):
-        twice = torch.arange(7).repeat(2)
-        method.observe(replace(batch(config, n=14, seed=seed), images=twice))
-    assert len(method.memory) == 28
-    contribution = method.end_round(IMAGES, SEED)
-    assert contribution.arrays["local_centroids"].shape == (rows, 16)
-    assert contribution.smallest_group == smallest
-
-
-def test_copies_of_an_image_are_one_image(tiny):
-    """32 files of two images, as links or copies make them: no centroid stands for three."""
-    config = tiny("clustering.local_clusters=3", "privacy.k_min=3", "clustering.memory=32")
-    copies = pictures(2).repeat(16, 1, 1, 1)
-    method = build_method(config, 1).train()
-    method.observe(replace(batch(config, n=32), images=torch.randperm(32)))
-    contribution = method.end_round(copies, SEED)
-    assert contribution.arrays["local_centroids"].shape == (0, 16)
-    assert contribution.smallest_group == 0
-
-    some = torch.cat([pictures(7), copies])
-    contribution = method.end_round(some[:32], SEED)
-    assert contribution.arrays["local_centroids"].shape == (2, 16)
-    assert contribution.smallest_group == 3
-
-
-def released(method, images, seed=SEED, round_=2):
-    """What a client contributes of these images in a round without a step."""
-    method.start_round(Received("0", 0, round_, images))
-    return method.end_round(images, seed)
-
-
-def test_a_private_release_hides_an_image_with_all_its_copies(tiny, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "orchestra_flwr.methods.orchestra.private_clustering",
-        lambda features, *_, **__: seen.append(features) or features[:0],
-    )
-    method = build_method(tiny("clustering=private", "privacy.epsilon=2"), 1).train()
-    once = pictures(5)
-    released(method, once)
-    released(method, torch.cat([once, once[:1].repeat(16, 1, 1, 1)]))
-    assert torch.equal(*seen)
-
-
-def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
-    """All images, not a memory; no image moves the feature of another; the state stays."""
-    seen = []
-
-    def note(features, clusters, mechanism, key, *, k_min, dimensions):
-        assert (clusters, type(mechanism), len(key)) == (2, ClusteringMechanism, 32)
-        assert (k_min, dimensions) == (3, 5)
-        seen.append(features)
-        return features[:1]
-
-    monkeypatch.setattr("orchestra_flwr.methods.orchestra.private_clustering", note)
-    config = tiny(
-        "clustering=private", "privacy.epsilon=2", "clustering.local_clusters=2",
-        "privacy.k_min=3", "privacy.dimensions=5",
-    )  # fmt: skip
-    method = build_method(config, 1).train()
-    before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
-    images = pictures(300)
-    contribution = released(method, images)
-    assert contribution.smallest_group is None and method.training
-    assert all(torch.equal(method.state_dict()[name], tensor) for name, tensor in before.items())
-    others = images.clone()
-    others[7] = 255 - others[7]
-    released(method, others)
-    one, two = seen
-    assert one.shape == (300, 16)
-    assert (one != two).any(dim=1).nonzero().flatten().tolist() == [7]
-
-    # Without an image the others keep their bits: every batch has one size, whatever is left.
-    sizes = set()
-    method.target_backbone.register_forward_hook(lambda _, inputs, __: sizes.add(len(inputs[0])))
-    for count in (299, 65, 64, 1):
-        released(method, images[-count:])
-        assert torch.equal(seen[-1], one[-count:])
-    assert sizes == {64}
-
-
-def test_private_centroids_are_noise_that_the_key_alone_decides(tiny):
-    config = tiny("clustering=private", "privacy.epsilon=50", "clustering.local_clusters=2")
-    method = build_method(config, 1).train()
-
-    def sent(seed):
-        return released(method, pictures(300), seed).arrays["local_centroids"]
-
-    assert sent(SEED).shape == (2, 16)
-    torch.testing.assert_close(sent(SEED).norm(dim=1), torch.ones(2))
-    assert torch.equal(sent(SEED), sent(SEED))
-    secret = ClientSeed(0, 1, "0", secret_noise=True)
-    assert not torch.equal(sent(secret), sent(secret))  # nobody who knows the seed can repeat it
-
-
-def test_private_centroids_are_of_the_model_as_it_was_received(tiny):
-    """Training moves it by every image; what the server sent, everybody may know."""
-    config = tiny("clustering=private", "privacy.epsilon=50", "clustering.local_clusters=2")
-    sent = []
-    for epochs in (1, 3):
-        learner = build_learner(config, 1)
-        before = copy.deepcopy(learner.method.target_backbone.state_dict())
-        result = train_round(
-            learner,
-            pictures(300),
-            config.model_copy(
-                update={"training": config.training.model_copy(update={"local_epochs": epochs})}
-            ),
-            ClientSeed(0, 2, "0"),
-        )
-        after = learner.method.target_backbone.state_dict()
-        assert result.steps and any(not torch.equal(before[name], after[name]) for name in after)
-        sent.append(result.contribution.arrays["local_centroids"])
-    assert sent[0].shape == (2, 16) and torch.equal(*sent)
-
-
-def test_nothing_private_is_released_of_a_model_that_nobody_has_trained(tiny):
-    config = tiny("clustering=private", "privacy.epsilon=50", "clustering.local_clusters=2")
-    learner = build_learner(config, 1)
-    result = train_round(learner, pictures(300), config, ClientSeed(0, 1, "0"))
-    assert result.contribution.arrays["local_centroids"].shape == (0, 16)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (("merging=fedbn",), "merging=fedbn: must be replace with clustering=private, whose"),
-        (
-            ("federation.weighting=uniform", "privacy.clip=1", "model.norm=batch"),
-            "privacy.clip=1: must be null with clustering=private and BatchNorm (model=convnet)",
-        ),
-    ],
-)
-def test_private_clustering_needs_a_model_that_all_receive(tiny, overrides, says):
-    private = ("clustering=private", "privacy.epsilon=8")
-    tiny(*overrides)
-    with pytest.raises(ConfigError) as error:
-        tiny(*private, *overrides)
-    assert str(error.value).startswith(says)
 
 
 def test_noise_in_averages_needs_private_centroids(tiny):
@@ -319,20 +161,6 @@ def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):
     assert (points @ centroids.T).max(1).values.mean() > (points @ unit(16, 4, seed=5)).max(
         1
     ).values.mean()
-
-
-def test_private_clusters_begin_as_random_directions(tiny):
-    """The same for all who know the seed; nobody releases anything for them."""
-    overrides = ("clustering=private", "privacy.epsilon=8")
-    method, again, other = (
-        build_method(tiny(*overrides, f"seed={seed}"), 1).global_centroids for seed in (1, 1, 2)
-    )
-    torch.testing.assert_close(method.norm(dim=1), torch.ones(4))
-    assert torch.equal(method, again) and not torch.equal(method, other)
-    plain = build_method(tiny(), 1)
-    assert not plain.global_centroids.any()
-    assert plain.release(tiny()).first_round == 0
-    assert plain.release(tiny(*overrides)).first_round == 2
 
 
 def test_what_is_measured_of_the_clusters(tiny, generator):
@@ -440,7 +268,9 @@ def test_without_a_target_the_online_encoder_assigns_without_gradient(tiny):
     online = [
         F.normalize(method.projector(method.backbone(view)), dim=1) for view in step.views[:2]
     ]
-    torch.testing.assert_close(method.memory.features[-len(method.memory) :], online[0].detach())
+    torch.testing.assert_close(
+        method.clustering.memory.features[-len(method.clustering.memory) :], online[0].detach()
+    )
     expected = cluster_loss(online[0].detach(), online[1], method.global_centroids, 0.1)
     torch.testing.assert_close(loss, expected)
     loss.backward()
@@ -464,17 +294,3 @@ def test_without_a_target_there_is_none_to_send_or_to_keep(tiny):
     ]
     target = [with_.target_backbone, with_.target_projector]
     assert sizes[0] - sizes[1] == sum(t.numel() for m in target for _, t in floats(m))
-
-
-def test_features_themselves_are_shared_only_where_that_was_chosen_twice(tiny):
-    with pytest.raises(ConfigError, match=r"privacy.k_min=2: must be 1 .* NOT PRIVATE"):
-        tiny("clustering=features")
-    config = tiny("clustering=features", "privacy.k_min=1", "clustering.memory=8")
-    method = build_method(config, 1).train()
-    method.observe(batch(config, n=10))
-    contribution = method.end_round(IMAGES, SEED)
-    assert torch.equal(contribution.arrays["local_centroids"], method.memory.latest(IMAGES))
-    assert len(method.memory.latest(IMAGES)) == 8 and contribution.smallest_group == 1
-    release = method.release(config)
-    assert release.rows == {"local_centroids": (8, 16)}
-    assert release.label == "features" and "single images" in release.exposes

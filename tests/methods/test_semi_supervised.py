@@ -1,7 +1,6 @@
 """What some labels add to a loss: groups of images that are compared with themselves."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -12,9 +11,14 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import MethodConfig
 from orchestra_flwr.data import UNLABELLED
-from orchestra_flwr.methods import Received, build_method
+from orchestra_flwr.methods import LearnsLabels, Received, build_method, sees_labels
 from orchestra_flwr.methods.pseudo_labels import with_pseudo_labels
-from orchestra_flwr.methods.semi_supervised import label_loss, losses_with_labels, parts_of
+from orchestra_flwr.methods.semi_supervised import (
+    WHOLE_BATCH,
+    groups_of,
+    label_loss,
+    losses_with_labels,
+)
 from orchestra_flwr.methods.simclr import info_nce_loss, nt_xent_loss
 from orchestra_flwr.methods.simsiam import symmetric_negative_cosine
 from orchestra_flwr.methods.spectral import spectral_contrastive_loss
@@ -26,16 +30,28 @@ SEED = ClientSeed(0, 1, "0")
 LABELS = torch.tensor([2, -1, 0, 2, -1, 2, 0, 1, -1])  # class 1 has a single image
 
 
-def cosine(first, second, part=None):
+def contrast(loss):
+    return lambda first, second, group=WHOLE_BATCH: loss(
+        first, second, 0.5, candidates=group.candidates, weights=group.weights
+    )
+
+
+def spectral(norm):
+    return lambda first, second, group=WHOLE_BATCH: spectral_contrastive_loss(
+        first, second, norm, weights=group.weights, pair_weights=group.pair_weights
+    )
+
+
+def cosine(first, second, group=WHOLE_BATCH):
     """SimSiam's, with outputs in the place of predictions."""
-    return symmetric_negative_cosine((first, second), (second + 1, first - 1), part)
+    return symmetric_negative_cosine((first, second), (second + 1, first - 1), group.weights)
 
 
 LOSSES = {
-    "nt_xent": partial(nt_xent_loss, temperature=0.5),
-    "infonce": partial(info_nce_loss, temperature=0.5),
-    "spectral": spectral_contrastive_loss,
-    "spectral ball": partial(spectral_contrastive_loss, norm="ball"),
+    "nt_xent": contrast(nt_xent_loss),
+    "infonce": contrast(info_nce_loss),
+    "spectral": spectral("none"),
+    "spectral ball": spectral("ball"),
     "simsiam": cosine,
 }
 
@@ -46,30 +62,30 @@ def views(count=9, seed=0):
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_a_part_is_the_sum_of_the_losses_of_its_groups(loss):
+def test_a_group_of_classes_is_the_sum_of_the_losses_of_each(loss):
     """Algorithm 2, group by group."""
     first, second = views()
-    unlabelled, classes = parts_of(LABELS)
+    unlabelled, classes = groups_of(LABELS)
 
     def alone(label):
         chosen = label == LABELS
         return loss(first[chosen], second[chosen]).item()
 
-    assert loss(first, second, part=unlabelled).item() == pytest.approx(alone(-1), rel=1e-5)
+    assert loss(first, second, unlabelled).item() == pytest.approx(alone(-1), rel=1e-5)
     expected = alone(0) + alone(1) + alone(2)
-    assert loss(first, second, part=classes).item() == pytest.approx(expected, rel=1e-5)
+    assert loss(first, second, classes).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("label", [UNLABELLED, 3])
 def test_one_group_is_the_whole_batch(loss, label):
-    """Of one group the values are those of the loss without labels; the other part is 0."""
+    """Of one group the values are those of the loss without labels; that of the other one is 0."""
     first, second = views(7)
-    parts = parts_of(torch.full((7,), label))
-    whole, empty = parts if label == UNLABELLED else parts[::-1]
-    assert loss(first, second, part=whole).item() == pytest.approx(loss(first, second).item())
-    assert loss(first, second, part=empty).item() == 0
-    ours = torch.autograd.grad(loss(first, second, part=whole), (first, second))
+    groups = groups_of(torch.full((7,), label))
+    whole, empty = groups if label == UNLABELLED else groups[::-1]
+    assert loss(first, second, whole).item() == pytest.approx(loss(first, second).item())
+    assert loss(first, second, empty).item() == 0
+    ours = torch.autograd.grad(loss(first, second, whole), (first, second))
     plain = torch.autograd.grad(loss(first, second), (first, second))
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
@@ -78,8 +94,8 @@ def test_one_group_is_the_whole_batch(loss, label):
 def test_one_image_a_class_has_nothing_to_be_told_from(name):
     """The contrast is 0 then; spectral loss and SimSiam still bring its views together."""
     first, second = views(4)
-    _, classes = parts_of(torch.arange(4))
-    loss = LOSSES[name](first, second, part=classes)
+    _, classes = groups_of(torch.arange(4))
+    loss = LOSSES[name](first, second, classes)
     gradients = torch.autograd.grad(loss, (first, second))
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
     if name in ("nt_xent", "infonce"):
@@ -124,7 +140,7 @@ def test_what_is_hidden_is_not_read():
 
 
 def test_without_a_classifier_there_is_one_part():
-    whole = losses_with_labels("x", lambda part: torch.ones(()), None, (), LABELS)
+    whole = losses_with_labels("x", lambda group: torch.ones(()), None, (), LABELS)
     assert whole.keys() == {"x"}
 
 
@@ -137,7 +153,7 @@ def test_no_shape_and_no_branch_depends_on_the_labels(loss):
         rows, own, population = torch.zeros(4, 6), *torch.ones(2, 1, dtype=torch.int64)
         targets = with_pseudo_labels(labels, pseudo, torch.arange(9))
         losses = losses_with_labels(
-            "x", lambda part: loss(first, second, part=part), classifier, (first, second), targets
+            "x", lambda group: loss(first, second, group), classifier, (first, second), targets
         )
         verified = user_verification_loss(
             first, rows, own, 0.1, population, mask=targets == UNLABELLED
@@ -201,7 +217,7 @@ def test_some_labels_teach_the_encoder(tiny, name):
 
 def test_methods_that_cannot_learn_from_some_labels_say_so(tiny):
     for name, plugin in MethodConfig.room.found().items():
-        if plugin.semi_supervised or name == "mae":
+        if issubclass(plugin, LearnsLabels) or name == "mae":
             continue
         with pytest.raises(ConfigError, match=f"labels.fraction=0.1: must be null.*{name}"):
             tiny(f"method={name}", "labels.fraction=0.1")
@@ -213,7 +229,7 @@ def test_methods_that_cannot_learn_from_some_labels_say_so(tiny):
 def test_without_labels_nothing_is_built(tiny):
     method = build_method(tiny("method=simclr"), 1)
     assert method.classifier is None and method.classification_head() is None
-    assert not method.sees_labels(tiny("method=simclr"))
+    assert not sees_labels(tiny("method=simclr"))
     some = build_method(tiny("method=simclr", "labels.fraction=1"), 1)
     assert some.classification_head().out_features == 10
     for key, value in method.state_dict().items():  # the classifier draws its weights last

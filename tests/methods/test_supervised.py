@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.methods import Batch, Classes, build_method
+from orchestra_flwr.methods import Batch, build_method, classes_of
+from orchestra_flwr.methods.labels import Classes
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 
@@ -36,13 +37,13 @@ def test_the_loss_is_the_cross_entropy_of_the_labels(tiny):
 def test_one_output_for_each_class(tiny, overrides, classes):
     config = tiny(*overrides, "model=convnet")
     method = build_method(config, 1)
-    assert type(method).classes(config).count == method.classifier.out_features == classes
-    assert method.learns_labels
+    assert classes_of(config).count == method.classifier.out_features == classes
+    assert method.needs_labels
 
 
 def test_names_of_classes_are_numbered_in_their_order(tiny):
     config = tiny(*PHOTOS, "method.classes=[cat,dog,ant]")
-    assert config.method.plugin.classes(config) == Classes(3, ("ant", "cat", "dog"))
+    assert classes_of(config) == Classes(3, ("ant", "cat", "dog"))
 
 
 @pytest.mark.parametrize(

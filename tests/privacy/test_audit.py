@@ -14,7 +14,7 @@ from scipy import stats
 
 from orchestra_flwr.clustering import private_clustering
 from orchestra_flwr.clustering.noise import NoiseStream
-from orchestra_flwr.clustering.private import Leaves, noisy_counts, noisy_sums
+from orchestra_flwr.clustering.private_kmeans import Leaves, noisy_counts, noisy_sums
 from orchestra_flwr.privacy import ClusteringMechanism, calibrate, spent
 
 DELTA = 1e-3

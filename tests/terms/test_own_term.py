@@ -21,10 +21,7 @@ from pydantic import Field
 
 from orchestra_flwr.config import Section
 from orchestra_flwr.methods import Role, role_of
-from orchestra_flwr.models.precision import in_float32
 from orchestra_flwr.terms import Term
-
-cross_entropy = in_float32(F.cross_entropy)
 
 
 class TellingSettings(Section):
@@ -51,7 +48,7 @@ class Telling(Term):
         self.seen += len(batch.images)
         feature = step.features["backbone"][0]
         labels = torch.full((len(feature),), self.group, device=feature.device)
-        return cross_entropy(self.scale * self.head(feature), labels)
+        return F.cross_entropy(self.scale * self.head(feature), labels)
 '''
 
 

@@ -176,12 +176,6 @@ def test_only_chosen_images_count():
     assert nobody.item() == 0
 
 
-def test_it_is_float32_in_bfloat16():
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = loss_of(randn(6, 8).bfloat16(), randn(5, 8, seed=1), 2)
-    assert loss.dtype == torch.float32
-
-
 # --- the information it stands for --------------------------------------------------------------
 
 

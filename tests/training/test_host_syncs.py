@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestra_flwr.config.sections import MethodConfig
 from orchestra_flwr.data import colours, transforms
-from orchestra_flwr.methods import Received, Role
+from orchestra_flwr.methods import Received, Role, release_of, sees_labels
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, local_round, train_round
 
@@ -61,7 +61,7 @@ def refused(monkeypatch):
 
 def train(config):
     learner = build_learner(config, config.data.channels)
-    release = learner.method.release(config)
+    release = release_of(config)
     if release is not None:
         random = {
             name: torch.randn(8, width, generator=SEED.generator(name))
@@ -70,7 +70,7 @@ def train(config):
         learner.method.update_server_state(random, SEED.generator("server"))
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (48, 1, 8, 8), dtype=torch.uint8, generator=draw)
-    labels = torch.arange(48) % 10 if learner.method.learns_labels else None
+    labels = torch.arange(48) % 10 if sees_labels(config) else None
     state = {name: t.clone() for role in Role for name, t in learner.state(role).items()}
     received = Received("0", 0, 1, images, state)
     return train_round(learner, images, config, SEED, labels=labels, received=received)

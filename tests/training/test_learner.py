@@ -45,7 +45,7 @@ def test_tensors_have_the_methods_names_and_those_of_terms_a_prefix(learner):
 
 
 def test_a_name_without_a_role_is_an_error(learner):
-    for name in ("memory.features", "terms.twice.other"):
+    for name in ("clustering.memory.features", "terms.twice.other"):
         with pytest.raises(ValueError, match=r"has no (role|tensor)"):
             learner.role(name)
 

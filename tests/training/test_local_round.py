@@ -99,7 +99,7 @@ def test_epochs_do_not_make_images_out_of_views(tiny, n, k_min, rows, smallest, 
     """Six epochs on five images fill the memory with thirty rows of five images."""
     config = tiny("training.local_epochs=6", f"privacy.k_min={k_min}")
     learner, result = train(config, n, work=work)
-    assert len(learner.method.memory) == (30 if work is train_round else 5)
+    assert len(learner.method.clustering.memory) == (30 if work is train_round else 5)
     assert result.contribution.arrays["local_centroids"].shape == (rows, 16)
     assert result.contribution.smallest_group == smallest
 
@@ -184,7 +184,7 @@ def test_a_round_in_bfloat16_ends_near_the_one_in_float32(tiny, norm, work):
     ours, theirs = (r.contribution.arrays["local_centroids"] for r in (result, expected))
     assert ours.dtype == torch.float32
     assert (ours * theirs).sum(1).min() > 0.99
-    assert learner.state(Role.TRANSIENT)["memory.features"].dtype == torch.float32
+    assert learner.state(Role.TRANSIENT)["clustering.memory.features"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("work", [train_round, observe_round])

@@ -10,7 +10,7 @@ import torch
 from orchestra_flwr import simulate
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.config.sections import MethodConfig
-from orchestra_flwr.methods import Received
+from orchestra_flwr.methods import Received, SupportsVmap
 from orchestra_flwr.models import normalise
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import (
@@ -20,10 +20,12 @@ from orchestra_flwr.training import (
     train_round,
 )
 
-STACKABLE = sorted(name for name, each in MethodConfig.room.found().items() if each.stackable)
+METHODS = sorted(
+    name for name, each in MethodConfig.room.found().items() if issubclass(each, SupportsVmap)
+)
 SIZES = (24, 24, 17)  # the third has other batches, and fewer of them
 COMBINATIONS = [
-    *((f"method={name}",) for name in STACKABLE),
+    *((f"method={name}",) for name in METHODS),
     ("method=simclr", "terms.verification.weight=1"),
     ("method=simclr", "labels.fraction=0.5"),
     ("method=swav", "method.queue=20"),

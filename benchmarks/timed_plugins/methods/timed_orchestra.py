@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from orchestra_flwr.methods.base import Batch, Step
+from orchestra_flwr.methods import Batch, Step
 from orchestra_flwr.methods.orchestra import Orchestra
 
 

@@ -12,7 +12,7 @@ from orchestra_flwr.deployment.client_work.refusal import RefusalError, refusing
 from orchestra_flwr.federation.messages.arrays import CONTRIBUTED
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.fingerprints import fingerprint_of
-from orchestra_flwr.methods import Release
+from orchestra_flwr.methods import release_of
 from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 
 
@@ -45,7 +45,7 @@ class OwnReleases:
         Raises:
             RefusalError: names the key, and what this client allows.
         """
-        release: Release | None = received.method.plugin.release(received)
+        release = release_of(received)
         if release is None:
             return
         with refusing(Failure.PRIVACY_REFUSED):
@@ -68,7 +68,7 @@ class OwnReleases:
         Raises:
             RefusalError: one is not, so nobody knows what is left of `privacy.total_epsilon`.
         """
-        release: Release | None = received.method.plugin.release(received)
+        release = release_of(received)
         mechanism = release.mechanism if release else None
         if release is None or mechanism is None or CONTRIBUTED not in task:
             return None
@@ -96,7 +96,7 @@ class OwnReleases:
         Raises:
             OSError: it cannot be written down.
         """
-        release: Release | None = received.method.plugin.release(received)
+        release = release_of(received)
         round_ = int(task["round"])  # type: ignore[arg-type]
         if release is None or round_ < release.first_round:
             return ""

@@ -12,7 +12,7 @@ from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.refusal import RefusalError
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.methods import Release
+from orchestra_flwr.methods import release_of
 from orchestra_flwr.plugins import has_changed
 from orchestra_flwr.training import build_learner, usable_cpus
 
@@ -67,7 +67,7 @@ class ReceivedSettings:
             RefusalError: it exposes single images. The server refuses that too, but it may run
                 other code than ours.
         """
-        release: Release | None = config.method.plugin.release(config)
+        release = release_of(config)
         if release is not None and release.exposes:
             raise RefusalError(
                 f"the server asks for {release.exposes}, which this client does not send",

@@ -31,7 +31,7 @@ from orchestra_flwr.federation.messages.arrays import (
 )
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.flower.client_tasks import Request
-from orchestra_flwr.methods import Release, labels_for
+from orchestra_flwr.methods import labels_for, release_of
 from orchestra_flwr.plugins import PluginError
 from orchestra_flwr.training import resolve_device
 
@@ -109,7 +109,7 @@ class Trainer:
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
         received = self._settings.received(task)
-        release: Release | None = received.method.plugin.release(received)
+        release = release_of(received)
         label = release.label if release else "state"
         self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
         client = self._client(received, str(task.get(RUN, "")))

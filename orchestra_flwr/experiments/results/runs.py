@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestra_flwr.config import Config, migrated, parse, read_config_file
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.methods import sees_labels
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
 
@@ -121,7 +122,7 @@ class Run:
         """Whether a measure is missing that the run should have: only methods that see labels
         have a classifier whose accuracy can be taken.
         """
-        if "accuracy" in name and not self.config.method.plugin.sees_labels(self.config):
+        if "accuracy" in name and not sees_labels(self.config):
             return False
         return self.measure(name, transfer) is None
 

@@ -20,7 +20,7 @@ from orchestra_flwr.federation.exchanges import Exchange, Offer
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
 from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
-from orchestra_flwr.methods import Received, Release, Role
+from orchestra_flwr.methods import KeepsState, Received, Role, release_of
 from orchestra_flwr.methods.labels import shown_labels
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
@@ -110,7 +110,7 @@ class OrchestraClient(NumPyClient):
         self._moved = False  # whether local state may differ from that of a new learner
         self.exchange: Exchange = config.exchange.build()
         self.schemas = Schemas.of(self.learner, config)
-        release: Release | None = config.method.plugin.release(config)
+        release = release_of(config)
         # The names of `fit`'s arrays, in order: down (of each model), up after training only, up
         # after any round.
         self.receives = self.schemas.down
@@ -198,8 +198,7 @@ class OrchestraClient(NumPyClient):
             for model, part in zip(models, parts, strict=True)
         }
         unpack_state(arrays[models[0]], self.learner, self.schemas)
-        observed = self.learner.method.needs_received
-        if len(models) == 1 and not (self._needs_received if config["train"] else observed):
+        if len(models) == 1 and not (config["train"] and self._needs_received):
             arrays[models[0]] = {}  # frees it; an int8 model, which would be needed, is small
         round_, stage = int(config["round"]), int(config.get("stage", 0))
         return _Work(
@@ -212,7 +211,7 @@ class OrchestraClient(NumPyClient):
         )
 
     def _observe(self, work: _Work) -> LocalResult:
-        received = self._received(work, self.learner.method.needs_received, work.model)
+        received = self._received(work, False, work.model)
         return observe_round(
             self.learner,
             self.images,
@@ -235,7 +234,7 @@ class OrchestraClient(NumPyClient):
             self._choose(work, kept)
         received = self._received(work, self.learner.needs_received, work.model)
         if has_local_state(self.config, self.learner):  # not if only exchange or optimizer keep it
-            if kept is None:
+            if kept is None and isinstance(self.learner.method, KeepsState):
                 self.learner.method.start_local_state()
             merging.merge(self.learner, kept)
         result = train_round(

@@ -17,7 +17,7 @@ from orchestra_flwr.evaluation import (
     similarities,
 )
 from orchestra_flwr.federation.messages.arrays import OWN, PERSONAL
-from orchestra_flwr.methods import classification_head_of, kept_first
+from orchestra_flwr.methods import classification_head_of, ordered_backbones
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.seeding import ClientSeed, torch_generator
 from orchestra_flwr.training import Learner
@@ -49,7 +49,7 @@ class Scoring:
             ValueError: the own classes are not known.
         """
         evaluation = self.config.evaluation
-        kept, *_ = kept_first(learner.method, evaluation.backbone).values()
+        kept, *_ = ordered_backbones(learner.method, evaluation.backbone).values()
         backbone = self._with_statistics(kept)
         own: dict[str, float] = {}
         if evaluation.clients:

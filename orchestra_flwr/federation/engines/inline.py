@@ -18,6 +18,7 @@ from pydantic import Field
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
+from orchestra_flwr.methods import SupportsVmap
 from orchestra_flwr.training import resolve_device, side_by_side, torch_threads, usable_cpus
 
 
@@ -102,7 +103,7 @@ class InlineEngine(Engine):
         chosen = {f"method={config.method.name}": config.method.plugin}
         chosen |= {f"terms.{term.name}": term.plugin for term in config.active_terms}
         for written, plugin in chosen.items():
-            if not plugin.stackable:
+            if not issubclass(plugin, SupportsVmap):
                 raise ValueError(
                     f"engine.side_by_side={count}: must be 1 with {written}, of which steps of "
                     "several clients cannot be taken as one"

@@ -25,7 +25,7 @@ from orchestra_flwr.clustering.sketch import sketch
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import epoch_batches
 from orchestra_flwr.federation.exchanges.base import Exchange, Offer, Result, Stage, Task
-from orchestra_flwr.methods import Release, Role
+from orchestra_flwr.methods import Role, release_of
 from orchestra_flwr.models import clean_features
 from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.seeding import derive
@@ -96,7 +96,7 @@ class Clusters(Exchange):
                 f"clients of a round with federation.participation="
                 f"{config.federation.participation:g}; no model would ever change"
             )
-        release: Release | None = config.method.plugin.release(config)
+        release = release_of(config)
         if settings.start == "random" and release and release.first_round == 0:
             raise ValueError(
                 f"exchange.start=random: method={config.method.name} makes {release.label} before "
@@ -264,7 +264,7 @@ def _mean_loss(offer: Offer, name: str) -> float:
     config, method = offer.config, offer.learner.method
     received = offer.load(name)
     offer.learner.train()
-    method.start_round(received)
+    offer.learner.start_round(received, with_terms=False)
     # The same views for each model.
     batch_of = BatchMaker(method, offer.images, offer.labels, config, offer.seed)
     total = 0.0

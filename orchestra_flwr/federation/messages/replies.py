@@ -25,7 +25,13 @@ from orchestra_flwr.federation.messages.arrays import (
 from orchestra_flwr.federation.messages.codec import Form
 from orchestra_flwr.federation.messages.failures import as_shown, describe_error
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.methods import Method, Release, classification_head_of, kept_first
+from orchestra_flwr.methods import (
+    Method,
+    classification_head_of,
+    ordered_backbones,
+    release_of,
+)
+from orchestra_flwr.privacy.release import Release
 
 SLACK = 1 << 20  # bytes of a reply beside its arrays
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
@@ -112,7 +118,7 @@ def reply_limit(config: Config, schemas: Schemas) -> int:
         config: of the run.
         schemas: its.
     """
-    release: Release | None = config.method.plugin.release(config)
+    release = release_of(config)
     rows = sum(most * width for most, width in release.rows.values()) if release else 0
     return 4 * (schemas.shared.size + rows) * 2 + SLACK
 
@@ -150,7 +156,7 @@ def score_limits(config: Config, method: Method) -> dict[str, float]:
     if config.evaluation.unsupervised:
         limits |= {"alignment": 1.0, "uniformity": 1 / TEMPERATURE}
     if config.evaluation.clients:
-        kept, *_ = kept_first(method, config.evaluation.backbone).values()
+        kept, *_ = ordered_backbones(method, config.evaluation.backbone).values()
         classifies = classification_head_of(method, kept) is not None
         personal = config.evaluation.personal_labels is not None  # by everybody's test images
         names = ("linear", *["personal"] * personal, *["accuracy"] * classifies)

@@ -20,7 +20,7 @@ from orchestra_flwr.data import Dataset
 from orchestra_flwr.evaluation import evaluate, fewer_voters, recalibrated
 from orchestra_flwr.evaluation.features import weights_digest
 from orchestra_flwr.federation.server.round_report import FederationError
-from orchestra_flwr.methods import Method, classification_head_of, kept_first, labels_for
+from orchestra_flwr.methods import Method, classification_head_of, labels_for, ordered_backbones
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
 from orchestra_flwr.training import resolve_device, torch_threads
 
@@ -109,7 +109,7 @@ class Evaluator:
         """
         if self.why_not is not None:
             return None
-        backbones = list(kept_first(method, self.config.evaluation.backbone).items())
+        backbones = list(ordered_backbones(method, self.config.evaluation.backbone).items())
         found: Scores = {}
         with self._one_at_a_time, torch_threads():
             for name, backbone in backbones[:1] if kept_only else backbones:

@@ -41,7 +41,7 @@ from orchestra_flwr.federation.server.strategy import (
 )
 from orchestra_flwr.federation.several_models import evaluate_models, save_encoders
 from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.methods import Release, kept_first
+from orchestra_flwr.methods import ordered_backbones, release_of
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.training import starting_learner
@@ -122,7 +122,7 @@ class _Run:
                 other = config.model_copy(update={"seed": seed})
                 first = starting_learner(other, config.data.channels, begun=begun)
                 self.models.begin(name, first)
-        self.release: Release | None = config.method.plugin.release(config)
+        self.release = release_of(config)
         self.privacy = RunPrivacy(
             config,
             self.release,
@@ -320,7 +320,7 @@ class _Run:
         seconds: float,
     ) -> None:
         self.trackers.add(round_.number, record)
-        backbones = kept_first(self.learner.method, self.config.evaluation.backbone)
+        backbones = ordered_backbones(self.learner.method, self.config.evaluation.backbone)
         shown = scores[next(iter(backbones))] if scores else None
         dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
         self.progress.round_finished(round_.number, record["loss"], shown, seconds, dropped)
@@ -329,7 +329,7 @@ class _Run:
         metrics = self.folder.read_metrics()
         scores = [record["scores"] for record in metrics if record.get("scores")]
         method = self.models.load(self.models.first).method
-        backbones = kept_first(method, self.config.evaluation.backbone)
+        backbones = ordered_backbones(method, self.config.evaluation.backbone)
         summary = {
             **final_metrics(position, scores, list(backbones)),
             "batch_norm": self.evaluator.batch_norm,

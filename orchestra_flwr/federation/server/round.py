@@ -12,7 +12,7 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.methods import Release
+from orchestra_flwr.privacy.release import Release
 
 
 @dataclass(frozen=True)

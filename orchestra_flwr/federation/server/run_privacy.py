@@ -10,7 +10,7 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.federation.server.checkpoint import noise_key
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_record import update_privacy
-from orchestra_flwr.methods import Release
+from orchestra_flwr.privacy.release import Release
 from orchestra_flwr.privacy.server_ledger import ServerLedger
 from orchestra_flwr.privacy.updates import drawn_once_more
 

@@ -17,6 +17,7 @@ from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.aggregation import ClippedMean, StreamingMean
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
+from orchestra_flwr.methods import Contributes, weight_of
 from orchestra_flwr.privacy.updates import standard_normals
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import torch_threads
@@ -158,8 +159,7 @@ class StageUpdate:
         if weighting == "uniform":
             return 1.0
         rows = {name: torch.from_numpy(array) for name, array in reply.contributions.items()}
-        weight: float = self._config.method.plugin.weight(reply.examples, rows)
-        return weight
+        return weight_of(self._config, reply.examples, rows)
 
     def as_received(self, model: str) -> np.ndarray | None:
         """A model's shared state as clients received it; None where nothing depends on it."""
@@ -238,6 +238,7 @@ class StageUpdate:
         generator = torch_generator(self._config.seed, "server", *path)
         with torch_threads(self._config.training.threads):
             method = self._models.load(model).method
+            assert isinstance(method, Contributes)
             measures = method.update_server_state(stacked, generator)
         if model == self._models.first:
             self._report.server_measures = dict(measures)

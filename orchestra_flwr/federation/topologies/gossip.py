@@ -21,6 +21,7 @@ from orchestra_flwr.federation.topologies.graphs import (
     uniform_weights,
 )
 from orchestra_flwr.files import folder_name
+from orchestra_flwr.methods import release_of
 
 
 class GossipSettings(Section):
@@ -64,7 +65,7 @@ class Gossip(Exchange):
         """As :meth:`Exchange.check`; nothing may need a server."""
         super().check(config)
         name, participation = config.exchange.name, config.federation.participation
-        if config.method.plugin.release(config) is not None:
+        if release_of(config) is not None:
             raise ValueError(
                 f"method={config.method.name}: must be one without server state with "
                 f"exchange={name}, which has no server"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import ModelConfig, Plugin
+from orchestra_flwr.models.precision import network_pass
 
 
 class Backbone(Plugin, nn.Module):
@@ -31,6 +32,12 @@ class Backbone(Plugin, nn.Module):
     obeys_norm: ClassVar[bool] = True
     first_weights: ClassVar[tuple[str, ...]] = ()
     dim: int
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Every subclass computes in the precision that is asked for (`training.precision`)."""
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls):
+            cls.forward = network_pass(cls.forward)
 
     def __init__(self, settings: Any, model: ModelConfig, channels: int) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.models.backbones import Backbone
+from orchestra_flwr.models.precision import network_pass
 from orchestra_flwr.models.transformer import DEVIATION, blocks, initialise, layer_norm, patches_of
 
 
@@ -85,11 +86,13 @@ class ViTTiny(Backbone):
         """(B, channels, H, W) normalised images to (B, dim) features."""
         return self.encode(self.tokens(patches_of(x, self.settings.patch)))[:, 0]
 
+    @network_pass
     def tokens(self, patches: Tensor) -> Tensor:
         """(B, N, pixels) patches, all of an image, to (B, N, dim) tokens at their places."""
         tokens: Tensor = self.embedding(patches) + self.positions
         return tokens
 
+    @network_pass
     def encode(self, tokens: Tensor) -> Tensor:
         """(B, n, dim) tokens of any patches to (B, 1 + n, dim): the class token's output first."""
         first = self.class_token.expand(tokens.shape[0], 1, -1)  # len() fixes it in torch.export

@@ -132,7 +132,7 @@ def test_a_release_is_on_the_disk_before_the_work_on_it_begins(
         events.append(file.read_text().count("\n"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orchestra_flwr.methods.orchestra.private_clustering", killed)
+    monkeypatch.setattr("orchestra_flwr.clustering.clusterings.private.private_clustering", killed)
     with pytest.raises(KeyboardInterrupt):
         ask(trainer(), "train", task(private(), 2))
     assert "sync" in events and events[-1] == 1

@@ -12,10 +12,10 @@ METHOD = '''
 
     import torch
 
-    from orchestra_flwr.methods import Step
+    from orchestra_flwr.methods import StartsRounds, Step
     from orchestra_flwr.methods.simclr import SimCLR
 
-    class Mine(SimCLR):
+    class Mine(StartsRounds, SimCLR):
         def start_round(self, received):
             self.index = received.index
 

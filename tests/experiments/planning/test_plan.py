@@ -144,7 +144,7 @@ def test_specloss_compares_as_many_outputs_as_orchestra_has_clusters():
         for row in plan.rows:
             wide = 256 if row.values["dataset"] == "CIFAR-100" else 32
             config = configs[row.run]
-            assert config.clustering.options["global_clusters"] == wide
+            assert config.clustering.global_clusters == wide
             if row.values["method"] == "f-SpecLoss":
                 assert config.method.settings.outputs == wide
 

@@ -271,19 +271,22 @@ def test_scores_beside_a_clip_have_statistics_of_images(
 
 @pytest.mark.parametrize("train", [True, False])
 def test_a_method_learns_who_it_is_and_what_was_received(tiny, monkeypatch, train):
-    """In the round before training as well."""
+    """In the round before training as well; the state where a term needs it, which only trains."""
     seen = []
-    monkeypatch.setattr(Orchestra, "needs_received", True)
     monkeypatch.setattr(Orchestra, "start_round", lambda self, received: seen.append(received))
-    config = tiny()
+    config = tiny("terms.proximal.weight=1")
     learner, parameters = down(config)
     client = OrchestraClient(config, "3", images())
     client.fit(parameters, {"round": 1, "train": train, "index": 7})
     (received,) = seen
     assert (received.client, received.index, received.round) == ("3", 7, 1)
+    assert received.images is client.images
+    if not train:
+        assert received.state is None
+        return
     wanted = {**learner.state(Role.SHARED), **learner.state(Role.SERVER)}
     assert all(torch.equal(tensor, received.state[name]) for name, tensor in wanted.items())
-    assert received.state.keys() == wanted.keys() and received.images is client.images
+    assert received.state.keys() == wanted.keys()
 
 
 def test_what_is_not_needed_is_not_kept(tiny, monkeypatch):

@@ -15,7 +15,7 @@ from orchestra_flwr.federation.messages.replies import (
     score_limits,
 )
 from orchestra_flwr.federation.messages.schema import Schema, Schemas
-from orchestra_flwr.methods import Release
+from orchestra_flwr.privacy.release import Release
 from orchestra_flwr.training import build_learner
 
 identify_process()

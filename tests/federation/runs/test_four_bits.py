@@ -9,6 +9,7 @@ from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.messages import codec
 from orchestra_flwr.federation.messages.arrays import ARRAYS, payload_bytes, to_record
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.methods import release_of
 from orchestra_flwr.training import build_learner
 
 MIB = 2**20
@@ -30,7 +31,7 @@ def test_a_resnet18_with_orchestras_heads_takes_less_than_11_mib_each_way(genera
     def size(arrays):
         return payload_bytes(RecordDict({ARRAYS: to_record(arrays)}))
 
-    rows = config.method.plugin.release(config).rows
+    rows = release_of(config).rows
     rows = {name: np.zeros(shape, np.float32) for name, shape in rows.items()}
     up = schemas.codec.encode("update", np.ones(schemas.shared.size, np.float32), generator)
     assert 10.5 * MIB < size({**up, **rows}) < 11 * MIB

@@ -14,6 +14,7 @@ from orchestra_flwr.federation.population import check_population, load_populati
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.methods import release_of
 from orchestra_flwr.reporting import RunFolder, make_progress
 from orchestra_flwr.training import build_learner
 
@@ -78,7 +79,7 @@ def test_two_rounds_end_with_finite_scores_of_the_kept_backbone(tiny, tmp_path, 
     assert [r["round"] for r in rounds] == [0, 1, 2]
     assert all(np.isfinite(r["loss"]["total"]) for r in rounds[1:])
     sizes = Schemas.of(learner, config).shared.size
-    release = learner.method.release(config)
+    release = release_of(config)
     allowed = set(release.rows) if release else set()
     trained = [arrays for arrays in heard if "shared" in arrays]
     assert len(trained) == 2 * 4 and {arrays["shared"] for arrays in trained} == {sizes}

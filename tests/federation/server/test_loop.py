@@ -691,7 +691,7 @@ def test_noise_that_leaves_no_centroid_is_told_and_the_first_directions_stay(
 ):
     """A small cohort may be unlucky: the next one is another."""
     monkeypatch.setattr(
-        "orchestra_flwr.methods.orchestra.private_clustering",
+        "orchestra_flwr.clustering.clusterings.private.private_clustering",
         lambda features, *_, **__: features[:0],
     )
     given = config(*PRIVATE, "federation.rounds=2")

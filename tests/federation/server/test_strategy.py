@@ -28,15 +28,16 @@ from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, check_round
-from orchestra_flwr.methods import Method, Release, Role, Step
+from orchestra_flwr.methods import Contributes, Method, Role, Step
 from orchestra_flwr.methods.roles import role_of
+from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.privacy.updates import standard_normals
 from orchestra_flwr.training import Learner
 
 identify_process()
 
 
-class Toy(Method):
+class Toy(Contributes, Method):
     """Two shared numbers; the server's state is the sum of all rows that clients contribute."""
 
     def __init__(self, config, size=2):
@@ -55,6 +56,13 @@ class Toy(Method):
 
     def backbones(self):
         return {}
+
+    @classmethod
+    def release(cls, config):
+        return RELEASE
+
+    def end_round(self, images, seed):
+        return Contribution({"rows": torch.zeros(1, 3)}, smallest_group=len(images))
 
     def update_server_state(self, contributions, generator):
         self.total.copy_(contributions["rows"].sum(0))

@@ -8,21 +8,17 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.methods.base import Classes
-from orchestra_flwr.methods.frames.projecting import Features, Projecting
-from orchestra_flwr.methods.labels import LabelSettings, configured_classes
-from orchestra_flwr.methods.roles import Role
-from orchestra_flwr.methods.semi_supervised import build_classifier, losses_with_labels
+from orchestra_flwr.methods import LearnsLabels, Role
+from orchestra_flwr.methods.families.projecting import Features, Projecting
+from orchestra_flwr.methods.semi_supervised import Group, build_classifier, losses_with_labels
 
 
-class SomeLabels(Projecting):
+class SomeLabels(LearnsLabels, Projecting):
     """With `labels.fraction` a linear classifier is trained beside the method's own loss.
 
     A subclass builds all else and then calls :meth:`add_classifier`.
     """
 
-    Settings = LabelSettings
-    semi_supervised = True
     roles: ClassVar = {"classifier": Role.SHARED}
 
     def add_classifier(self, config: Config) -> None:
@@ -30,15 +26,10 @@ class SomeLabels(Projecting):
         self.classifier = build_classifier(config, self.backbone.dim)
 
     def losses(
-        self, name: str, compare: Callable[..., Tensor], features: Features, labels: Tensor | None
+        self, name: str, loss: Callable[[Group], Tensor], features: Features, labels: Tensor | None
     ) -> dict[str, Tensor]:
         """The method's own loss, and what labels add to it: :func:`losses_with_labels`."""
-        return losses_with_labels(name, compare, self.classifier, features, labels)
-
-    @classmethod
-    def classes(cls, config: Config) -> Classes | None:
-        """As :func:`configured_classes`."""
-        return configured_classes(config)
+        return losses_with_labels(name, loss, self.classifier, features, labels)
 
     def classification_head(self) -> nn.Module | None:
         """The linear classifier, where there are labels."""

@@ -5,9 +5,14 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 
-from orchestra_flwr.clustering import private
+from orchestra_flwr.clustering import private_kmeans
 from orchestra_flwr.clustering.noise import NoiseStream
-from orchestra_flwr.clustering.private import Leaves, grow_tree, noisy_sums, private_clustering
+from orchestra_flwr.clustering.private_kmeans import (
+    Leaves,
+    grow_tree,
+    noisy_sums,
+    private_clustering,
+)
 from orchestra_flwr.privacy import ClusteringMechanism
 
 UNLIKELY = 1e-4  # seeds are fixed: a test that passes today passes always
@@ -75,10 +80,10 @@ def test_number_of_centroids_shrinks_and_may_be_zero(n):
 @pytest.mark.parametrize("k_min", [2, 40])
 def test_no_leaf_has_fewer_rows_than_k_min_by_its_noisy_count(k_min):
     """Without any noise to speak of that is k-anonymity; with noise, the noisy count's."""
-    points = private.rows_on_grid(planted(300, dim=32)[0])
+    points = private_kmeans.rows_on_grid(planted(300, dim=32)[0])
     for mechanism in (SILENT, WEAK):
         noise = NoiseStream(key(3))
-        bits = points @ private.random_planes(20, 32, noise).T > 0
+        bits = points @ private_kmeans.random_planes(20, 32, noise).T > 0
         leaves = grow_tree(bits, 32, 100, mechanism, noise, k_min=k_min)
         assert len(leaves.counts) > 1 and leaves.counts.min() >= k_min
         if mechanism is SILENT:
@@ -127,7 +132,7 @@ def test_refuses_no_clusters():
 
 def test_projected_rows_are_clustered_in_one_subspace_for_all():
     points, _ = planted(300, dim=64)
-    basis = private.shared_basis(16, 64)
+    basis = private_kmeans.shared_basis(16, 64)
     torch.testing.assert_close(basis @ basis.T, torch.eye(16).double(), atol=1e-4, rtol=0)
     found = private_clustering(points, 8, WEAK, key(3), dimensions=16)
     unit = F.normalize(points.double(), dim=1)
@@ -139,9 +144,12 @@ def test_projected_rows_are_clustered_in_one_subspace_for_all():
 
 
 def test_a_projected_row_has_no_bit_of_another():
-    rows, basis = private.rows_on_grid(planted(50, dim=64)[0]), private.shared_basis(16, 64)
-    whole = (rows / private.ROW_GRID).long(), (basis / private.PLANE_GRID).long()
-    exact = (whole[0] @ whole[1].T).double() * private.ROW_GRID * private.PLANE_GRID
+    rows, basis = (
+        private_kmeans.rows_on_grid(planted(50, dim=64)[0]),
+        private_kmeans.shared_basis(16, 64),
+    )
+    whole = (rows / private_kmeans.ROW_GRID).long(), (basis / private_kmeans.PLANE_GRID).long()
+    exact = (whole[0] @ whole[1].T).double() * private_kmeans.ROW_GRID * private_kmeans.PLANE_GRID
     assert torch.equal(rows @ basis.T, exact)
 
 
@@ -160,7 +168,7 @@ def transcript(points, planes, monkeypatch, mechanism, replay=None):
     With `replay`, the noisy counts are those of another run: the same public outcome.
     """
     true, noisy = [], []
-    honest = private.noisy_counts
+    honest = private_kmeans.noisy_counts
 
     def spy(node, nodes, a, noise):
         true.append(node[node >= 0].bincount(minlength=nodes))
@@ -168,7 +176,7 @@ def transcript(points, planes, monkeypatch, mechanism, replay=None):
         return noisy[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(private, "noisy_counts", spy)
+        patch.setattr(private_kmeans, "noisy_counts", spy)
         bits = points @ planes.T > 0
         leaves = grow_tree(bits, points.shape[1], 8, mechanism, NoiseStream(key(1)))
     return leaves, true, noisy
@@ -179,8 +187,8 @@ def transcript(points, planes, monkeypatch, mechanism, replay=None):
 def test_one_row_changes_one_count_a_level_by_one_and_one_sum_by_norm_one(
     without, mechanism, monkeypatch
 ):
-    points = private.rows_on_grid(planted(300, dim=32)[0])
-    planes = private.random_planes(mechanism.depth, 32, NoiseStream(key()))
+    points = private_kmeans.rows_on_grid(planted(300, dim=32)[0])
+    planes = private_kmeans.random_planes(mechanism.depth, 32, NoiseStream(key()))
     rest = torch.arange(300) != without
     all_leaves, counts, public = transcript(points, planes, monkeypatch, mechanism)
     leaves, fewer, _ = transcript(points[rest], planes, monkeypatch, mechanism, replay=public)
@@ -206,8 +214,8 @@ def test_one_row_changes_one_count_a_level_by_one_and_one_sum_by_norm_one(
 @pytest.mark.parametrize("dim", [1, 3, 512])
 def test_no_row_is_longer_than_one_and_all_lie_on_the_grid(dim):
     huge = torch.randn(1000, dim, generator=generator()) * 1e30
-    rows = private.rows_on_grid(torch.cat([huge, huge * 1e-45, torch.eye(dim)]))
-    integers = rows / private.ROW_GRID
+    rows = private_kmeans.rows_on_grid(torch.cat([huge, huge * 1e-45, torch.eye(dim)]))
+    integers = rows / private_kmeans.ROW_GRID
     assert torch.equal(integers, integers.round())
     assert integers.long().square().sum(1).max() <= 2**40  # exact: norms of at most 1
     assert rows[:1000].norm(dim=1).min() > 0.999
@@ -215,8 +223,8 @@ def test_no_row_is_longer_than_one_and_all_lie_on_the_grid(dim):
 
 def test_the_tree_knows_noisy_counts_only(monkeypatch):
     """Other rows, the same noisy counts: the same leaves."""
-    planes = private.random_planes(WEAK.depth, 32, NoiseStream(key()))
-    one, other = (private.rows_on_grid(planted(200, dim=32, seed=s)[0]) for s in (0, 50))
+    planes = private_kmeans.random_planes(WEAK.depth, 32, NoiseStream(key()))
+    one, other = (private_kmeans.rows_on_grid(planted(200, dim=32, seed=s)[0]) for s in (0, 50))
     leaves, _, public = transcript(one, planes, monkeypatch, WEAK)
     replayed, _, _ = transcript(other, planes, monkeypatch, WEAK, replay=public)
     assert torch.equal(leaves.counts, replayed.counts)
@@ -227,7 +235,7 @@ def test_the_tree_knows_noisy_counts_only(monkeypatch):
 
 
 def test_sums_get_the_calibrated_noise():
-    points = private.rows_on_grid(planted(300, dim=128)[0])
+    points = private_kmeans.rows_on_grid(planted(300, dim=128)[0])
     leaves = Leaves(torch.arange(300) % 200 - 1, torch.full((199,), 9))
     sums = noisy_sums(points, leaves, STRONG.sum_noise, NoiseStream(key(7)))
     truth = torch.stack([points[leaves.of_row == leaf].sum(0) for leaf in range(199)])
@@ -236,12 +244,12 @@ def test_sums_get_the_calibrated_noise():
     assert stats.kstest(1.1 * residual, "norm").pvalue < UNLIKELY
     assert abs(residual.mean()) < 4 / math.sqrt(residual.size)
     assert residual.var() == pytest.approx(1, abs=0.03)
-    assert torch.equal(sums / private.ROW_GRID, (sums / private.ROW_GRID).round())
+    assert torch.equal(sums / private_kmeans.ROW_GRID, (sums / private_kmeans.ROW_GRID).round())
 
 
 def test_counts_get_the_calibrated_noise():
     node = torch.arange(-5, 300)
-    noisy = private.noisy_counts(node, 100_000, STRONG.count_noise, NoiseStream(key(9)))
+    noisy = private_kmeans.noisy_counts(node, 100_000, STRONG.count_noise, NoiseStream(key(9)))
     residual = noisy - node[node >= 0].bincount(minlength=100_000)
     assert abs(residual[:300].double().mean()) < 4 * 90 / math.sqrt(300)
     variance = 1 / (2 * math.sinh(STRONG.count_noise / 2) ** 2)
@@ -249,18 +257,18 @@ def test_counts_get_the_calibrated_noise():
 
 
 def test_every_count_of_a_run_has_the_calibrated_noise(monkeypatch):
-    points = private.rows_on_grid(planted(300, dim=32)[0])
-    planes = private.random_planes(STRONG.depth, 32, NoiseStream(key()))
+    points = private_kmeans.rows_on_grid(planted(300, dim=32)[0])
+    planes = private_kmeans.random_planes(STRONG.depth, 32, NoiseStream(key()))
     residuals = []
     noise = NoiseStream(key(8))
-    honest = private.noisy_counts
+    honest = private_kmeans.noisy_counts
 
     def spy(node, nodes, a, stream):
         noisy = honest(node, nodes, a, stream)
         residuals.append(noisy - node[node >= 0].bincount(minlength=nodes))
         return noisy
 
-    monkeypatch.setattr(private, "noisy_counts", spy)
+    monkeypatch.setattr(private_kmeans, "noisy_counts", spy)
     for _ in range(200):
         # One call of the first level only: later ones are seen only if the first was large.
         grow_tree(points @ planes.T > 0, 32, 8, STRONG, noise)

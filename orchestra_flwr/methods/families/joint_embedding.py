@@ -6,8 +6,8 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from orchestra_flwr.methods.base import Batch, Step
-from orchestra_flwr.methods.frames.projecting import Projecting
+from orchestra_flwr.methods import Batch, Step
+from orchestra_flwr.methods.families.projecting import Projecting
 
 
 class JointEmbedding(Projecting):

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.data import SIMCLR, Recipe
-from orchestra_flwr.methods.base import Method
-from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods import Method, Role, role_of
 from orchestra_flwr.models import Backbone, build_backbone
 
 Features = tuple[Tensor, ...]  # (B, dim) of each view
@@ -45,7 +44,7 @@ class Projecting(Method):
         return features, projections
 
     def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
+        """Backbone and projector are averaged; a subclass says the rest in `roles`."""
         return role_of(name, {"backbone": Role.SHARED, "projector": Role.SHARED, **self.roles})
 
     def recipes(self) -> Sequence[Recipe]:

@@ -1,7 +1,9 @@
 import torch
 import torch.nn.functional as F
 
-from orchestra_flwr.clustering import global_clustering, gradient_clustering, sinkhorn
+from orchestra_flwr.clustering import sinkhorn
+from orchestra_flwr.clustering.solvers.alternating import global_clustering
+from orchestra_flwr.clustering.solvers.gradient import gradient_clustering
 
 
 def generator(seed: int = 0) -> torch.Generator:

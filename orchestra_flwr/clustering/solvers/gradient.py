@@ -6,11 +6,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orchestra_flwr.clustering.sinkhorn import sinkhorn
+from orchestra_flwr.clustering.sinkhorn_knopp import sinkhorn
+from orchestra_flwr.clustering.solvers import Solver
 from orchestra_flwr.clustering.spherical import unit_rows
+from orchestra_flwr.config import Config
 
 STEPS, LR, MOMENTUM, WEIGHT_DECAY = 500, 0.01, 0.9, 1e-4
 TEMPERATURE = 0.1
+
+
+class Gradient(Solver):
+    """The published 500 steps of gradient descent."""
+
+    @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """So many small steps do not go all the way, either."""
+        return {"clustering.damping": "with clustering.solver=gradient"}
+
+    def solve(self, points: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+        """Goes on from the last round's centroids."""
+        return gradient_clustering(points, previous, generator)
 
 
 def gradient_clustering(

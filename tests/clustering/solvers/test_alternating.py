@@ -3,7 +3,8 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 
-from orchestra_flwr.clustering import global_clustering, sinkhorn
+from orchestra_flwr.clustering import sinkhorn
+from orchestra_flwr.clustering.solvers.alternating import global_clustering
 
 NONE = torch.zeros(16, 64)  # before the first round
 

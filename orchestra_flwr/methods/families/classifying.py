@@ -8,13 +8,13 @@ from typing import ClassVar
 from torch import nn
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.methods.base import Classes, Method
-from orchestra_flwr.methods.labels import LabelSettings, configured_classes, required_classes
-from orchestra_flwr.methods.roles import Role, role_of
+from orchestra_flwr.methods import LearnsLabels, Method, Role, role_of
+from orchestra_flwr.methods.base import PROJECTOR_KEYS
+from orchestra_flwr.methods.labels import LabelSettings, required_classes
 from orchestra_flwr.models import Backbone, build_backbone
 
 
-class Classifying(Method):
+class Classifying(LearnsLabels, Method):
     """A backbone, and a linear classifier of its features; there is no projector.
 
     Class attributes:
@@ -24,10 +24,7 @@ class Classifying(Method):
         ConfigError: nothing says how many classes there are.
     """
 
-    Settings = LabelSettings
-    has_projector = False
-    learns_labels = True
-    semi_supervised = True
+    needs_labels = True
     roles: ClassVar[Mapping[str, Role]] = {}
 
     settings: LabelSettings
@@ -39,12 +36,13 @@ class Classifying(Method):
         self.classifier = nn.Linear(self.backbone.dim, count)
 
     @classmethod
-    def classes(cls, config: Config) -> Classes | None:
-        """As :func:`configured_classes`."""
-        return configured_classes(config)
+    def unread(cls, config: Config) -> dict[str, str]:
+        """There is no projector, either."""
+        why = f"by method={config.method.name}"
+        return super().unread(config) | dict.fromkeys(PROJECTOR_KEYS, why)
 
     def role(self, name: str) -> Role:
-        """As :meth:`Method.role`."""
+        """Backbone and classifier are averaged; a subclass says the rest in `roles`."""
         return role_of(name, {"backbone": Role.SHARED, "classifier": Role.SHARED, **self.roles})
 
     def classification_head(self) -> nn.Module:

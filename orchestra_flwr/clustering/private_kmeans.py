@@ -174,17 +174,17 @@ def grow_tree(
     counts = noisy_counts(node, 1, mechanism.count_noise, noise)
     m = max(k_min, threshold(counts.item(), dimensions, clusters, mechanism))
     node, counts = prune(node, counts, m)
-    leaf, found, leaf_counts = torch.full_like(node, -1), 0, [counts[:0]]
+    leaf, leaves, leaf_counts = torch.full_like(node, -1), 0, [counts[:0]]
     for level, side in enumerate(F.pad(bits, (0, 1)).long().T):
         branches = (counts >= 3 * m) & (level < mechanism.depth)
         child = lookup(renumber(branches), node)
         child = torch.where(child < 0, -1, 2 * child + side)
         below = noisy_counts(child, 2 * int(branches.sum()), mechanism.count_noise, noise)
         branches[branches.clone()] = (below >= m).view(-1, 2).any(1)
-        own = lookup(renumber(~branches), node)
-        leaf = torch.where(own < 0, leaf, found + own)
+        new_leaf = lookup(renumber(~branches), node)
+        leaf = torch.where(new_leaf < 0, leaf, leaves + new_leaf)
         leaf_counts.append(counts[~branches])
-        found += len(leaf_counts[-1])
+        leaves += len(leaf_counts[-1])
         node, counts = prune(child, below, m)
     return Leaves(leaf, torch.cat(leaf_counts))
 
@@ -205,13 +205,13 @@ def noisy_sums(points: Tensor, leaves: Leaves, scale: float, noise: NoiseStream)
 
 def prune(node: Tensor, counts: Tensor, m: int) -> tuple[Tensor, Tensor]:
     """The level without nodes of fewer than m: new numbers of the rows' nodes, and counts."""
-    kept = counts >= m
-    return lookup(renumber(kept), node), counts[kept]
+    stays = counts >= m
+    return lookup(renumber(stays), node), counts[stays]
 
 
-def renumber(kept: Tensor) -> Tensor:
-    """(nodes,) 0, 1, 2 ... where kept and -1 elsewhere."""
-    return torch.where(kept, kept.cumsum(0) - 1, -1)
+def renumber(stays: Tensor) -> Tensor:
+    """(nodes,) 0, 1, 2 ... where a node stays and -1 elsewhere."""
+    return torch.where(stays, stays.cumsum(0) - 1, -1)
 
 
 def lookup(table: Tensor, index: Tensor) -> Tensor:
@@ -236,11 +236,12 @@ def weighted_kmeans(points: Tensor, weights: Tensor, k: int, noise: NoiseStream)
     if len(points) <= k:
         return points
     weights = weights.to(points.dtype)
-    runs = [lloyd(points, weights, plus_plus(points, weights, k, noise)) for _ in range(RESTARTS)]
+    starts = (kmeans_plus_plus(points, weights, k, noise) for _ in range(RESTARTS))
+    runs = [lloyd(points, weights, start) for start in starts]
     return min(runs, key=lambda run: run[1])[0]
 
 
-def plus_plus(points: Tensor, weights: Tensor, k: int, noise: NoiseStream) -> Tensor:
+def kmeans_plus_plus(points: Tensor, weights: Tensor, k: int, noise: NoiseStream) -> Tensor:
     """(k, d) of the points, each drawn by weight times squared distance to those before it."""
     chosen: list[int] = []
     chance = weights

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.privacy import ClusteringMechanism, calibrate
+from orchestra_flwr.privacy.accounting import ClusteringMechanism, calibrate
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Release:
         first_round: in which clients contribute for the first time; 0: before anything is trained.
         epsilon: of one differentially private release, at `delta`; None: it is not private so.
         delta: see `epsilon`.
+        made_private_by: what would make it private, such as "clustering=private"; "": nothing.
         exposes: what of single images leaves a client, and the key that says so, such as "the
             features of single images (clustering=features)"; "": nothing does. Only simulations
             take part in such a run.
@@ -38,7 +39,13 @@ class Release:
     first_round: int = 1
     epsilon: float | None = None
     delta: float | None = None
+    made_private_by: str = ""
     exposes: str = ""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it is differentially private."""
+        return self.epsilon is not None
 
     @property
     def mechanism(self) -> ClusteringMechanism | None:

@@ -1,4 +1,4 @@
-"""Methods with a target network: a moving average of what is trained, which gets no gradient."""
+"""Methods with a momentum encoder: a moving average of what is trained, without gradient."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.methods.frames.projecting import Features, Projecting
-from orchestra_flwr.methods.roles import Role
+from orchestra_flwr.methods import KeepsState, Role
+from orchestra_flwr.methods.families.projecting import Features, Projecting
 from orchestra_flwr.models import Backbone, ema_update
 
 TARGET = "target_"  # what the names of the target's modules and buffers begin with
 
 
-class MovingTarget(Projecting):
+class MomentumEncoder(KeepsState, Projecting):
     """Online networks, and a target that follows them.
 
     The target is an average over the steps of all rounds. A client without memory cannot keep it:
@@ -30,7 +30,7 @@ class MovingTarget(Projecting):
 
     followed: ClassVar[tuple[str, ...]] = ("backbone", "projector")
 
-    _remembers = False
+    _is_local = False
 
     def add_target(self) -> None:
         """Makes the target, equal to what it follows."""
@@ -38,7 +38,7 @@ class MovingTarget(Projecting):
             target = copy.deepcopy(self.get_submodule(name)).requires_grad_(False)
             self.add_module(TARGET + name, target)
 
-    def follow(self, decay: float) -> None:
+    def update_target(self, decay: float) -> None:
         """The target moves by 1 - `decay` of its way to the online networks.
 
         Called in each loss before the target is used: what papers do after the optimizer's step
@@ -59,30 +59,30 @@ class MovingTarget(Projecting):
         backbone, projector = self.target("backbone"), self.target("projector")
         return tuple(projector(backbone(view)) for view in views)
 
-    def remember(self) -> None:
+    def keep_locally(self) -> None:
         """From here on the target is each client's own and does not travel."""
-        self._remembers = True
+        self._is_local = True
 
     def start_local_state(self) -> None:
         """A client's own target starts as the online networks that it received; it follows at once.
 
         A target that travels stays as it was received, also where other state is the client's own.
         """
-        if not self._remembers:
+        if not self._is_local:
             return
         for name in self.followed:
             self.target(name).load_state_dict(self.get_submodule(name).state_dict())
 
     def role(self, name: str) -> Role:
-        """As :meth:`Method.role`; the target is local where clients keep state."""
+        """The target has the roles of what it follows; it is local where clients keep state."""
         owner = name.removeprefix(TARGET) if name.partition(".")[0] in self._copies() else name
         role = super().role(owner)
-        return Role.LOCAL if self._remembers and name.startswith(TARGET) else role
+        return Role.LOCAL if self._is_local and name.startswith(TARGET) else role
 
     def backbones(self) -> dict[str, Backbone]:
         """The online one first: it is what these methods keep. The server may have no target."""
         online = {"online": self.backbone}
-        if self._remembers:
+        if self._is_local:
             return online
         return {**online, "target": cast(Backbone, self.target("backbone"))}
 

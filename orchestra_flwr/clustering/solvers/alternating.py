@@ -8,7 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orchestra_flwr.clustering.assignment import cheapest_assignment
+from orchestra_flwr.clustering.solvers import Solver
 from orchestra_flwr.clustering.spherical import equal_mass_clustering, spread_out, unit_rows
+
+
+class Alternating(Solver):
+    """Sinkhorn plans and closed-form centroids in turn, with `clustering.damping`."""
+
+    def solve(self, points: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+        """Goes on from the last round's centroids, and does not go all the way."""
+        return global_clustering(points, previous, generator, damping=self.damping)
 
 
 def global_clustering(
@@ -41,11 +50,11 @@ def global_clustering(
     if not previous.any():
         return _first(points, len(previous), generator)
     previous = previous.to(points)
-    found = _moved(points, previous)
+    moved = _moved(points, previous)
     # What is opposite to the one before would leave no direction between them.
-    opposite = (found * previous).sum(dim=1, keepdim=True) < -1 + 1e-3
-    between = F.normalize(damping * previous + (1 - damping) * found, dim=1)
-    return torch.where(opposite, found, between)
+    opposite = (moved * previous).sum(dim=1, keepdim=True) < -1 + 1e-3
+    between = F.normalize(damping * previous + (1 - damping) * moved, dim=1)
+    return torch.where(opposite, moved, between)
 
 
 def in_canonical_order(points: Tensor) -> Tensor:
@@ -68,6 +77,6 @@ def _moved(points: Tensor, previous: Tensor) -> Tensor:
         return equal_mass_clustering(points, previous)
     distances = (1 - points @ previous.T).double().cpu().numpy()
     places = np.ones(len(previous), dtype=np.int64)
-    found = previous.clone()
-    found[torch.from_numpy(cheapest_assignment(distances, places)).to(points.device)] = points
-    return found
+    moved = previous.clone()
+    moved[torch.from_numpy(cheapest_assignment(distances, places)).to(points.device)] = points
+    return moved

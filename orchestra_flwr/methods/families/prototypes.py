@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestra_flwr.models.precision import in_float32
-
 
 class Prototypes(nn.Module):
     """K directions; only directions of features matter, too.
@@ -22,7 +20,6 @@ class Prototypes(nn.Module):
         self.weight = nn.Parameter(torch.empty(count, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
 
-    @in_float32
     def forward(self, features: Tensor) -> Tensor:
         """(B, dim) features to their (B, K) cosines."""
         return F.linear(F.normalize(features, dim=1), F.normalize(self.weight, dim=1))

@@ -1,0 +1,36 @@
+"""Clusterings of the features that a client saw last in a round."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor
+
+from orchestra_flwr.clustering.clusterings import MAX_POINTS, Clustering, FeaturesOf
+from orchestra_flwr.clustering.memory import FeatureMemory
+from orchestra_flwr.config import Config, Section
+
+
+class MemorySettings(Section):
+    """Options of clusterings of the features that were seen last."""
+
+    memory: int = Field(128, ge=2, le=MAX_POINTS)  # target features of the last images
+
+
+class MemoryClustering(Clustering):
+    """Remembers the target features of a round's last images, for a subclass to release."""
+
+    Settings = MemorySettings
+
+    settings: MemorySettings
+
+    def __init__(self, settings: MemorySettings, config: Config) -> None:
+        super().__init__(settings, config)
+        self.memory = FeatureMemory(settings.memory, config.model.projector_dim)
+
+    def start_round(self, round_: int, images: Tensor, features: FeaturesOf) -> None:
+        """Clients are stateless: nothing is remembered from earlier rounds."""
+        self.memory.clear()
+
+    def observe(self, images: Tensor, features: Tensor) -> None:
+        """Remembers the features."""
+        self.memory.push(images, features)

@@ -1,0 +1,90 @@
+"""What some methods can do beside what all can: mixins that say one thing each.
+
+`class Mine(StartsRounds, Method)` has what both ask for. Two more stand beside the functions that
+belong to them: :class:`~orchestra_flwr.methods.contributing.Contributes` and
+:class:`~orchestra_flwr.methods.labels.LearnsLabels`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from orchestra_flwr.methods.batch import Step
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a client knows when its round starts.
+
+    Attributes:
+        client: its name.
+        index: its number among all clients of the run, which never changes; None: not known.
+        population: how many clients of the run have numbers so far; None: not known.
+        round: the round, from 0.
+        images: (n, C, H, W) uint8, all of the client's.
+        labels: (n,) their classes, as in :class:`Batch`; None for methods that learn from none.
+        state: shared and server tensors by name as the server sent them, before any merging; None
+            where no term asks for them (`needs_received`).
+    """
+
+    client: str
+    index: int | None
+    round: int
+    images: Tensor
+    state: Mapping[str, Tensor] | None = None
+    population: int | None = None
+    labels: Tensor | None = None
+
+
+class StartsRounds(ABC):
+    """Prepares something on the client for each round."""
+
+    @abstractmethod
+    def start_round(self, received: Received) -> None:
+        """Called on the client before its first step of a round, after merging."""
+
+
+class KeepsState(ABC):
+    """Has tensors that become the client's own where clients keep state (`merging`)."""
+
+    @abstractmethod
+    def keep_locally(self) -> None:
+        """From here on these tensors are local; called once, before roles are asked for."""
+
+    @abstractmethod
+    def start_local_state(self) -> None:
+        """Makes them from what was received; called before a client's first training."""
+
+
+class BoundsInformation(ABC):
+    """Has a loss that bounds the information that two views share given the client."""
+
+    @abstractmethod
+    def information(self, step: Step) -> Tensor:
+        """The lower bound in nats, a scalar without gradient.
+
+        Args:
+            step: what :meth:`Method.loss` returned.
+        """
+
+
+class ClipsGradients:
+    """Clips the gradients of every step.
+
+    Attributes:
+        gradient_norm: L2 norm of all gradients of a step together, at most; None: not clipped.
+    """
+
+    gradient_norm: float | None
+
+
+class SupportsVmap:
+    """Lets `engine.side_by_side` take steps of several clients as one, under `torch.func.vmap`.
+
+    A mark for methods and terms. The loss draws nothing, and reads nothing that differs between
+    clients but parameters, buffers and the batch.
+    """
