@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec, load_encoder
+from orchestra_flwr.models.batch_norm import check_frozen
 from orchestra_flwr.training.learner import Learner, build_learner
 
 
@@ -21,7 +22,7 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
 
     Raises:
         ConfigError: it cannot be built, the model's weights cannot be had, or `init` is no encoder
-            or one of another kind than the run's.
+            or one of another kind than the run's; there are no statistics to be frozen.
     """
     learner = build_learner(config, channels)
     if begun:
@@ -30,11 +31,13 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
     if encoder is None:
         for backbone in learner.method.backbones().values():
             backbone.load_weights()
+        check_frozen(config, learner)
         return learner
     weights = encoder.backbone.state_dict()
     for module in learner.method.modules():
         if isinstance(module, Backbone):
             module.load_state_dict(weights)
+    check_frozen(config, learner)
     return learner
 
 

@@ -280,7 +280,10 @@ def test_nothing_private_is_released_of_a_model_that_nobody_has_trained(tiny):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (("merging=fedbn",), "merging=fedbn: must be replace with clustering=private, whose"),
+        (
+            ("merging=fedbn",),
+            "merging=fedbn: each client's own BatchNorm does not go with clustering=private, which",
+        ),
         (
             ("federation.weighting=uniform", "privacy.clip=1", "model.norm=batch"),
             "privacy.clip=1: must be null with clustering=private and BatchNorm (model=convnet)",

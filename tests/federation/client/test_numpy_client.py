@@ -2,13 +2,14 @@ import numpy as np
 import pytest
 import torch
 
-from orchestra_flwr.evaluation import recalibrated, similarities
+from orchestra_flwr.evaluation import similarities
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import clusters
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.methods import Role
 from orchestra_flwr.methods.orchestra import Orchestra
+from orchestra_flwr.models import recalibrated
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, torch_threads, train_round
 

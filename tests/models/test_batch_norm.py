@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import ModelConfig
-from orchestra_flwr.evaluation import recalibrated
-from orchestra_flwr.models import build_backbone
+from orchestra_flwr.models import build_backbone, recalibrated
 
 
 def images(n, channels=1, size=8, seed=0):
