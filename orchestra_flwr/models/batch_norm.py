@@ -138,15 +138,13 @@ class BatchNormPolicy:
         """
         if self.name == "local":
             return set()
-        networks: dict[str, nn.Module] = {"": learner}
-        if self.name != "recalibrated" and not self.clips:
-            networks = {
-                f"{path}.": module for path, module in learner.named_modules() if _is_frozen(module)
-            }
+        all_of_them = self.name == "recalibrated" or self.clips
+        networks = [module for module in learner.modules() if _is_frozen(module)]
+        frozen = {norm for network in networks for _, norm in _norms(network)}
         return {
-            f"{start}{path}.{name}"
-            for start, network in networks.items()
-            for path, _ in _norms(network)
+            f"{path}.{name}"
+            for path, norm in _norms(learner)
+            if all_of_them or norm in frozen
             for name in (MEAN, VARIANCE)
         }
 
@@ -207,24 +205,21 @@ def check_batch_norm(config: Config) -> None:
             )
 
 
-def check_frozen(config: Config, network: nn.Module) -> None:
+def check_frozen(backbone: FreezableNorms) -> None:
     """Refuses to freeze statistics of no images, as those of random weights are.
 
     Args:
-        config: of the run.
-        network: with the weights that the run begins with.
+        backbone: with the weights that a run begins with.
 
     Raises:
-        ConfigError: the policy is `frozen`, and no norm has seen an image.
+        ConfigError: it is frozen, and none of its running means has moved from 0.
     """
-    if BatchNormPolicy.of(config).name != "frozen":
-        return
-    for module in network.modules():
-        if isinstance(module, FreezableNorms) and not _has_seen_images(module):
-            raise ConfigError(
-                "model.batch_norm=frozen: the backbone begins with statistics of no images; "
-                "pretrained weights have some (init, or model.weights of model=timm)"
-            )
+    means = [norm.running_mean for _, norm in _norms(backbone)]
+    if backbone.norms_are_frozen and not any(m is not None and bool(m.any()) for m in means):
+        raise ConfigError(
+            "model.batch_norm=frozen: the backbone begins with statistics of no images; "
+            "pretrained weights have some (init, or model.weights of model=timm)"
+        )
 
 
 def check_statistics(config: Config, reader: str, *, sent: bool = False) -> None:
@@ -248,11 +243,8 @@ def check_statistics(config: Config, reader: str, *, sent: bool = False) -> None
     if not policy.clients_recalibrate and not projector:
         return
     cause = policy.asked_by if policy.clients_recalibrate else f"privacy.clip={clip:g}"
-    hint = (
-        "has none"
-        if model.plugin.obeys_norm or projector
-        else "and a model that obeys it have none"
-    )
+    alone = projector or model.plugin.obeys_norm
+    hint = "has none" if alone else "and a model that obeys it have none"
     raise ValueError(
         f"{cause}: must be null with {reader} and BatchNorm (model={model.name}), whose statistics "
         f"are not averaged then; model.norm=group {hint}"
@@ -335,10 +327,3 @@ def _norms(network: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
 
 def _is_frozen(network: nn.Module) -> bool:
     return isinstance(network, FreezableNorms) and network.norms_are_frozen
-
-
-def _has_seen_images(network: nn.Module) -> bool:
-    """Whether a norm's running mean is no longer 0, where it begins."""
-    return any(
-        norm.running_mean is not None and norm.running_mean.any() for _, norm in _norms(network)
-    )

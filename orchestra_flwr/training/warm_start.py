@@ -28,16 +28,15 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
     if begun:
         return learner
     encoder = initial_encoder(config)
-    if encoder is None:
-        for backbone in learner.method.backbones().values():
+    if encoder is not None:
+        weights = encoder.backbone.state_dict()
+        for module in learner.method.modules():
+            if isinstance(module, Backbone):
+                module.load_state_dict(weights)
+    for backbone in learner.method.backbones().values():
+        if encoder is None:
             backbone.load_weights()
-        check_frozen(config, learner)
-        return learner
-    weights = encoder.backbone.state_dict()
-    for module in learner.method.modules():
-        if isinstance(module, Backbone):
-            module.load_state_dict(weights)
-    check_frozen(config, learner)
+        check_frozen(backbone)
     return learner
 
 

@@ -198,7 +198,8 @@ def test_a_private_release_hides_an_image_with_all_its_copies(tiny, monkeypatch)
     assert torch.equal(*seen)
 
 
-def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
+@pytest.mark.parametrize("projector", ["orchestra", "plain", "plain_norm"])
+def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch, projector):
     """All images, not a memory; no image moves the feature of another; the state stays."""
     seen = []
 
@@ -211,7 +212,7 @@ def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
     monkeypatch.setattr("orchestra_flwr.methods.orchestra.private_clustering", note)
     config = tiny(
         "clustering=private", "privacy.epsilon=2", "clustering.local_clusters=2",
-        "privacy.k_min=3", "privacy.dimensions=5",
+        "privacy.k_min=3", "privacy.dimensions=5", f"model.projector={projector}",
     )  # fmt: skip
     method = build_method(config, 1).train()
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
@@ -287,6 +288,21 @@ def test_nothing_private_is_released_of_a_model_that_nobody_has_trained(tiny):
         (
             ("federation.weighting=uniform", "privacy.clip=1", "model.norm=batch"),
             "privacy.clip=1: must be null with clustering=private and BatchNorm (model=convnet)",
+        ),
+        (
+            ("model.batch_norm=recalibrated",),
+            "model.batch_norm=recalibrated: must be null with clustering=private and BatchNorm",
+        ),
+        (
+            ("model.batch_norm=local", "merging=replace"),
+            "model.batch_norm=local: each client's own BatchNorm does not go with clustering=",
+        ),
+        *(  # that of the projector alone
+            (
+                ("federation.weighting=uniform", "privacy.clip=1", backbone),
+                "privacy.clip=1: must be null with clustering=private and BatchNorm (model=",
+            )
+            for backbone in ("model=cct", "model.batch_norm=frozen")
         ),
     ],
 )

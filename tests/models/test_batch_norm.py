@@ -4,8 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from orchestra_flwr.config import ModelConfig
-from orchestra_flwr.models import build_backbone, recalibrated
+from orchestra_flwr.config import ConfigError, ModelConfig
+from orchestra_flwr.methods import Role
+from orchestra_flwr.models import BatchNormPolicy, build_backbone, recalibrated
+from orchestra_flwr.training import build_learner, starting_learner
+
+CLIP = ("privacy.clip=1", "federation.weighting=uniform")
 
 
 def images(n, channels=1, size=8, seed=0):
@@ -105,3 +109,134 @@ def test_no_batch_of_one_image(count, size, batches):
 def test_one_image_has_no_variance():
     with pytest.raises(ValueError, match="1 images: .* at least 2"):
         recalibrated(Pixels(), images(1, size=2), 4, "half")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "asked_by"),
+    [
+        ((), "averaged", "model.batch_norm=null"),
+        (("merging=fedbn",), "local", "merging=fedbn"),
+        (CLIP, "recalibrated", "privacy.clip=1"),
+        ((*CLIP, "merging=fedbn"), "local", "merging=fedbn"),
+        (("model.batch_norm=averaged",), "averaged", "model.batch_norm=averaged"),
+        (("model.batch_norm=local",), "local", "model.batch_norm=local"),
+        (("model.batch_norm=recalibrated",), "recalibrated", "model.batch_norm=recalibrated"),
+        ((*CLIP, "model.batch_norm=frozen"), "frozen", "model.batch_norm=frozen"),
+    ],
+)
+def test_the_policy_is_the_named_one_or_what_other_keys_imply(tiny, overrides, name, asked_by):
+    policy = BatchNormPolicy.of(tiny(*overrides))
+    assert (policy.name, policy.asked_by) == (name, asked_by)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("model.batch_norm=frozen", "merging=fedbn"), "=frozen: must be null or local with merg"),
+        (("model.batch_norm=frozen", "model=cct"), "=frozen: must be null, model=cct has no Batch"),
+        (("model.batch_norm=frozen", "model.norm=group"), "=frozen: must be null, model=convnet"),
+        (("model.batch_norm=averaged", *CLIP), "=averaged: must not be averaged with privacy.clip"),
+        (("model.batch_norm=kept",), "=kept: input should be 'averaged', 'local', 'recalibrated'"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_in_one_line(tiny, overrides, says):
+    with pytest.raises(ConfigError) as error:
+        tiny(*overrides)
+    assert str(error.value).startswith(f"model.batch_norm{says}")
+
+
+@pytest.mark.parametrize("first", ["init=x", "model.weights=x.safetensors"])
+def test_norms_of_the_clients_own_do_not_begin_with_trained_ones(tiny, first):
+    model = ("model=timm", "model.timm=mobilenetv3_small_050") if "weights" in first else ()
+    if model:
+        pytest.importorskip("timm", reason="needs the extra timm")
+    with pytest.raises(ConfigError, match=f"^{first}: must not be given with model.batch_norm=lo"):
+        tiny(first, *model, "model.batch_norm=local")
+
+
+def statistics(network):
+    return {n: t.clone() for n, t in network.state_dict().items() if "running_" in n}
+
+
+def pretrained(**options):
+    """A backbone whose norms have statistics of images that are not among those here."""
+    torch.manual_seed(0)
+    backbone = build_backbone(ModelConfig(name="resnet18", width=8), 1)
+    state = recalibrated(backbone, images(60, seed=1) // 2, 30, "half").state_dict()
+    result = build_backbone(ModelConfig(name="resnet18", width=8, **options), 1)
+    result.load_state_dict(state)
+    return result
+
+
+def test_frozen_norms_keep_their_statistics_in_every_mode_and_are_trained():
+    backbone = pretrained(batch_norm="frozen")
+    before, views = statistics(backbone), torch.randn(6, 1, 8, 8)
+    learner = nn.Sequential(backbone, nn.BatchNorm1d(backbone.dim)).eval()
+    expected = backbone(views)
+    copied = copy.deepcopy(learner).train()
+    for holder in (learner.train(), copied):
+        assert holder[0].training and holder[1].training  # a head's norm is not frozen
+        assert torch.equal(holder[0](views), expected)
+        holder(views)
+        holder[0](views).sum().backward()
+        assert not torch.equal(holder[1].running_mean, torch.zeros(backbone.dim))
+        after = statistics(holder[0])
+        assert before and all(torch.equal(after[name], t) for name, t in before.items())
+    norm = next(m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d))
+    assert norm.weight.grad.any() and norm.bias.grad.any()
+    free = pretrained().train()
+    assert not torch.equal(free(views), expected)
+
+
+def test_frozen_norms_are_not_recalibrated():
+    result = recalibrated(pretrained(batch_norm="frozen"), images(20), 8, "half")
+    expected = pretrained(batch_norm="frozen").state_dict()
+    assert all(torch.equal(t, expected[name]) for name, t in result.state_dict().items())
+    free = recalibrated(pretrained(), images(20), 8, "half").state_dict()
+    assert not torch.equal(free["stem.1.running_mean"], expected["stem.1.running_mean"])
+
+
+def test_statistics_of_no_images_are_not_frozen(tiny):
+    config = tiny("model.batch_norm=frozen", "method=simclr")
+    build_learner(config, 1)  # a client does not know yet what it will be sent
+    with pytest.raises(ConfigError, match="^model.batch_norm=frozen: .* statistics of no images"):
+        starting_learner(config, 1)
+
+
+@pytest.mark.parametrize("chosen", ["recalibrated", "frozen"])
+@pytest.mark.parametrize("clip", [(), CLIP])
+def test_statistics_of_which_nobody_takes_the_mean_are_sent_down_only(tiny, chosen, clip):
+    overrides = ("clustering=private", "privacy.epsilon=50")  # its projector has statistics, too
+    if clip or chosen == "recalibrated":
+        overrides = ("method=byol",)  # it must not be private then
+    learner = build_learner(tiny(f"model.batch_norm={chosen}", *overrides, *clip), 1)
+    names = {name for name in learner.state_dict() if "running_" in name}
+    names = {name.removeprefix("method.") for name in names}
+    of_heads = {name for name in names if "backbone" not in name}
+    assert bool(of_heads) == ("private" in overrides[0]) and len(names) > len(of_heads)
+    shared = learner.state(Role.SHARED).keys()
+    assert learner.state(Role.SERVER).keys() & names == names - of_heads
+    assert shared & names == of_heads
+
+
+def test_beside_a_clip_statistics_of_heads_stay_as_well(tiny):
+    network = nn.Sequential(pretrained(batch_norm="frozen"), nn.BatchNorm1d(4))
+    of_head = {"1.running_mean", "1.running_var"}
+    for clip in ((), CLIP):
+        policy = BatchNormPolicy.of(tiny("model.batch_norm=frozen", *clip))
+        assert (of_head <= policy.only_sent_down(network)) == bool(clip)
+        assert {f"0.{name}" for name in statistics(network[0])} <= policy.only_sent_down(network)
+    assert BatchNormPolicy.of(tiny()).only_sent_down(network[1:]) == set()
+
+
+def test_local_norms_go_with_every_merging(tiny):
+    """`merging=fedbn` is `model.batch_norm=local` with replace."""
+    roles = [
+        {name: learner.role(name) for name in learner.method.state_dict()}
+        for learner in (
+            build_learner(tiny("method=simclr", *chosen), 1)
+            for chosen in (("merging=fedbn",), ("model.batch_norm=local",),
+                           ("model.batch_norm=local", "merging=fedu"))
+        )
+    ]  # fmt: skip
+    assert roles[0] == roles[1] == roles[2] and Role.LOCAL in roles[0].values()
