@@ -219,6 +219,11 @@ def test_statistics_of_which_nobody_takes_the_mean_are_sent_down_only(tiny, chos
     assert shared & names == of_heads
 
 
+def test_nobody_asks_for_frozen_statistics_taken_anew(tiny):
+    assert "evaluation.recalibrated" in tiny("model.batch_norm=frozen").unread()
+    assert "evaluation.recalibrated" not in tiny("model.batch_norm=recalibrated").unread()
+
+
 def test_beside_a_clip_statistics_of_heads_stay_as_well(tiny):
     network = nn.Sequential(pretrained(batch_norm="frozen"), nn.BatchNorm1d(4))
     of_head = {"1.running_mean", "1.running_var"}

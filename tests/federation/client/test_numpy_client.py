@@ -248,14 +248,17 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
     assert (loss, examples) == (-wanted["online"].score, 20)
 
 
-@pytest.mark.parametrize(("merging", "taken"), [("replace", 1), ("fedbn", 0)])
+@pytest.mark.parametrize(
+    ("norms", "taken"),
+    [("merging=replace", 1), ("merging=fedbn", 0), ("model.batch_norm=frozen", 0)],
+)
 @pytest.mark.parametrize("count", [20, 1])
 def test_scores_beside_a_clip_have_statistics_of_images(
-    tiny, monkeypatch, tmp_path, merging, taken, count
+    tiny, monkeypatch, tmp_path, norms, taken, count
 ):
-    """Those that the server sends are of none; with fedbn a client has its own."""
+    """Those that the server sends are of none; a client's own with fedbn, and frozen ones, are."""
     config = tiny("evaluation.unsupervised=true", "privacy.clip=1",
-                  "federation.weighting=uniform", f"merging={merging}")  # fmt: skip
+                  "federation.weighting=uniform", norms)  # fmt: skip
     calls = []
 
     def noted(backbone, *rest, **more):
