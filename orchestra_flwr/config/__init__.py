@@ -20,6 +20,7 @@ from orchestra_flwr.config.section import (
 )
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
+    BatchNorm,
     DataConfig,
     Device,
     EvaluationConfig,
@@ -80,6 +81,7 @@ __all__ = [
     "MAY_GROW",
     "RESUME_MAY_CHANGE",
     "AugmentationConfig",
+    "BatchNorm",
     "Choice",
     "Composed",
     "Config",

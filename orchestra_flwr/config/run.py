@@ -146,11 +146,6 @@ class Config(WithPlugins, Composed):
                 "evaluation.training_images=shifted: must be original with shift=none, which "
                 "changes no image"
             )
-        if self.init is not None and self.merging.plugin.local_norms:
-            raise ValueError(
-                f"init={self.init}: must not be given with merging={self.merging.name}, whose "
-                "clients begin with BatchNorm of their own"
-            )
         for choice in self.used_choices():
             choice.plugin.check(self)
         return self

@@ -17,6 +17,7 @@ Setting = Literal["small", "device", "silo", "dec_ssl"]
 MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8", "int4"]
 Views = Literal["default", "plain"]
+BatchNorm = Literal["averaged", "local", "recalibrated", "frozen"]
 
 
 def _known_device(value: Any) -> str:
@@ -98,6 +99,7 @@ class ModelConfig(Choice):
     key: ClassVar = "model"
 
     norm: Literal["batch", "group"] = "batch"
+    batch_norm: BatchNorm | None = None  # its policy; None: as merging and privacy.clip have it
     groups: int | None = Field(None, ge=1)  # of each GroupNorm; None: groups of 8 channels
     # No memory holds more; up to there what is needed is computed before a run starts.
     width: int = Field(64, ge=8, le=2**14, multiple_of=8)
@@ -105,11 +107,6 @@ class ModelConfig(Choice):
     projector: Literal["orchestra", "plain", "plain_norm"] = "orchestra"
     projector_hidden: int | None = Field(None, ge=8, le=2**17)  # None: as the method has it
     projector_dim: int = Field(512, ge=8, le=2**17)
-
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether the backbone has BatchNorm, so that statistics of images make a difference."""
-        return bool(self.plugin.has_batch_norm(self))
 
     @model_validator(mode="after")
     def _groups_divide_the_channels(self) -> Self:

@@ -1,6 +1,5 @@
 """How good an encoder is: features, kNN, linear probes, fine-tuning, alignment and uniformity."""
 
-from orchestra_flwr.evaluation.batch_norm import recalibrated
 from orchestra_flwr.evaluation.drift import Drift, StreamingDrift
 from orchestra_flwr.evaluation.features import extract_features, feature_std
 from orchestra_flwr.evaluation.few_labels import labelled_subset
@@ -34,7 +33,6 @@ __all__ = [
     "linear_accuracy",
     "personal_accuracy",
     "published_accuracy",
-    "recalibrated",
     "similarities",
     "spread_over_clients",
     "voters",

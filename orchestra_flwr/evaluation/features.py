@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Precision
+from orchestra_flwr.models.batch_norm import is_counter
 from orchestra_flwr.models.precision import passes_in
 
 
@@ -103,7 +104,7 @@ def weights_digest(*networks: nn.Module) -> str:
     digest = hashlib.sha256()
     for network in networks:
         for name, tensor in network.state_dict().items():
-            if not name.endswith("num_batches_tracked"):
+            if not is_counter(name):
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
                 # As bytes: numpy knows no bfloat16.
                 content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -37,8 +37,8 @@ def finetune(
 
     The schedule is SimCLR's (Chen et al. 2020, B.5), fixed ahead and the same for every encoder:
     lr .05 * batch / 256, no warm-up, no weight decay, crops and flips, 60 epochs for 1 % and 30
-    for 10 % of the labels. The head starts at zero; BatchNorm learns on. The test images are seen
-    once, after the last step.
+    for 10 % of the labels. The head starts at zero; BatchNorm learns on, unless it is frozen. The
+    test images are seen once, after the last step.
 
     Args:
         encoder: maps images (B, C, H, W) to features; stays as it is.

@@ -18,12 +18,12 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import Encoder, encoder_of
+from orchestra_flwr.models.batch_norm import MEAN, VARIANCE, is_counter
 from orchestra_flwr.models.normalisation import STATISTICS
 
 WEIGHTS, SETTINGS = "detectron2.safetensors", "detectron2.yaml"
-COUNTER = "num_batches_tracked"  # BatchNorm's, which a frozen one does not have
 DEPTHS = {"resnet18": 18, "resnet34": 34, "resnet50": 50, "resnet101": 101, "resnet152": 152}
-NORM = r"(weight|bias|running_mean|running_var)"
+NORM = rf"(weight|bias|{MEAN}|{VARIANCE})"
 # Names of model=resnet18 and of timm's ResNets, which are torchvision's; {0} is a stage or block.
 OURS = {
     r"stem\.0\.weight": "stem.conv1.weight",
@@ -55,7 +55,7 @@ def export_to_detectron2(config: ExportConfig) -> Path:
     """
     encoder = encoder_of(config)
     depth = _depth(encoder)
-    state = {n: t for n, t in encoder.backbone.state_dict().items() if not n.endswith(COUNTER)}
+    state = {n: t for n, t in encoder.backbone.state_dict().items() if not is_counter(n)}
     names = detectron2_names(state)
     tensors = {names[name]: tensor.cpu().contiguous() for name, tensor in state.items()}
     folder = config.exported

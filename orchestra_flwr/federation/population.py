@@ -22,6 +22,7 @@ from orchestra_flwr.data import (
 from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.methods import labels_for, release_of
 from orchestra_flwr.methods.labels import shown_labels
+from orchestra_flwr.models import BatchNormPolicy
 from orchestra_flwr.seeding import torch_generator
 
 
@@ -124,13 +125,13 @@ def own_classes(
 
 
 def _check_batch_norm(config: Config) -> None:
-    # With a clip the server takes statistics from its images, in a simulation those of all clients.
+    # The server recalibrates with its images, which in a simulation are those of all clients.
     noise = config.privacy.noise_multiplier
-    if noise > 0 and config.model.has_batch_norm:
+    if noise > 0 and BatchNormPolicy.of(config).can_recalibrate:
         raise ConfigError(
             f"privacy.noise_multiplier={noise:g}: must be 0 in a simulation with "
             "model.norm=batch, whose statistics the saved encoder takes from the clients' own "
-            "images, without noise; model.norm=group has none"
+            "images, without noise; model.norm=group has none, model.batch_norm=frozen takes none"
         )
 
 

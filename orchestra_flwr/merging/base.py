@@ -41,8 +41,7 @@ class Merging(Plugin, ABC):
         Settings: the policy's own options under `merging.`.
         remembers: whether clients keep what :meth:`keep` returns. Methods may then have local state
             of their own as well (:class:`~orchestra_flwr.methods.KeepsState`).
-        local_norms: whether BatchNorm stays with the clients, so that the server's model has none
-            that was ever trained.
+        local_norms: whether BatchNorm stays with the clients, as with `model.batch_norm=local`.
     """
 
     remembers: ClassVar[bool] = True

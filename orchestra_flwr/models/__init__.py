@@ -1,7 +1,8 @@
 """Encoders and their heads."""
 
 from orchestra_flwr.models.backbones import Backbone, build_backbone
-from orchestra_flwr.models.clean_features import check_statistics, clean_features
+from orchestra_flwr.models.batch_norm import BatchNormPolicy, check_statistics, recalibrated
+from orchestra_flwr.models.clean_features import clean_features
 from orchestra_flwr.models.ema import ema_update
 from orchestra_flwr.models.encoder import (
     Encoder,
@@ -15,6 +16,7 @@ from orchestra_flwr.models.normalisation import normalise
 
 __all__ = [
     "Backbone",
+    "BatchNormPolicy",
     "Encoder",
     "EncoderSpec",
     "build_backbone",
@@ -26,5 +28,6 @@ __all__ = [
     "load_encoder",
     "mlp",
     "normalise",
+    "recalibrated",
     "save_encoder",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.config import Config, Normalisation
+from orchestra_flwr.config import Normalisation
 from orchestra_flwr.models.normalisation import normalise
 
 
@@ -27,26 +27,3 @@ def clean_features(
     backbone.eval()
     batches = torch.split(images, batch_size)
     return torch.cat([backbone(normalise(batch.float() / 255, by)).float() for batch in batches])
-
-
-def check_statistics(config: Config, reader: str) -> None:
-    """Refuses clean features of the received backbone where its BatchNorm has initial statistics.
-
-    With `privacy.clip` statistics are not averaged (`training.learner`), so those that the server
-    sends stay as they began. With `merging=fedbn` clients have statistics of their own.
-
-    Args:
-        config: of the run.
-        reader: the options that take such features, "<key>=<value>".
-
-    Raises:
-        ValueError: names them, and what to do.
-    """
-    clip, model = config.privacy.clip, config.model
-    if clip is None or config.merging.plugin.local_norms or not model.has_batch_norm:
-        return
-    hint = "has none" if model.plugin.obeys_norm else "and a model that obeys it have none"
-    raise ValueError(
-        f"privacy.clip={clip:g}: must be null with {reader} and BatchNorm (model={model.name}), "
-        f"whose statistics are not averaged with a clip; model.norm=group {hint}"
-    )

@@ -50,7 +50,14 @@ def build_head(
         hidden = (model.projector_hidden,) * len(hidden)
     if model.projector != "orchestra":
         norm = model.norm if plain_norm or model.projector == "plain_norm" else None
-        return plain_head(inputs, hidden[0], model.projector_dim, norm=norm, groups=model.groups)
+        return plain_head(
+            inputs,
+            hidden[0],
+            model.projector_dim,
+            norm=norm,
+            groups=model.groups,
+            statistics=statistics,
+        )
     return mlp(
         inputs,
         *hidden,
@@ -70,6 +77,7 @@ def plain_head(
     *,
     norm: NormName | None = None,
     groups: int | None = None,
+    statistics: bool = False,
 ) -> Head:
     """Linear, ReLU, Linear, both with biases: (B, inputs) to (B, outputs).
 
@@ -82,10 +90,11 @@ def plain_head(
         outputs: width of what it makes.
         norm: `model.norm`, before the ReLU; None: none.
         groups: `model.groups`.
+        statistics: as for :func:`mlp`.
     """
     layers: list[nn.Module] = [nn.Linear(inputs, hidden)]
     if norm is not None:
-        layers.append(head_norm(norm, hidden, groups=groups))
+        layers.append(head_norm(norm, hidden, groups=groups, statistics=statistics))
     return Head(*layers, nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.methods import (
@@ -18,6 +17,7 @@ from orchestra_flwr.methods import (
     StartsRounds,
     build_method,
 )
+from orchestra_flwr.models import BatchNormPolicy
 from orchestra_flwr.seeding import derive
 from orchestra_flwr.terms import Term
 
@@ -169,26 +169,16 @@ def build_learner(config: Config, channels: int) -> Learner:
             terms[chosen.name] = (chosen.build(config, method), chosen.weight)
     learner = Learner(method, terms)
     learner.reassign(merging.reassign(learner))
-    if config.privacy.clip is not None:
-        learner.reassign(_statistics_stay(learner))
+    learner.reassign(_by_batch_norm(BatchNormPolicy.of(config), learner))
     return learner
 
 
-def _statistics_stay(learner: Learner) -> Reassign:
-    """Running statistics of BatchNorm are not averaged; the server's are sent in their place.
+def _by_batch_norm(policy: BatchNormPolicy, learner: Learner) -> Reassign:
+    """The roles of BatchNorm's shared tensors.
 
-    They are moments of a client's features, not an update, and far larger than one: in the norm of
-    what is clipped they would leave next to nothing of what was trained, and the noise would make
-    variances negative.
+    Raises:
+        ConfigError: BatchNorm is to stay with the clients, and there is none.
     """
-    statistics = {
-        full_name(f"{path}.{name}")
-        for path, module in learner.named_modules()
-        if isinstance(module, _BatchNorm)
-        for name in ("running_mean", "running_var")
-    }
-
-    def reassigned(name: str, role: Role) -> Role:
-        return Role.SERVER if role is Role.SHARED and name in statistics else role
-
-    return reassigned
+    changed = {full_name(name): Role.LOCAL for name in policy.kept_by_clients(learner)}
+    changed |= {full_name(name): Role.SERVER for name in policy.only_sent_down(learner)}
+    return lambda name, role: changed.get(name, role) if role is Role.SHARED else role

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec, load_encoder
+from orchestra_flwr.models.batch_norm import check_frozen
 from orchestra_flwr.training.learner import Learner, build_learner
 
 
@@ -21,20 +22,21 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
 
     Raises:
         ConfigError: it cannot be built, the model's weights cannot be had, or `init` is no encoder
-            or one of another kind than the run's.
+            or one of another kind than the run's; there are no statistics to be frozen.
     """
     learner = build_learner(config, channels)
     if begun:
         return learner
     encoder = initial_encoder(config)
-    if encoder is None:
-        for backbone in learner.method.backbones().values():
+    if encoder is not None:
+        weights = encoder.backbone.state_dict()
+        for module in learner.method.modules():
+            if isinstance(module, Backbone):
+                module.load_state_dict(weights)
+    for backbone in learner.method.backbones().values():
+        if encoder is None:
             backbone.load_weights()
-        return learner
-    weights = encoder.backbone.state_dict()
-    for module in learner.method.modules():
-        if isinstance(module, Backbone):
-            module.load_state_dict(weights)
+        check_frozen(backbone)
     return learner
 
 

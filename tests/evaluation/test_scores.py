@@ -9,10 +9,9 @@ from orchestra_flwr.evaluation import (
     evaluate_by,
     knn_accuracy,
     linear_accuracy,
-    recalibrated,
 )
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
-from orchestra_flwr.models import Encoder, EncoderSpec
+from orchestra_flwr.models import Encoder, EncoderSpec, recalibrated
 from orchestra_flwr.training import build_learner
 
 

@@ -5,10 +5,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.merging import ClientState, keeps_state
-from orchestra_flwr.merging.fedbn import FedBN
 from orchestra_flwr.methods import KeepsState, Role
+from orchestra_flwr.models import BatchNormPolicy
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import Learner, build_learner, train_round
+from orchestra_flwr.training import build_learner, train_round
 
 METHODS = (
     "byol", "dino", "mocov2", "orchestra", "rotpred", "simclr", "simsiam", "specloss",
@@ -66,14 +66,12 @@ def test_a_target_that_travels_stays_as_received_at_a_clients_first_training(tin
 
 def test_by_type_and_not_by_name(tiny):
     """A layer that is called like a norm is shared; a norm that is called otherwise is local."""
-    config = tiny("method=rotpred")
+    config = tiny("method=rotpred", "merging=fedbn")
     method = build_learner(config, 1).method
     method.backbone.norm = nn.Linear(2, 2)
     method.backbone.other = nn.BatchNorm1d(2)
-    learner = Learner(method)
-    learner.reassign(FedBN.reassign(learner))
-    assert learner.role("backbone.norm.weight") is Role.SHARED
-    assert learner.role("backbone.other.weight") is Role.LOCAL
+    local = BatchNormPolicy.of(config).kept_by_clients(method)
+    assert "backbone.other.weight" in local and "backbone.norm.weight" not in local
 
 
 def test_where_there_is_no_batch_norm_it_is_refused(tiny):

@@ -252,6 +252,9 @@ def test_norms_without_trained_statistics_are_refused(tiny):
     says = r"privacy\.clip=1: must be null with terms\.alignment\.weight=1 and BatchNorm"
     with pytest.raises(ConfigError, match=says):
         tiny(*clipped, "terms.alignment.weight=1")
+    tiny(*clipped, "model.batch_norm=frozen", "terms.alignment.weight=1")
+    with pytest.raises(ConfigError, match="^model.batch_norm=recalibrated: must be null with term"):
+        tiny("method=simclr", "model.batch_norm=recalibrated", "terms.alignment.weight=1")
     tiny(*clipped, "merging=fedbn", "terms.alignment.weight=1")  # statistics of its own
     tiny(*clipped, *GROUP, "terms.alignment.weight=1")
     tiny(*clipped, "terms.alignment.weight=0")

@@ -56,12 +56,12 @@ class Private(Clustering):
         """Refuses privacy that does not fit together, and models that not all clients receive."""
         _check_privacy(config.privacy, config.model.projector_dim)
         merging = config.merging
-        if merging.plugin.remembers or merging.plugin.local_norms:
+        if merging.plugin.remembers:
             raise ValueError(
                 f"merging={merging.name}: must be replace with clustering=private, whose centroids "
                 "are of features of the model as the server sent it"
             )
-        check_statistics(config, "clustering=private")
+        check_statistics(config, "clustering=private", sent=True)
 
     @classmethod
     def release(cls, config: Config) -> Release:

@@ -13,12 +13,11 @@ from orchestra_flwr.evaluation import (
     OwnClasses,
     Similarities,
     personal_accuracy,
-    recalibrated,
     similarities,
 )
 from orchestra_flwr.federation.messages.arrays import OWN, PERSONAL
 from orchestra_flwr.methods import classification_head_of, ordered_backbones
-from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
+from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, EncoderSpec, recalibrated
 from orchestra_flwr.seeding import ClientSeed, torch_generator
 from orchestra_flwr.training import Learner
 
@@ -62,10 +61,8 @@ class Scoring:
         return -found.score, {**asdict(found), **own}
 
     def _with_statistics(self, backbone: Backbone) -> Backbone:
-        """With a clip BatchNorm's statistics are not averaged: those of the client's images."""
-        privacy, merging = self.config.privacy, self.config.merging.plugin
-        averaged = privacy.clip is None or merging.local_norms
-        if averaged or not self.config.model.has_batch_norm:
+        """With those of the client's images, where the received ones are of none."""
+        if not BatchNormPolicy.of(self.config).clients_recalibrate:
             return backbone
         # One image is seen twice, as in training: statistics need two.
         images = self.images if len(self.images) > 1 else self.images.repeat(2, 1, 1, 1)

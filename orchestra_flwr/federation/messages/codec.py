@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.federation.messages import thirteen_levels
+from orchestra_flwr.models.batch_norm import is_variance
 
 BLOCK = 4096  # values that share a scale: smaller blocks hardly round less (docs/performance.md)
 INT4_BLOCK = 15 * thirteen_levels.DIGITS  # the same for int4, where smaller ones round less
@@ -156,7 +157,7 @@ class BlockCodec:
         self._spans: list[_Span] = []
         self._size = 0
         for name, shape in entries:
-            count, vectors = math.prod(shape), "float32" if _is_variance(name) else "float16"
+            count, vectors = math.prod(shape), "float32" if is_variance(name) else "float16"
             small = matrices == "int4" and count <= SMALL
             self._plan(count, ("int8" if small else matrices) if len(shape) >= 2 else vectors)
 
@@ -211,10 +212,6 @@ class BlockCodec:
             else:
                 torch.mul(codes, span.scales_in(parts), out=target)
         return values.numpy()
-
-
-def _is_variance(name: str) -> bool:
-    return name.endswith("running_var")
 
 
 def _parts(name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:

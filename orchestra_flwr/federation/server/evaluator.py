@@ -17,18 +17,18 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.evaluation import evaluate, fewer_voters, recalibrated
+from orchestra_flwr.evaluation import evaluate, fewer_voters
 from orchestra_flwr.evaluation.features import weights_digest
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, labels_for, ordered_backbones
-from orchestra_flwr.models import Backbone, Encoder, EncoderSpec
+from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, EncoderSpec, recalibrated
+from orchestra_flwr.models.batch_norm import RECALIBRATED
 from orchestra_flwr.training import resolve_device, torch_threads
 
 log = logging.getLogger(__name__)
 
 Scores = dict[str, dict[str, Any]]  # backbone -> score -> value
 
-RECALIBRATED = "recalibrated"  # a backbone's scores with statistics of the server's images
 AS_INITIALISED = "initial_statistics"  # an untrained backbone's scores with BatchNorm as it begins
 MOST_REMEMBERED = 1024  # scores of backbones, so that a run of any length takes no more memory
 
@@ -56,6 +56,7 @@ class Evaluator:
         # Images that lie beside class folders cannot be told right from wrong.
         self.dataset = dataset and replace(dataset, train=dataset.train.labelled)
         self.spec = EncoderSpec.of(config)
+        self._norms = BatchNormPolicy.of(config)
         self._passed = passed
         self._remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._is_over = is_over or threading.Event()
@@ -73,7 +74,7 @@ class Evaluator:
                 "there are no labelled test images (data.test_share=0.2 holds back a fifth of the "
                 "labelled ones)"
             )
-        if self.config.model.has_batch_norm and not self._has_statistics:
+        if self._norms.can_recalibrate and not self._has_statistics:
             return (
                 "one training image with a label is too few for BatchNorm's statistics, which need "
                 "two (model.norm=group needs none)"
@@ -101,7 +102,7 @@ class Evaluator:
             untrained: whether nothing was trained yet. BatchNorm's initial statistics are those of
                 no images and would make any training look good, so the scores are those with
                 statistics of the server's images. Those with the initial ones stand beside them,
-                as "initial_statistics".
+                as "initial_statistics". Frozen ones are those of the pretraining, and stay.
             kept_only: whether only the backbone that is kept is evaluated.
 
         Raises:
@@ -142,21 +143,12 @@ class Evaluator:
     @property
     def batch_norm(self) -> str:
         """Which BatchNorm the scores and the saved encoder have, for the summary."""
-        if not self.config.model.has_batch_norm:
-            return "none"
-        if self._averages:
-            return "averaged"
-        return RECALIBRATED if self._has_statistics else "initial"
+        return self._norms.of_servers_model(has_images=self._has_statistics)
 
     @property
     def _has_statistics(self) -> bool:
         """Whether BatchNorm's statistics can be taken from the server's images; one has none."""
         return self.dataset is not None and len(self.dataset.train) > 1
-
-    @property
-    def _averages(self) -> bool:
-        # Otherwise the server's statistics are those that the model began with.
-        return not self.config.merging.plugin.local_norms and self.config.privacy.clip is None
 
     def encoder(self, backbone: Backbone) -> Encoder:
         """A frozen copy of a backbone, with statistics of the server's images where it has none."""
@@ -183,17 +175,17 @@ class Evaluator:
     def _scores(
         self, name: str, backbone: Backbone, head: nn.Module | None, untrained: bool
     ) -> dict[str, Any]:
-        has_norm = self.config.model.has_batch_norm
-        replaced = has_norm and (untrained or self.batch_norm == RECALIBRATED)
+        can = self._norms.can_recalibrate
+        replaced = can and (untrained or self.batch_norm == RECALIBRATED)
         as_it_is = Encoder(self.spec, copy.deepcopy(backbone))
         main = self._score(name, self._recalibrated(backbone, name) if replaced else as_it_is, head)
         scores: dict[str, Any] = dict(main)
         if self.config.evaluation.recalibrated:
-            same = replaced or not has_norm
+            same = replaced or not can
             scores[RECALIBRATED] = (
                 main if same else self._score(name, self._recalibrated(backbone, name), head)
             )
-        if untrained and has_norm:
+        if untrained and can:
             scores[AS_INITIALISED] = self._score(name, as_it_is, head)
         return scores
 

@@ -42,6 +42,7 @@ from orchestra_flwr.federation.server.strategy import (
 from orchestra_flwr.federation.several_models import evaluate_models, save_encoders
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import ordered_backbones, release_of
+from orchestra_flwr.models.batch_norm import INITIAL
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.training import starting_learner
@@ -176,7 +177,7 @@ class _Run:
             self.progress.message(f"no evaluation: {self.evaluator.why_not}")
         if self.evaluator.fewer_voters:
             self.progress.message(self.evaluator.fewer_voters)
-        if self.evaluator.batch_norm == "initial":
+        if self.evaluator.batch_norm == INITIAL:
             self.progress.message(
                 "the server's BatchNorm is not trained, and the server has too few images for its "
                 "statistics: the saved encoder has initial ones; model.norm=group needs none"

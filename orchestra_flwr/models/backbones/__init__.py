@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
-from orchestra_flwr.config import ModelConfig, Plugin
+from orchestra_flwr.config import Config, ModelConfig, Plugin
+from orchestra_flwr.models.batch_norm import FreezableNorms, check_batch_norm
 from orchestra_flwr.models.precision import network_pass
 
 
-class Backbone(Plugin, nn.Module):
+class Backbone(Plugin, FreezableNorms):
     """Images (B, channels, H, W), normalised, to features (B, dim).
 
     Class attributes:
@@ -43,6 +43,17 @@ class Backbone(Plugin, nn.Module):
         super().__init__()
 
     @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Plugin.check`: here, that `model.batch_norm` can be had as asked for."""
+        check_batch_norm(config)
+
+    @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """Frozen statistics are never taken anew, not even for scores beside the others."""
+        frozen = config.model.batch_norm == "frozen"
+        return {"evaluation.recalibrated": "with model.batch_norm=frozen"} if frozen else {}
+
+    @classmethod
     def has_batch_norm(cls, model: ModelConfig) -> bool:
         """Whether it has BatchNorm, so that statistics of images make a difference."""
         return cls.obeys_norm and model.norm == "batch"
@@ -61,8 +72,12 @@ class Backbone(Plugin, nn.Module):
 def build_backbone(model: ModelConfig, channels: int) -> Backbone:
     """The backbone named by the configuration, freshly initialised, for images of `channels`.
 
+    With `model.batch_norm=frozen` its BatchNorm is frozen, whoever builds it.
+
     Its weights lie channels-last, and so does all that it computes: convolutions then need not
     reorder what they read and write.
     """
     backbone: Backbone = model.build(model, channels)
+    if model.batch_norm == "frozen":
+        backbone.freeze_norms()
     return backbone.to(memory_format=torch.channels_last)

@@ -73,6 +73,7 @@ class CCT(Backbone):
     @classmethod
     def check(cls, config: Any) -> None:
         """As :meth:`Plugin.check`: the positions are those of the run's images."""
+        super().check(config)
         settings, model, size = config.model.settings, config.model, config.data.image_size
         if settings.image_size != size:
             raise ValueError(

@@ -74,11 +74,7 @@ class Timm(Backbone):
             raise ValueError(
                 f"model.weights={weights}: must be null, {PUBLISHED} or a file *{SUFFIX}"
             )
-        if weights is not None and config.merging.plugin.local_norms:
-            raise ValueError(
-                f"model.weights={weights}: must not be given with merging={config.merging.name}, "
-                "whose clients begin with BatchNorm of their own"
-            )
+        super().check(config)
 
     @classmethod
     def has_batch_norm(cls, model: ModelConfig) -> bool:

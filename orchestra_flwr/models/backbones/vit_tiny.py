@@ -70,6 +70,7 @@ class ViTTiny(Backbone):
         Raises:
             ValueError: names the key.
         """
+        super().check(config)
         settings: Any = config.model.settings
         if settings.image_size != config.data.image_size:
             raise ValueError(

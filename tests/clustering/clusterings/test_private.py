@@ -118,7 +118,25 @@ def test_nothing_private_is_released_of_a_model_that_nobody_has_trained(tiny):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (("merging=fedbn",), "merging=fedbn: must be replace with clustering=private, whose"),
+        (
+            ("merging=fedbn",),
+            "merging=fedbn: each client's own BatchNorm does not go with clustering=private, which",
+        ),
+        (
+            ("model.batch_norm=recalibrated",),
+            "model.batch_norm=recalibrated: must be null with clustering=private and BatchNorm",
+        ),
+        (
+            ("model.batch_norm=local", "merging=replace"),
+            "model.batch_norm=local: each client's own BatchNorm does not go with clustering=",
+        ),
+        *(  # that of the projector alone
+            (
+                ("federation.weighting=uniform", "privacy.clip=1", backbone),
+                "privacy.clip=1: must be null with clustering=private and BatchNorm (model=",
+            )
+            for backbone in ("model=cct", "model.batch_norm=frozen")
+        ),
         (
             ("federation.weighting=uniform", "privacy.clip=1", "model.norm=batch"),
             "privacy.clip=1: must be null with clustering=private and BatchNorm (model=convnet)",

@@ -93,6 +93,20 @@ def test_norms_stay_with_a_real_client(trainer, configured, tmp_path, ask, task)
     assert (fresh != second).any()  # its norms were those of round 1
 
 
+def test_a_real_client_keeps_the_statistics_that_it_was_sent(trainer, configured, ask, task):
+    """The server alone knows which encoder they came from (`init`)."""
+    server = configured("model.batch_norm=frozen", "init=pretrained")
+    config = server.for_clients()
+    assert config.init is None and config.model.batch_norm == "frozen"
+    learner = build_learner(config, 3)
+    names = [name for name in learner.state(Role.SERVER) if "running_" in name]
+    answer = ask(trainer(), "train", task(server))[ARRAYS]
+    assert names and "server" not in answer
+    assert answer["shared"].numpy().size == sum(
+        tensor.numel() for tensor in learner.state(Role.SHARED).values()
+    )
+
+
 def test_a_client_says_that_its_state_is_gone(trainer, said, tmp_path, configured, ask, task):
     """Its server knows that it trained before; what is missing cannot be made up for."""
     server = configured("merging=fedbn")

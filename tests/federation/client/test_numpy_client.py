@@ -2,13 +2,14 @@ import numpy as np
 import pytest
 import torch
 
-from orchestra_flwr.evaluation import recalibrated, similarities
+from orchestra_flwr.evaluation import similarities
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import clusters
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.methods import Role
 from orchestra_flwr.methods.orchestra import Orchestra
+from orchestra_flwr.models import recalibrated
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, torch_threads, train_round
 
@@ -247,14 +248,17 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
     assert (loss, examples) == (-wanted["online"].score, 20)
 
 
-@pytest.mark.parametrize(("merging", "taken"), [("replace", 1), ("fedbn", 0)])
+@pytest.mark.parametrize(
+    ("norms", "taken"),
+    [("merging=replace", 1), ("merging=fedbn", 0), ("model.batch_norm=frozen", 0)],
+)
 @pytest.mark.parametrize("count", [20, 1])
 def test_scores_beside_a_clip_have_statistics_of_images(
-    tiny, monkeypatch, tmp_path, merging, taken, count
+    tiny, monkeypatch, tmp_path, norms, taken, count
 ):
-    """Those that the server sends are of none; with fedbn a client has its own."""
+    """Those that the server sends are of none; a client's own with fedbn, and frozen ones, are."""
     config = tiny("evaluation.unsupervised=true", "privacy.clip=1",
-                  "federation.weighting=uniform", f"merging={merging}")  # fmt: skip
+                  "federation.weighting=uniform", norms)  # fmt: skip
     calls = []
 
     def noted(backbone, *rest, **more):

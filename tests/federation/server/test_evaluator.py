@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.evaluation import recalibrated
 from orchestra_flwr.federation.server.evaluator import AS_INITIALISED, Evaluator
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.models import recalibrated
 from orchestra_flwr.training import build_learner, torch_threads
 
 
@@ -95,6 +95,21 @@ def test_an_untrained_encoder_is_judged_with_statistics_of_images(tiny):
     assert untrained == evaluator.scores(method)["online"] != initial
 
 
+def test_frozen_statistics_are_those_of_every_score(tiny):
+    """They are of images already, so an untrained encoder has them, and one image will do."""
+    config = tiny("model.batch_norm=frozen", "method=simclr", "evaluation.few_labels=false")
+    method = build_learner(config, 1).method
+    for name, tensor in method.backbone.named_buffers():
+        if "running_" in name:
+            tensor.uniform_(0.5, 2)
+    evaluator = Evaluator(config, load_dataset(config.data))
+    scores = evaluator.scores(method, untrained=True)["online"]
+    assert scores == evaluator.scores(method)["online"] and AS_INITIALISED not in scores
+    free = Evaluator(tiny("method=simclr"), load_dataset(config.data))
+    assert scores != free.scores(method, untrained=True)["online"]
+    assert Evaluator(config, dataset_of(config, 1)).why_not is None
+
+
 def test_test_images_of_other_classes_are_evaluated_but_by_the_classifier(tiny):
     """A real server's labelled images may have a class that no client learns."""
     config = tiny("method=supervised", "method.classes=[a,b]")
@@ -179,6 +194,10 @@ def test_features_are_made_once_for_all_scores(tiny):
         (["privacy.clip=1", "federation.weighting=uniform"], 1, "initial"),
         (["privacy.clip=1", "federation.weighting=uniform"], 0, "initial"),
         (["privacy.clip=1", "federation.weighting=uniform", "model.norm=group"], 120, "none"),
+        (["model.batch_norm=recalibrated"], 120, "recalibrated"),
+        (["model.batch_norm=local"], 120, "recalibrated"),
+        (["model.batch_norm=frozen"], 120, "frozen"),
+        (["model.batch_norm=frozen"], 0, "frozen"),
     ],
 )
 def test_which_batch_norm_an_encoder_has(tiny, overrides, images, says):

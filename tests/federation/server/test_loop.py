@@ -470,6 +470,8 @@ def test_noise_in_a_simulation_is_refused_beside_batch_norm(config):
     given = config("method=simclr", *NOISY[1:])
     with pytest.raises(ConfigError, match=r"noise_multiplier=0.02: must be 0 in a simulation with"):
         check_population(given, load_population(given))
+    frozen = config("method=simclr", *NOISY[1:], "model.batch_norm=frozen")
+    check_population(frozen, load_population(frozen))
 
 
 def test_a_rogue_client_moves_a_clipped_run_by_its_share(config, tmp_path):

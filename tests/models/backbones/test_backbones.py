@@ -176,14 +176,14 @@ def test_its_options_are_checked(user_package):
     with pytest.raises(ConfigError) as error:
         build_backbone(_mine(layers=3), 3)
     assert str(error.value) == (
-        "model.layers: unknown option of model=patches, which has norm, groups, width, projector, "
-        "projector_hidden, projector_dim, patch (model=cct has it)"
+        "model.layers: unknown option of model=patches, which has norm, batch_norm, groups, width, "
+        "projector, projector_hidden, projector_dim, patch (model=cct has it)"
     )
     with pytest.raises(ConfigError) as error:
         build_backbone(ModelConfig(name="convnet", path=3), 3)
     assert str(error.value) == (
-        "model.path: unknown option of model=convnet, which has norm, groups, width, projector, "
-        "projector_hidden, projector_dim"
+        "model.path: unknown option of model=convnet, which has norm, batch_norm, groups, width, "
+        "projector, projector_hidden, projector_dim"
     )
 
 

@@ -1,0 +1,329 @@
+"""BatchNorm's running statistics: what becomes of them in training, on the wire, in evaluation.
+
+In training mode BatchNorm (Ioffe and Szegedy, ICML 2015, arXiv 1502.03167) normalises each channel
+by the mean and the variance of the batch, and keeps moving averages of both, its *statistics*. In
+evaluation mode it normalises by these. Clients have different images, so somebody must say whose
+statistics a model has. `model.batch_norm` names one of four policies, and everybody who needs to
+know asks the :class:`BatchNormPolicy` of the run:
+
+averaged
+    Clients train with their batches' means and variances, and the server averages statistics like
+    weights: FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629) on all of the state.
+local
+    Every BatchNorm stays with its client, weights and biases as well: FedBN (Li et al., ICLR 2021,
+    arXiv 2102.07623). The server's model keeps norms that nobody trained. To be evaluated or saved
+    it is recalibrated.
+recalibrated
+    Clients train as before and send weights and biases, but no statistics. Who evaluates or saves
+    a model takes its statistics from images of its own, in one pass: the static BatchNorm of
+    HeteroFL (Diao et al., ICLR 2021, arXiv 2010.01264), with the mean over batches of Wu and
+    Johnson, "Rethinking 'Batch' in BatchNorm", 2021 (arXiv 2105.07576).
+frozen
+    Backbones keep the statistics that they begin with, those of the images of their pretraining,
+    and normalise by them in training as well; weights and biases are trained. So detectors are
+    trained from pretrained networks (He et al., CVPR 2016, arXiv 1512.03385, appendix A, where
+    weights and biases are fixed too), and the second stage of FixBN (Zhong et al., 2023, arXiv
+    2303.06530). Nobody changes the statistics, so no client sends them and nobody recalibrates.
+
+Without a name (null) it follows from other keys: `local` with `merging=fedbn`, `recalibrated` with
+`privacy.clip`, otherwise `averaged`. Heads, which begin with random weights, are never frozen.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from orchestra_flwr.config import BatchNorm, Config, ConfigError, ModelConfig, Normalisation
+from orchestra_flwr.models.normalisation import normalise
+
+MEAN, VARIANCE = "running_mean", "running_var"  # the statistics, as torch calls them
+COUNTER = "num_batches_tracked"  # an integer beside them, which nothing here reads
+
+RECALIBRATED = "recalibrated"  # with statistics of the evaluator's images
+INITIAL = "initial"  # with statistics of no images: mean 0, variance 1
+
+N = TypeVar("N", bound=nn.Module)
+
+
+class FreezableNorms(nn.Module):
+    """A network whose BatchNorm can be frozen: its statistics then stay as they are.
+
+    Attributes:
+        norms_are_frozen: whether every BatchNorm in it is in evaluation mode, always.
+    """
+
+    norms_are_frozen = False
+
+    def freeze_norms(self) -> None:
+        """From here on no mode of the network, or of what holds it, changes its statistics."""
+        self.norms_are_frozen = True
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """As torch's, but for frozen norms."""
+        super().train(mode)
+        if self.norms_are_frozen:
+            for _, norm in _norms(self):
+                norm.eval()
+        return self
+
+
+@dataclass(frozen=True)
+class BatchNormPolicy:
+    """What a run does with BatchNorm.
+
+    Attributes:
+        name: of the policy.
+        asked_by: the key, with its value, from which it follows.
+        model: the run's.
+        clips: whether clients' updates are clipped (`privacy.clip`).
+    """
+
+    name: BatchNorm
+    asked_by: str
+    model: ModelConfig
+    clips: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """That of a run."""
+        model, merging, clip = config.model, config.merging, config.privacy.clip
+        if model.batch_norm is not None:
+            name, asked_by = model.batch_norm, f"model.batch_norm={model.batch_norm}"
+        elif merging.plugin.local_norms:
+            name, asked_by = "local", f"merging={merging.name}"
+        elif clip is not None:
+            name, asked_by = "recalibrated", f"privacy.clip={clip:g}"
+        else:
+            name, asked_by = "averaged", "model.batch_norm=null"
+        return cls(name, asked_by, model, clip is not None)
+
+    @cached_property
+    def in_backbone(self) -> bool:
+        """Whether the backbone has BatchNorm; heads may have it without."""
+        return bool(self.model.plugin.has_batch_norm(self.model))
+
+    def kept_by_clients(self, learner: nn.Module) -> set[str]:
+        """The tensors that would be shared, and that each client has of its own instead.
+
+        Raises:
+            ConfigError: there is no BatchNorm that it could keep.
+        """
+        if self.name != "local":
+            return set()
+        names = {f"{path}.{name}" for path, norm in _norms(learner) for name in norm.state_dict()}
+        if not names:
+            raise ConfigError(
+                f"{self.asked_by}: there is no BatchNorm to keep, model.norm=batch has"
+            )
+        return names
+
+    def only_sent_down(self, learner: nn.Module) -> set[str]:
+        """The tensors that would be shared, and that no client sends back.
+
+        Those of frozen norms, which no client changes. And all statistics where these are not
+        averaged. Beside a clip they never are: they are moments of a client's features, not an
+        update, and far larger than one. In the norm of what is clipped they would leave next to
+        nothing of what was trained, and the noise would make variances negative.
+        """
+        if self.name == "local":
+            return set()
+        all_of_them = self.name == "recalibrated" or self.clips
+        networks = [module for module in learner.modules() if _is_frozen(module)]
+        frozen = {norm for network in networks for _, norm in _norms(network)}
+        return {
+            f"{path}.{name}"
+            for path, norm in _norms(learner)
+            if all_of_them or norm in frozen
+            for name in (MEAN, VARIANCE)
+        }
+
+    @property
+    def can_recalibrate(self) -> bool:
+        """Whether the backbone's statistics may be taken anew from images."""
+        return self.name != "frozen" and self.in_backbone
+
+    @property
+    def clients_recalibrate(self) -> bool:
+        """Whether the backbone that clients receive, and score, has statistics of no images."""
+        return self.name == "recalibrated" and self.in_backbone
+
+    def of_servers_model(self, *, has_images: bool) -> str:
+        """Whose statistics the server's model has when it is evaluated or saved.
+
+        Args:
+            has_images: whether the server has images to recalibrate it with.
+
+        Returns:
+            "averaged", "frozen", `RECALIBRATED`, `INITIAL`, or "none" for no BatchNorm.
+        """
+        if not self.in_backbone:
+            return "none"
+        if self.name in ("averaged", "frozen"):
+            return self.name
+        return RECALIBRATED if has_images else INITIAL
+
+
+def check_batch_norm(config: Config) -> None:
+    """Refuses a policy that other keys do not go with.
+
+    Raises:
+        ValueError: names the keys.
+    """
+    policy, model, merging = BatchNormPolicy.of(config), config.model, config.merging
+    chosen = f"model.batch_norm={model.batch_norm}"
+    if model.batch_norm is not None and policy.name != "local":
+        if merging.plugin.local_norms:
+            raise ValueError(
+                f"{chosen}: must be null or local with merging={merging.name}, whose clients keep "
+                "their BatchNorm"
+            )
+        if not policy.in_backbone:
+            raise ValueError(f"{chosen}: must be null, model={model.name} has no BatchNorm")
+        if policy.name == "averaged" and policy.clips:
+            raise ValueError(
+                f"{chosen}: must not be averaged with privacy.clip={config.privacy.clip:g}, "
+                "statistics are no part of a clipped update"
+            )
+    settings = model.settings
+    firsts = {f"model.{key}": getattr(settings, key) for key in model.plugin.first_weights}
+    for key, value in {"init": config.init, **firsts}.items():
+        if value is not None and policy.name == "local":
+            raise ValueError(
+                f"{key}={value}: must not be given with {policy.asked_by}, whose clients begin "
+                "with BatchNorm of their own"
+            )
+
+
+def check_frozen(backbone: FreezableNorms) -> None:
+    """Refuses to freeze statistics of no images, as those of random weights are.
+
+    Args:
+        backbone: with the weights that a run begins with.
+
+    Raises:
+        ConfigError: it is frozen, and none of its running means has moved from 0.
+    """
+    means = [norm.running_mean for _, norm in _norms(backbone)]
+    if backbone.norms_are_frozen and not any(m is not None and bool(m.any()) for m in means):
+        raise ConfigError(
+            "model.batch_norm=frozen: the backbone begins with statistics of no images; "
+            "pretrained weights have some (init, or model.weights of model=timm)"
+        )
+
+
+def check_statistics(config: Config, reader: str, *, sent: bool = False) -> None:
+    """Refuses who uses a received model in evaluation mode that has statistics of no images.
+
+    Args:
+        config: of the run.
+        reader: the options that do so, "<key>=<value>".
+        sent: whether it must be the model as the server sent it, with its projector.
+
+    Raises:
+        ValueError: names them, and what to do.
+    """
+    policy, model, clip = BatchNormPolicy.of(config), config.model, config.privacy.clip
+    if sent and policy.name == "local":
+        raise ValueError(
+            f"{policy.asked_by}: each client's own BatchNorm does not go with {reader}, which "
+            "takes features of the model as the server sent it"
+        )
+    projector = sent and clip is not None and model.norm == "batch" and model.projector != "plain"
+    if not policy.clients_recalibrate and not projector:
+        return
+    cause = policy.asked_by if policy.clients_recalibrate else f"privacy.clip={clip:g}"
+    alone = projector or model.plugin.obeys_norm
+    hint = "has none" if alone else "and a model that obeys it have none"
+    raise ValueError(
+        f"{cause}: must be null with {reader} and BatchNorm (model={model.name}), whose statistics "
+        f"are not averaged then; model.norm=group {hint}"
+    )
+
+
+@torch.no_grad()
+def recalibrated(
+    backbone: N,
+    images: Tensor,
+    batch_size: int,
+    by: Normalisation,
+    passed: Callable[[int, int], None] = lambda done, total: None,
+) -> N:
+    """A copy of a backbone with BatchNorm statistics of these images; frozen ones stay.
+
+    One pass over the images as they are, in an order that is always the same and mixes classes.
+    These often come one after the other, and within one there is less variance. Each norm takes
+    the mean over the batches of what it sees there, while the norms before it normalise by the
+    batch. Weights and biases of the norms stay as they are.
+
+    Args:
+        backbone: maps normalised images (B, C, H, W) to features; not changed.
+        images: (N, C, H, W) uint8, N >= 2, on any device.
+        batch_size: images at once, at most, but never fewer than two; batches differ in size by one
+            image at most, so that all images count (nearly) the same.
+        by: how they are normalised, `data.normalise`.
+        passed: called with how many images have been passed, and of how many.
+
+    Returns:
+        The copy, on the same device, its modules in the modes that they had.
+
+    Raises:
+        ValueError: fewer than two images, which have no variance.
+    """
+    if len(images) < 2:
+        raise ValueError(f"{len(images)} images: BatchNorm's statistics need at least 2")
+    result = copy.deepcopy(backbone)
+    modes = [(module, module.training) for module in result.modules()]
+    norms = [] if _is_frozen(result) else [norm for _, norm in _norms(result)]
+    if not norms:
+        return result
+    momenta = [norm.momentum for norm in norms]
+    device = next(itertools.chain(result.parameters(), result.buffers())).device
+    result.eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a mean over all batches, each of the same weight
+        norm.train()
+    batches = max(1, min(math.ceil(len(images) / batch_size), len(images) // 2))
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    done = 0
+    for chosen in torch.tensor_split(order.to(images.device), batches):
+        result(normalise(images[chosen].to(device).float() / 255, by))
+        done += len(chosen)
+        passed(done, len(images))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    for module, training in modes:
+        module.training = training
+    return result
+
+
+def is_variance(name: str) -> bool:
+    """Whether a tensor of this name is a BatchNorm's running variance, which must stay above 0."""
+    return name.endswith(VARIANCE)
+
+
+def is_counter(name: str) -> bool:
+    """Whether it counts a BatchNorm's batches; features do not depend on it."""
+    return name.endswith(COUNTER)
+
+
+def _norms(network: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
+    """Every BatchNorm in a network, with its path."""
+    for path, module in network.named_modules():
+        if isinstance(module, _BatchNorm):
+            yield path, module
+
+
+def _is_frozen(network: nn.Module) -> bool:
+    return isinstance(network, FreezableNorms) and network.norms_are_frozen
