@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-import os
-import pickle
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,39 +11,36 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from orchestra_flwr.config.choice import Choice
-from orchestra_flwr.config.key_descriptions import Described
-from orchestra_flwr.config.overrides import parsed, read_overrides
-from orchestra_flwr.config.resume import resumed
-from orchestra_flwr.config.run import Config
-from orchestra_flwr.config.section import (
-    Composed,
-    ConfigError,
-    Section,
-    known_keys,
-    parse,
-    path_keys,
-    suggestion,
-)
-from orchestra_flwr.config.sections import are_packages
-from orchestra_flwr.config.translate import (
+from orchestra_flwr.config.reading.hydra_overrides import (
     conf_dir,
     conf_folders_of,
     file_groups,
     for_hydra,
     rooms_of,
 )
-from orchestra_flwr.config.unread import refuse_unread
+from orchestra_flwr.config.reading.key_descriptions import Described
+from orchestra_flwr.config.reading.overrides import read_overrides
+from orchestra_flwr.config.reading.resume import resumed
+from orchestra_flwr.config.reading.unread import refuse_unread
+from orchestra_flwr.config.run import Config
+from orchestra_flwr.config.section import (
+    Composed,
+    ConfigError,
+    known_keys,
+    parse,
+    path_keys,
+    suggestion,
+)
+from orchestra_flwr.config.sections import are_packages
 
 C = TypeVar("C", bound=Composed)
 _ONE_AT_A_TIME = threading.Lock()  # what Hydra has initialised is global
-PACKAGE = re.compile(r"^\s*#\s*@package\s+(\S+)", re.MULTILINE)  # as Hydra reads them
-DEFAULTS = re.compile(r"^defaults\s*:", re.MULTILINE)
 
 
 def load_config(overrides: Sequence[str] = (), *, all_read: bool = False) -> Config:
@@ -78,11 +74,6 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
     return config
 
 
-def config_to_yaml(config: Section) -> str:
-    """The whole configuration as YAML, as it stands in a run folder."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump()))
-
-
 def described(section: type[Composed], overrides: Sequence[str] = ()) -> Described:
     """What all keys mean, with the values that they have with these overrides, unchecked.
 
@@ -99,132 +90,55 @@ def _read(section: type[Composed], overrides: Sequence[str]) -> list[Override]:
 
 
 def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConfig:
-    lines = for_hydra(section, overrides)
+    """Hydra merges the files that are chosen; then the values are set, as Hydra sets them."""
+    folders, lines = conf_folders_of(overrides), for_hydra(section, overrides)
+    choices = [line for line in lines if _chooses_files(line, folders)]
+    # Whoever edits a package of their own in a notebook sees the change.
+    merge = _merged_files.__wrapped__ if folders[1:] else _merged_files
     try:
-        return _quickly(section, lines) or _by_hydra(section, lines)
+        composed = copy.deepcopy(merge(section, *(str(line.input_line) for line in choices)))
+        OmegaConf.set_struct(composed, True)  # a key without + must be there
+        for line in (line for line in lines if line not in choices):
+            _set(composed, line)
+        OmegaConf.set_struct(composed, None)
     # The ValueError: a name below a list, as in plugins.a=1.
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(_describe_hydra(error, section, overrides)) from None
-
-
-def _by_hydra(section: type[Composed], lines: Sequence[str]) -> DictConfig:
-    with _ONE_AT_A_TIME, initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        composed = compose(section.file, [*lines])
-    return OmegaConf.masked_copy(composed, [str(k) for k in composed if k not in section.unused])
-
-
-def _quickly(section: type[Composed], lines: Sequence[str]) -> DictConfig | None:
-    """What Hydra composes, in a tenth of its time once it has composed these choices of files.
-
-    Values do not decide which files are chosen, and Hydra sets them after it has merged the files.
-
-    Returns:
-        None where only Hydra itself will do: it words all errors.
-    """
-    folder, choices, values = conf_dir(), [], []
-    for line in lines:
-        override = parsed(line)
-        if _chooses_file(override, folder):
-            choices.append(line)
-        elif _sets_value(override):
-            values.append(override)
-        else:
-            return None
-    try:
-        composed: DictConfig = pickle.loads(  # noqa: S301  (what this process has pickled)
-            _pickled(section, tuple(choices), folder, _state_of(folder))
-        )
-        OmegaConf.set_struct(composed, True)  # as in Hydra: keys without + must be there
-        for value in values:
-            OmegaConf.update(
-                composed, value.key_or_group, value.value(), force_add=value.is_force_add()
-            )
-        OmegaConf.set_struct(composed, None)
-    except (HydraException, OmegaConfBaseException):
-        return None
     return composed
 
 
-@functools.lru_cache(maxsize=256)  # some 10 KB each
-def _pickled(
-    section: type[Composed], choices: Sequence[str], folder: Path, state: Sequence[Any]
-) -> bytes:
-    """Only with these choices composed; unpickled sooner than copied."""
-    files = _independent(section, choices, folder)
-    if not files:
-        return pickle.dumps(_by_hydra(section, choices))
-    others = tuple(line for line in choices if parsed(line).key_or_group not in files)
-    composed = pickle.loads(_pickled(section, others, folder, state))  # noqa: S301  (as above)
-    for group, file in files.items():
-        composed[group] = OmegaConf.load(file)
-    return pickle.dumps(composed)
+@functools.lru_cache  # Hydra takes 0.15 s, and the rows of an experiment choose the same files
+def _merged_files(section: type[Composed], *choices: str) -> DictConfig:
+    with _ONE_AT_A_TIME, initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        merged = compose(section.file, [*choices])
+    return OmegaConf.masked_copy(merged, [str(key) for key in merged if key not in section.unused])
 
 
-def _independent(section: type[Composed], choices: Sequence[str], folder: Path) -> dict[str, Path]:
-    """The chosen files, by group, that can take the place of the group's default without Hydra.
+def _chooses_files(line: Override, folders: Sequence[Path]) -> bool:
+    """Whether an override decides which files are merged, and sets no value."""
+    key = line.key_or_group
+    is_group = any((folder / key).is_dir() for folder in folders)
+    return key.startswith("hydra.") or (is_group and not isinstance(line.value(), dict))
 
-    Hydra takes a third of a second for each other choice of files. The files of these groups
-    neither choose nor change others, and no other file that may be chosen changes their values.
+
+def _set(composed: DictConfig, line: Override) -> None:
+    """Sets or deletes a value.
+
+    Raises:
+        OmegaConfBaseException: there is no such key, and the override does not add one.
+        ValueError: there is nothing to delete.
     """
-    first = (folder / f"{section.file}.yaml").read_text()
-    if "\n  - config\n" in first:
-        first += (folder / "config.yaml").read_text()
-    defaults = dict(re.findall(r"^  - (\w+): (\w+)", first, re.MULTILINE))
-    files: dict[str, Path] = {}
-    changed = {*_keys(first)}
-    for override in map(parsed, choices):
-        group = override.key_or_group
-        file = folder / group / f"{override.value()}.yaml"
-        if override.type is OverrideType.CHANGE and group in defaults and file.is_file():
-            files[group] = file
-        else:
-            changed.add(group)
-            defaults[group] = ""
-    for group, default in defaults.items():
-        texts = [file.read_text() for file in (folder / group).glob("*.yaml")]
-        if any(PACKAGE.search(text) or DEFAULTS.search(text) for text in texts):
-            changed.add(group)
-        if default != "null" or group in files:
-            for text in texts:
-                package = PACKAGE.search(text)
-                if package and package[1] != "_global_":
-                    return {}  # for Hydra to say what it changes
-                changed.update(_keys(text) if package else ())
-    return {group: file for group, file in files.items() if group not in changed}
-
-
-def _keys(text: str) -> list[str]:
-    """The keys at the top of a file of YAML."""
-    return re.findall(r"^(\w+):", text, re.MULTILINE)
-
-
-def _state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Differs whenever a file of the folder was changed."""
-    found = []
-    for entry in os.scandir(folder):
-        status = entry.stat()
-        found.append((entry.path, status.st_mtime_ns, status.st_size))
-        found += _state_of(Path(entry.path)) if entry.is_dir() else ()
-    return tuple(found)
-
-
-def _chooses_file(override: Override, folder: Path) -> bool:
-    is_group = (folder / override.key_or_group).is_dir() and override.key_or_group.isidentifier()
-    return is_group and not isinstance(override.value(), dict)
-
-
-def _sets_value(override: Override) -> bool:
-    """Whether it does so in the way that `OmegaConf.update` does."""
-    plain = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
-    names = override.key_or_group.split(".")
-    return (
-        plain
-        and override.package is None
-        and not override.is_sweep_override()
-        and all(name.isidentifier() for name in names)
-        and names[0] != "hydra"
-        and "${" not in str(override.input_line)
-    )
+    key, value = line.key_or_group, line.value()
+    if not line.is_delete():
+        added = line.is_add() or line.is_force_add()
+        OmegaConf.update(composed, key, value, force_add=added)
+        return
+    there = OmegaConf.select(composed, key)
+    if there is None or value not in (None, there):
+        raise ValueError(f"no {key}")
+    section, _, name = key.rpartition(".")
+    with open_dict(composed):
+        del (OmegaConf.select(composed, section) if section else composed)[name]
 
 
 def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:
@@ -298,6 +212,8 @@ def _describe_hydra(
         below = [name for name in known if name.startswith(f"{key}.")]
         if below and f"override '{key}'" in text:
             return f"{line}: must be given by its keys, such as {below[0]}"
+    if isinstance(error, ConfigAttributeError | ConfigKeyError) and error.full_key:
+        return f"{error.full_key}: unknown key{suggestion(error.full_key, known)}"
     return text
 
 

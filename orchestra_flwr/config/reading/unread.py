@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hydra.core.override_parser.types import Override
 
-from orchestra_flwr.config.overrides import read_overrides
+from orchestra_flwr.config.reading.overrides import read_overrides
 from orchestra_flwr.config.section import Composed, ConfigError, path_keys
 
 
