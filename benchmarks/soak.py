@@ -178,7 +178,7 @@ def measure(
     from orchestra_flwr.deployment.processes.child import free_port
 
     make_photos(folder / "photos", dict.fromkeys(names, 20))
-    make_keys(folder / "security", *(word for name in names for word in ("--client", name)))
+    make_keys(folder / "security", f"client={','.join(names)}")
     (folder / "tmp").mkdir()
     environment = {
         "TMPDIR": str(folder / "tmp"), "XDG_CACHE_HOME": str(folder / "cache"),
