@@ -16,6 +16,7 @@ from orchestra_flwr.config.section import (
     Section,
     parse,
     path_keys,
+    why_unread,
 )
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
@@ -112,5 +113,6 @@ __all__ = [
     "read_config_file",
     "requested_plugins",
     "swept_values",
+    "why_unread",
     "without_unread",
 ]

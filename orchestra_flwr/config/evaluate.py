@@ -76,7 +76,7 @@ class OfSavedEncoder(Composed):
 class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
     """A saved encoder, and images that its command may need: another data set or the run's own."""
 
-    unused = ("model", "federation", "training", "clustering")
+    referred = ("model", "federation", "training", "clustering")
     undecided = ("data.image_size",)  # the encoder's own, whatever a data set has elsewhere
 
     data: EvaluatedDataConfig

@@ -26,7 +26,7 @@ from orchestra_flwr.config.reading.hydra_overrides import (
 )
 from orchestra_flwr.config.reading.key_descriptions import Described
 from orchestra_flwr.config.reading.overrides import read_overrides
-from orchestra_flwr.config.reading.resume import resumed
+from orchestra_flwr.config.reading.resume import plain, resumed
 from orchestra_flwr.config.reading.unread import refuse_unread
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import (
@@ -110,8 +110,7 @@ def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConf
 @functools.lru_cache  # Hydra takes 0.15 s, and the rows of an experiment choose the same files
 def _merged_files(section: type[Composed], *choices: str) -> DictConfig:
     with _ONE_AT_A_TIME, initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        merged = compose(section.file, [*choices])
-    return OmegaConf.masked_copy(merged, [str(key) for key in merged if key not in section.unused])
+        return compose(section.file, [*choices])
 
 
 def _chooses_files(line: Override, folders: Sequence[Path]) -> bool:
@@ -148,9 +147,10 @@ def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:
         ConfigError: a value refers to one that is not there.
     """
     try:
-        return _without_referred(section, OmegaConf.to_container(composed, resolve=True))
+        return {key: plain(composed[key]) for key in _keys(section, composed)}
     except OmegaConfBaseException as error:
-        unresolved = _without_referred(section, _as_far_as_it_resolves(composed))
+        unresolved = _as_far_as_it_resolves(composed)
+        unresolved = {key: unresolved[key] for key in _keys(section, composed)}
         missing = re.search(r"Interpolation key '([^']+)'", str(error))
         # A wrong name or value may be the reason: it is told first.
         _check_names(section, unresolved)
@@ -180,9 +180,9 @@ def _as_far_as_it_resolves(node: DictConfig) -> dict[str, Any]:
     return values
 
 
-def _without_referred(section: type[Composed], values: Any) -> dict[str, Any]:
-    """The values of a configuration, without what only its other values refer to."""
-    return {key: value for key, value in values.items() if key not in section.referred}
+def _keys(section: type[Composed], composed: DictConfig) -> list[str]:
+    """The keys of a configuration, without those that only other values refer to."""
+    return [str(key) for key in composed if key not in section.referred]
 
 
 def _check_names(section: type[Composed], values: dict[str, Any]) -> None:
@@ -226,8 +226,10 @@ def _known(section: type[Composed]) -> list[str]:
             if isinstance(value, dict):
                 yield from names(value, f"{prefix}{name}.")
 
-    composed: Any = OmegaConf.to_container(_compose(section, ()))
-    return list(dict.fromkeys([*known_keys(section), *names(composed, "")]))
+    composed = _compose(section, ())
+    values: Any = OmegaConf.to_container(composed)
+    values = {key: values[key] for key in _keys(section, composed)}
+    return list(dict.fromkeys([*known_keys(section), *names(values, "")]))
 
 
 def _one_line(error: Exception) -> str:

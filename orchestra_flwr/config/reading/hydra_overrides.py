@@ -84,7 +84,7 @@ def _lines(
     """One override as Hydra takes it: none, one or several lines."""
     key, text = override.key_or_group, override.input_line or ""
     group, dot, _ = key.partition(".")
-    if group in (*section.unused, *section.referred, "hydra") or override.package is not None:
+    if group in (*section.referred, "hydra") or override.package is not None:
         raise ConfigError(f"{text.partition('=')[0]}: unknown key (see --help)")
     rooms = rooms_of(section)
     free = group in rooms or group == "terms" or key in known_keys(section)

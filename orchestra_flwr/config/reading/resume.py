@@ -58,7 +58,7 @@ def resumed(
     saved = before.model_dump(mode="json")
     for key in _touched(overrides):
         path = key.split(".")
-        new, old = _plain(OmegaConf.select(composed, key)), _value(saved, path)
+        new, old = plain(OmegaConf.select(composed, key)), _value(saved, path)
         if _may_change(key):
             _set(saved, path, new)
         elif key == MAY_GROW and new != old:
@@ -78,8 +78,8 @@ def _may_change(key: str) -> bool:
     return any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE)
 
 
-def _plain(value: Any) -> Any:
-    """A value of the command line, with what it refers to."""
+def plain(value: Any) -> Any:
+    """A composed value as one of Python's, with what it refers to."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 

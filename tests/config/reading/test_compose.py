@@ -50,8 +50,7 @@ def by_hydra(section, overrides):
             composed = hydra_compose(section.file, lines)
         except (HydraException, OmegaConfBaseException, ValueError):
             return None
-    unused = section.unused
-    return seen(OmegaConf.masked_copy(composed, [str(k) for k in composed if k not in unused]))
+    return seen(composed)
 
 
 def ours(section, overrides):
