@@ -111,8 +111,8 @@ def make_inputs(folder: Path) -> None:
         pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "photos" / f"{i}.png")
     subprocess.run(
-        [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server", "--folder",
-         str(folder / "security"), "--host", "localhost", "--client", "a", "--client", "b"],
+        [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server",
+         f"folder={folder / 'security'}", "host=localhost", "client=a,b"],
         check=True, cwd=ROOT, stdout=subprocess.DEVNULL,
     )  # fmt: skip
 

@@ -139,7 +139,7 @@ def measure(rounds: int) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         command = [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server"]
         subprocess.run(
-            [*command, "--host", "127.0.0.1"],
+            [*command, "host=127.0.0.1"],
             cwd=folder,
             check=True,
             capture_output=True,

@@ -176,7 +176,7 @@ def measure(
 ) -> tuple[Samples, int]:
     """Runs the federation for so long; its samples and the rounds it finished."""
     make_photos(folder / "photos", dict.fromkeys(names, 20))
-    make_keys(folder / "security", *(word for name in names for word in ("--client", name)))
+    make_keys(folder / "security", f"client={','.join(names)}")
     (folder / "tmp").mkdir()
     environment = {
         "TMPDIR": str(folder / "tmp"), "XDG_CACHE_HOME": str(folder / "cache"),

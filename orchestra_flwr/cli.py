@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestra_flwr import __version__
 from orchestra_flwr.commands import usage
 from orchestra_flwr.commands.completion import completion_script
-from orchestra_flwr.commands.endings import GOES_ON, exit_code, stop_on_sigterm
+from orchestra_flwr.commands.endings import RESUME_HINT, run_command, stop_on_sigterm
 from orchestra_flwr.commands.experiment_line import read_experiment
 from orchestra_flwr.commands.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.config import (
@@ -76,7 +76,7 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
     outlast_output()
-    return exit_code(work, GOES_ON)
+    return run_command(work, RESUME_HINT)
 
 
 def _experiment(flags: Flags) -> int:
@@ -111,7 +111,7 @@ def _experiment(flags: Flags) -> int:
         return 1 if failed else 0
 
     stop_on_sigterm()
-    return exit_code(work, GOES_ON, OSError, ValueError)
+    return run_command(work, RESUME_HINT, OSError, ValueError)
 
 
 def _run_several(flags: Flags) -> int:
@@ -132,7 +132,7 @@ def _run_several(flags: Flags) -> int:
         return 1 if failed else 0
 
     stop_on_sigterm()
-    return exit_code(work, GOES_ON, OSError, ValueError)
+    return run_command(work, RESUME_HINT, OSError, ValueError)
 
 
 def evaluate_main(arguments: Sequence[str] | None = None) -> int:
@@ -185,7 +185,7 @@ def _command(
 
     outlast_output()
     # Later, a run says how it is continued.
-    return exit_code(work, "stopped before the run began; nothing was written")
+    return run_command(work, "stopped before the run began; nothing was written")
 
 
 def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
@@ -262,7 +262,7 @@ def _run_and_show(config: Config, folder: Any, run: Callable[[Any, Any], dict[st
         print_summary(summary, folder.path)
 
     advice = f"continue with: resume={folder.path}"
-    return exit_code(work, f"stopped; {advice}", OSError, FederationError, advice=advice)
+    return run_command(work, f"stopped; {advice}", OSError, FederationError, advice=advice)
 
 
 def _evaluate(config: EvaluateConfig, command: str) -> int:
@@ -277,19 +277,19 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
         print_evaluation(results)  # before it is written: a full disk loses none of it
         print(printable(str(write_evaluation(folder, results, config.name))))
 
-    return exit_code(work, "stopped; nothing was written", OSError, EvaluationError)
+    return run_command(work, "stopped; nothing was written", OSError, EvaluationError)
 
 
 def _embed(config: EmbedConfig) -> int:
     from orchestra_flwr.use.embed_command import run_embed
 
-    return exit_code(partial(run_embed, config), GOES_ON, OSError, ValueError)
+    return run_command(partial(run_embed, config), RESUME_HINT, OSError, ValueError)
 
 
 def _label(config: LabelConfig) -> int:
     from orchestra_flwr.use.label_command import run_label
 
-    return exit_code(partial(run_label, config), GOES_ON, OSError, ValueError)
+    return run_command(partial(run_label, config), RESUME_HINT, OSError, ValueError)
 
 
 def _export(config: ExportConfig) -> int:
@@ -309,7 +309,7 @@ def _export(config: ExportConfig) -> int:
 
     # Files may be there, or on the hub.
     stopped = "stopped; the same command begins again"
-    return exit_code(work, stopped, OSError, ExportError, HubError)
+    return run_command(work, stopped, OSError, ExportError, HubError)
 
 
 def _take_part(config: ClientConfig) -> int:
@@ -319,7 +319,7 @@ def _take_part(config: ClientConfig) -> int:
         with suppress(KeyboardInterrupt):
             run_client(config)
 
-    return exit_code(work, "", OSError)
+    return run_command(work, "", OSError)
 
 
 class _PrintableFormatter(logging.Formatter):

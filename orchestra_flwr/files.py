@@ -52,7 +52,7 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
         OSError: names `path`; what was there before is still there.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    with _naming(path):
+    with naming(path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
         created = os.fstat(descriptor).st_mtime
@@ -86,7 +86,7 @@ def append_durably(path: Path, data: bytes) -> None:
     def opened(name: str, flags: int) -> int:
         return os.open(name, flags, 0o600)
 
-    with _naming(path), open(path, "ab", buffering=0, opener=opened) as file:
+    with naming(path), open(path, "ab", buffering=0, opener=opened) as file:
         size = file.seek(0, os.SEEK_END)
         if size == 0:
             sync_folder(path.parent)
@@ -146,7 +146,7 @@ def folder_name(name: str) -> str:
 
 
 @contextmanager
-def only_for_owner() -> Iterator[None]:
+def private_umask() -> Iterator[None]:
     """All files and folders that this process and its children make in the block are private."""
     before = os.umask(0o077)
     try:
@@ -168,21 +168,25 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the block name `path`: those of a full disk name no file, others a temporary one.
+
+    Raises:
+        OSError: as in the block, with the reason and `path`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.strerror is None:  # it has its own text
+            raise
+        reason = os.strerror(error.errno) if error.errno else error.strerror
+        raise OSError(error.errno, f"cannot be written ({reason})", str(path)) from error
+
+
 def _remove_abandoned(path: Path, now: float) -> None:
     # The times come from the file system alone: the clocks of machines that share it may differ.
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with suppress(OSError):  # somebody else may have removed it
             if left.stat().st_mtime < now - ABANDONED:
                 left.unlink()
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    # Errors of write and fsync (a full disk) do not name the file, others name the temporary one.
-    try:
-        yield
-    except OSError as error:
-        if error.strerror is None:  # it has its own text
-            raise
-        reason = error.strerror
-        raise OSError(error.errno, f"cannot be written ({reason})", str(path)) from error

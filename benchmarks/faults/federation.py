@@ -89,7 +89,7 @@ class Federation:
                     stack.enter_context(small_disk(path))
                 path.mkdir(exist_ok=True)
             self.logs.mkdir()
-            make_keys(self.security, "--client", "a", "--client", "b")
+            make_keys(self.security, "client=a,b")
             for name in NAMES:
                 heard = self.security if self.listened and name == "a" else None
                 self.links[name] = stack.enter_context(Link(self.port, heard))
@@ -220,9 +220,8 @@ def _last(command: Command) -> str:
 
 def make_keys(folder: Path, *arguments: str) -> None:
     """A server's keys for this machine, and what else the arguments ask for."""
-    hosts = ["--host", "127.0.0.1", "--host", "localhost"]
     with contextlib.redirect_stdout(io.StringIO()):
-        assert keys.main(["server", "--folder", str(folder), *hosts, *arguments]) == 0
+        assert keys.main(["server", f"folder={folder}", "host=127.0.0.1", *arguments]) == 0
 
 
 def make_photos(folder: Path, counts: dict[str, int]) -> None:

@@ -11,7 +11,7 @@ from typing import NoReturn
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 
-GOES_ON = "stopped; the same command goes on"
+RESUME_HINT = "stopped; the same command goes on"
 
 
 class Terminated(KeyboardInterrupt):
@@ -27,10 +27,10 @@ def stop_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-def exit_code(
+def run_command(
     work: Callable[[], int | None], stopped: str, *failures: type[Exception], advice: str = ""
 ) -> int:
-    """What a command's work returns, or the exit code of what ended it, after a line about that.
+    """Runs a command's work; returns its exit code, or that of what ended it after a line about it.
 
     Args:
         work: returns an exit code; None: 0.

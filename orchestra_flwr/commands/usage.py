@@ -76,7 +76,7 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
   run_server.py data.root=labelled.zip                evaluate the encoder with labelled images
   run_server.py resume=outputs/<name>/<date_time>     go on with an interrupted run
 
-Keys: python -m orchestra_flwr.deployment.keys server --host <name or address of this machine>
+Keys: python -m orchestra_flwr.deployment.keys server host=<name or address of this machine>
 
 {_COMMON}{_COMPLETION}
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or

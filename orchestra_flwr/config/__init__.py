@@ -1,13 +1,12 @@
 """The run's configuration: typed, frozen, checked before anything starts.
 
-The only package that reads Hydra's files. Everything else sees a :class:`Config`.
+Everything else sees a :class:`Config`; the room `reading` makes one of files and command lines.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from orchestra_flwr.config.choice import Choice, Plugin
-from orchestra_flwr.config.renamed import migrated, renamed
 from orchestra_flwr.config.run import Config, requested_plugins
 from orchestra_flwr.config.section import (
     Composed,
@@ -17,6 +16,7 @@ from orchestra_flwr.config.section import (
     Section,
     parse,
     path_keys,
+    why_unread,
 )
 from orchestra_flwr.config.sections import (
     AugmentationConfig,
@@ -39,42 +39,37 @@ from orchestra_flwr.config.sections import (
 )
 
 if TYPE_CHECKING:
-    from orchestra_flwr.config.compose import (
-        config_to_yaml,
-        described,
-        load,
-        load_config,
-    )
-    from orchestra_flwr.config.config_file import read_config_file
     from orchestra_flwr.config.evaluate import EvaluateConfig, OfSavedEncoder, SavedEncoderConfig
-    from orchestra_flwr.config.overrides import override_text, swept_values
-    from orchestra_flwr.config.resume import MAY_GROW, RESUME_MAY_CHANGE, is_free
-    from orchestra_flwr.config.translate import conf_dir
-    from orchestra_flwr.config.unread import without_unread
+    from orchestra_flwr.config.reading.compose import described, load, load_config
+    from orchestra_flwr.config.reading.hydra_overrides import conf_dir
+    from orchestra_flwr.config.reading.overrides import override_text, swept_values
+    from orchestra_flwr.config.reading.resume import MAY_GROW, RESUME_MAY_CHANGE, is_free
+    from orchestra_flwr.config.reading.saved_config import config_to_yaml, read_config_file
+    from orchestra_flwr.config.reading.unread import without_unread
 else:
-    # These read files with Hydra. Clients get a configuration as JSON and do without its import.
-    _BY_HYDRA = {
-        "config_to_yaml": "compose",
-        "described": "compose",
-        "load": "compose",
-        "load_config": "compose",
-        "read_config_file": "config_file",
+    # Clients get a configuration as JSON, and do without the import of Hydra.
+    _IMPORTED_LATER = {
         "EvaluateConfig": "evaluate",
+        "MAY_GROW": "reading.resume",
         "OfSavedEncoder": "evaluate",
+        "RESUME_MAY_CHANGE": "reading.resume",
         "SavedEncoderConfig": "evaluate",
-        "override_text": "overrides",
-        "swept_values": "overrides",
-        "MAY_GROW": "resume",
-        "RESUME_MAY_CHANGE": "resume",
-        "is_free": "resume",
-        "conf_dir": "translate",
-        "without_unread": "unread",
+        "conf_dir": "reading.hydra_overrides",
+        "config_to_yaml": "reading.saved_config",
+        "described": "reading.compose",
+        "is_free": "reading.resume",
+        "load": "reading.compose",
+        "load_config": "reading.compose",
+        "override_text": "reading.overrides",
+        "read_config_file": "reading.saved_config",
+        "swept_values": "reading.overrides",
+        "without_unread": "reading.unread",
     }
 
     def __getattr__(name: str) -> object:
-        if name not in _BY_HYDRA:
+        if name not in _IMPORTED_LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_BY_HYDRA[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_IMPORTED_LATER[name]}"), name)
 
 
 __all__ = [
@@ -114,13 +109,12 @@ __all__ = [
     "is_free",
     "load",
     "load_config",
-    "migrated",
     "override_text",
     "parse",
     "path_keys",
     "read_config_file",
-    "renamed",
     "requested_plugins",
     "swept_values",
+    "why_unread",
     "without_unread",
 ]

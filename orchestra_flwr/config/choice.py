@@ -135,9 +135,8 @@ class Plugin:
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
-        """Keys that a run (a :class:`Config`) with this plug-in does not read, and why.
+        """Keys that have no effect in a run (a :class:`Config`) with this plug-in, and why.
 
-        A command line that gives one of them is refused: "<key>: is not read <why>". The name of a
-        section stands for all its keys.
+        See :meth:`Composed.unread`. A command says "<key>: is not read <why>".
         """
         return {}

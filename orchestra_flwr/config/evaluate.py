@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from orchestra_flwr.config.config_file import read_config_file
-from orchestra_flwr.config.renamed import migrated
+from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import (
     Composed,
     ConfigError,
@@ -77,7 +76,7 @@ class OfSavedEncoder(Composed):
 class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
     """A saved encoder, and images that its command may need: another data set or the run's own."""
 
-    unused = ("model", "federation", "training", "clustering")
+    referred = ("model", "federation", "training", "clustering")
     undecided = ("data.image_size",)  # the encoder's own, whatever a data set has elsewhere
 
     data: EvaluatedDataConfig
@@ -99,7 +98,7 @@ class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
         file = self.encoder.parent / "config.yaml"
         if not file.is_file():
             raise ConfigError(f"data: must be given, {file.parent} holds no config.yaml of a run")
-        saved = migrated(read_config_file(file))
+        saved = read_config_file(file)
         data, packages = saved.get("data"), saved.get("plugins") or ()
         if not isinstance(data, dict) or not are_packages(packages):
             raise ConfigError(f"{file}: is damaged, data and plugins must be those of a run")

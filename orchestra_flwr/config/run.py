@@ -125,6 +125,10 @@ class Config(WithPlugins, Composed):
             f"federation.{key}": "in a simulation, only by a server of real clients"
             for key in ("min_clients", "min_images")
         }
+        if self.model.norm != "group":
+            found["model.groups"] = f"with model.norm={self.model.norm}"
+        if self.shift.name == "none":
+            found["evaluation.training_images"] = "with shift=none, which changes no image"
         for term in self.terms.values():
             if term.weight == 0:
                 why = f"with {term.path}.weight=0"
@@ -141,11 +145,6 @@ class Config(WithPlugins, Composed):
             _ = choice.settings
         self._check_normalisation()
         self._check_update_privacy()
-        if self.evaluation.training_images == "shifted" and self.shift.name == "none":
-            raise ValueError(
-                "evaluation.training_images=shifted: must be original with shift=none, which "
-                "changes no image"
-            )
         for choice in self.used_choices():
             choice.plugin.check(self)
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -46,18 +46,20 @@ class Composed(Section):
 
     Class attributes:
         file: its name, without .yaml.
-        unused: groups of that file that only its other groups' choices refer to.
-        referred: keys of presets that only other keys refer to; they are no part of the result.
+        referred: keys in files that only other values refer to; they are no part of the result.
         undecided: keys that the files of choices do not set: null unless the command line says.
     """
 
     file: ClassVar[str]
-    unused: ClassVar[tuple[str, ...]] = ()
     referred: ClassVar[tuple[str, ...]] = ("preset_options",)
     undecided: ClassVar[tuple[str, ...]] = ()
 
     def unread(self) -> dict[str, str]:
-        """Keys that are no use beside the values of others, and why: "with optimizer=adam"."""
+        """Keys that have no effect beside the values of others, and why: "with optimizer=adam".
+
+        This alone says so: a command that gives one of them is refused, runs that share it leave it
+        out, and reports do not compare it. The name of a section stands for all its keys.
+        """
         return {}
 
 
@@ -81,6 +83,14 @@ def suggestion(key: str, known: Sequence[str]) -> str:
     ends = [name for name in known if key in (end := name.rpartition(".")[2], *end.split("_"))]
     close = difflib.get_close_matches(key, known, n=2, cutoff=0.75) or ends[:2]
     return f" (did you mean {' or '.join(close)}?)" if close else " (see --help)"
+
+
+def why_unread(key: str, unread: Mapping[str, str]) -> str | None:
+    """Why a key has no effect, by :meth:`Composed.unread`; None: it has one."""
+    for name, why in unread.items():
+        if key == name or key.startswith(f"{name}."):
+            return why
+    return None
 
 
 def known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:

@@ -110,9 +110,7 @@ class ModelConfig(Choice):
 
     @model_validator(mode="after")
     def _groups_divide_the_channels(self) -> Self:
-        if self.groups is not None and self.norm != "group":
-            raise ValueError(f"model.groups={self.groups}: needs model.norm=group")
-        if self.groups is not None and self.width % self.groups:
+        if self.norm == "group" and self.groups is not None and self.width % self.groups:
             raise ValueError(f"model.groups={self.groups}: must divide model.width={self.width}")
         return self
 

@@ -14,7 +14,6 @@ from orchestra_flwr.config import (
     ConfigError,
     DataConfig,
     MethodConfig,
-    migrated,
     parse,
     read_config_file,
 )
@@ -62,7 +61,7 @@ class CardFacts:
         return cls(
             spec=parse(EncoderSpec, described["spec"]),
             about=described.get("about") or {},
-            config=migrated(read_config_file(saved)) if saved.is_file() else {},
+            config=read_config_file(saved) if saved.is_file() else {},
             summary=found,
         )
 

@@ -16,7 +16,6 @@ from orchestra_flwr.config import (
     MAY_GROW,
     RESUME_MAY_CHANGE,
     ConfigError,
-    migrated,
     read_config_file,
 )
 from orchestra_flwr.tensor_files import DamagedFileError, read_values
@@ -142,10 +141,7 @@ def _difference(path: Path, entry: Mapping[str, Any], *, grows: bool) -> str:
 
 
 def _check_config(file: Path, saved: Mapping[str, Any]) -> None:
-    # Today's names on both sides: whoever writes one by hand may use either.
-    before, now = (
-        dict(_flat(migrated(values))) for values in (dict(saved), read_config_file(file))
-    )
+    before, now = dict(_flat(saved)), dict(_flat(read_config_file(file)))
     changes = [
         f"{key} {_shown(before, key)} -> {_shown(now, key)}"
         for key in dict.fromkeys([*before, *now])

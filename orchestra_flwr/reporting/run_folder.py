@@ -11,8 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Self
 
-import yaml
-
 from orchestra_flwr.config import Config, ConfigError, config_to_yaml, read_config_file
 from orchestra_flwr.files import append_durably, write_atomically
 from orchestra_flwr.folder_lock import FolderInUseError, locked
@@ -212,8 +210,7 @@ def _write_rounds(path: Path, rounds: int) -> None:
     saved = read_config_file(file)
     if saved["federation"]["rounds"] != rounds:
         saved["federation"]["rounds"] = rounds
-        text = yaml.safe_dump(saved, sort_keys=False, allow_unicode=True)
-        write_atomically(file, text.encode())
+        write_atomically(file, config_to_yaml(saved).encode())
 
 
 def _no_folder(run_dir: str, error: OSError) -> ConfigError:

@@ -138,7 +138,7 @@ def test_a_deleted_option_has_the_plugins_default():
 
 
 def test_a_choice_by_its_name_key_is_the_choice():
-    """`partition.name=iid`, as version 0.1 took it, brings no option of another choice along."""
+    """`partition.name=iid`, as `config.yaml` has it, brings no option of another choice along."""
     for override in ("partition.name=iid", "+partition.name=iid", "++partition.name=iid"):
         assert load_config([override]).partition == load_config(["partition=iid"]).partition
     assert load_config(["model.name=resnet18"]).model == load_config(["model=resnet18"]).model

@@ -3,7 +3,7 @@ import os
 import pytest
 from pydantic import ValidationError
 
-from orchestra_flwr.config import Config, ConfigError, config_to_yaml, load_config
+from orchestra_flwr.config import Config, ConfigError, load_config
 
 
 def test_defaults_are_the_demo():
@@ -72,14 +72,6 @@ def test_the_preset_of_the_released_code():
         config = load_config([*given, "preset=released_code"])
         assert (config.federation.weighting, config.training.drop_last) == ("batches", True)
     assert load_config(["preset=released_code", "training.drop_last=false"]).training.lr == 0.03
-
-
-def test_a_preset_may_be_repeated_on_resume_but_not_brought_in(run, tmp_path):
-    with pytest.raises(ConfigError, match="weighting=batches: a resumed run keeps"):
-        load_config([f"resume={run}", "preset=released_code"])
-    preset = ["preset=released_code"]
-    (run / "config.yaml").write_text(config_to_yaml(load_config(preset)))
-    assert load_config([f"resume={run}", *preset]).training.drop_last
 
 
 def test_cifar100_has_its_own_clusters():
@@ -189,71 +181,6 @@ def test_survives_the_journey_to_a_client(root):
     config = load_config(["data=cifar100", "seed=3", f"data.root={root}"])
     text = config.to_json()
     assert Config.from_json(text.encode().decode()) == config
-
-
-@pytest.fixture
-def run(tmp_path):
-    """A run folder's saved configuration."""
-    config = load_config(["seed=5", "training.lr=0.01", f"run_dir={tmp_path}"])
-    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
-    return tmp_path
-
-
-def test_resume_alone_takes_the_runs_own_configuration(run):
-    config = load_config([f"resume={run}"])
-    assert (config.seed, config.training.lr) == (5, 0.01)
-    assert config.resume == config.run_dir == str(run)
-
-
-def test_resume_may_repeat_the_configuration_and_move_the_run(run):
-    assert load_config([f"resume={run}", "seed=5", "engine=inline"]).engine.name == "inline"
-    assert load_config([f"resume={run}", "engine.workers=1"]).engine.settings.workers == 1
-
-
-def test_a_resumed_run_stays_in_its_folder(run, monkeypatch):
-    """Another one was passed over without a word."""
-    monkeypatch.chdir(run.parent)
-    assert load_config([f"resume={run}", f"run_dir={run.name}"]).run_dir == str(run)
-    with pytest.raises(ConfigError, match="run_dir=elsewhere: a resumed run stays in its own"):
-        load_config([f"resume={run}", "run_dir=elsewhere"])
-    moved = run.rename(run.with_name("moved"))
-    assert load_config([f"resume={moved}", f"run_dir={run}"]).run_dir == str(moved)
-
-
-def test_resume_may_repeat_a_method_and_its_values(tmp_path):
-    given = ["data=cifar10", "method=byol", f"run_dir={tmp_path}"]
-    (tmp_path / "config.yaml").write_text(config_to_yaml(load_config(given)))
-    again = load_config([f"resume={tmp_path}", "data=cifar10", "method=byol"])
-    assert (again.method.name, again.training.lr) == ("byol", 0.01)
-    with pytest.raises(ConfigError, match="a resumed run keeps its own configuration"):
-        load_config([f"resume={tmp_path}", "method=simclr"])
-
-
-def test_resume_may_repeat_images_that_were_moved(tmp_path):
-    given = ["data=image_folder", f"run_dir={tmp_path}"]
-    config = load_config([*given, "data.root=/before"])
-    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
-    for again, root in (([], "/before"), (["data.root=/now"], "/now")):
-        resumed = load_config([f"resume={tmp_path}", "data=image_folder", *again])
-        assert resumed.data.options["root"] == root
-
-
-@pytest.mark.parametrize("change", ["training.lr=0.02", "seed=0", "data=cifar10", "model=resnet18"])
-def test_resume_refuses_another_configuration(run, change):
-    with pytest.raises(ConfigError, match="a resumed run keeps its own configuration"):
-        load_config([f"resume={run}", change])
-
-
-def test_a_resumed_run_may_get_more_rounds(run):
-    assert load_config([f"resume={run}", "federation.rounds=40"]).federation.rounds == 40
-    assert load_config([f"resume={run}", "federation.rounds=10"]).federation.rounds == 10
-    with pytest.raises(ConfigError, match="^federation.rounds=9: .* can only get more rounds"):
-        load_config([f"resume={run}", "federation.rounds=9"])
-    with pytest.raises(ConfigError, match="federation.rounds may grow, and engine, device, .* may"):
-        load_config([f"resume={run}", "seed=6"])
-    (run / "config.yaml").write_text(config_to_yaml(load_config(["schedule=cosine"])))
-    with pytest.raises(ConfigError, match="^federation.rounds=40: .* schedule=cosine .*init="):
-        load_config([f"resume={run}", "federation.rounds=40"])
 
 
 def test_a_total_budget_below_one_release_is_refused():

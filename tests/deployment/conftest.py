@@ -85,8 +85,8 @@ def refused(keys, contents, tmp_path):
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template") / "security"
-    hosts = ["--host", "example.org", "--host", "10.0.0.5", "--host", "2001:db8::5"]
-    assert main(["server", "--folder", str(folder), *hosts, "--client", "site-1"]) == 0
+    hosts = "host=example.org,10.0.0.5,2001:db8::5"
+    assert main(["server", f"folder={folder}", hosts, "client=site-1"]) == 0
     return folder
 
 

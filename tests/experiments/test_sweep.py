@@ -163,16 +163,16 @@ def test_a_run_with_a_damaged_summary_is_resumed(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("begun")
 
 
-def test_a_run_is_resumed_with_keys_of_version_0_1(tmp_path):
-    moved = ["engine=ray", "ray.workers=2", "federation.merge=replace"]
+def test_a_run_is_resumed_with_what_may_change_alone(tmp_path):
+    moved = ["engine=ray", "engine.workers=2", "merging=replace"]
     plan, configs = make_plan("table6", "small", seeds=[0], only=["base"], extra=moved)
     (row,) = plan.rows
     (tmp_path / row.run).mkdir()
     (tmp_path / row.run / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
     (begun,) = jobs_of(plan, tmp_path)
     arguments = begun.steps[0][3:]
-    assert {"engine=ray", "ray.workers=2"} < set(arguments)
-    assert "federation.merge=replace" not in arguments
+    assert {"engine=ray", "engine.workers=2"} < set(arguments)
+    assert "merging=replace" not in arguments
     assert load_config(arguments).engine.settings.workers == 2
 
 

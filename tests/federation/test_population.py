@@ -121,5 +121,3 @@ def test_encoders_can_be_judged_by_the_images_as_clients_have_them(tiny):
         start += len(part)
     assert start == len(judging.train) < len(train)
     assert judging.test is whole.dataset.test
-    with pytest.raises(ConfigError, match="evaluation.training_images=shifted: must be original"):
-        tiny("evaluation.training_images=shifted")

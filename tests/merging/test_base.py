@@ -37,8 +37,7 @@ def test_the_policy_that_is_asked_for(tiny, name, kind, keeps):
 def test_options_belong_to_the_policy(tiny):
     assert tiny("merging=fedu").merging.settings == FedUSettings(threshold=0.4)
     assert tiny("merging=fedema").merging.settings == FedEMASettings(scale=None, first_mu=0.7)
-    old = tiny("federation.merge=fedu", "federation.fedu_threshold=0.1")
-    assert old.merging.settings == FedUSettings(threshold=0.1)
+    assert tiny("merging=fedu", "merging.threshold=0.1").merging.settings.threshold == 0.1
     for overrides, says in (
         (["merging=fedu", "merging.threshold=-1"], "merging.threshold=-1"),
         (["merging=fedema", "merging.first_mu=2"], "merging.first_mu=2"),

@@ -2,8 +2,10 @@
 
 import sys
 
+from orchestra_flwr.commands.endings import stop_on_sigterm
 from orchestra_flwr.console.output_streams import outlast_output
 from orchestra_flwr.deployment.keys.command_line import main
 
 outlast_output()
+stop_on_sigterm()
 sys.exit(main())

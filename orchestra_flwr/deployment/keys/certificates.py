@@ -105,9 +105,9 @@ def parse_host(text: str) -> x509.GeneralName:
         pass
     else:
         if address.is_unspecified:
-            raise ConfigError(f"--host {text}: give the address that clients dial")
+            raise ConfigError(f"host={text}: give the address that clients dial")
         if "%" in text:
-            raise ConfigError(f"--host {text}: give the address without its zone (%...)")
+            raise ConfigError(f"host={text}: give the address without its zone (%...)")
         return x509.IPAddress(address)
     labels = text.lower().split(".")
     # A last label of digits alone is a mistyped address: no top-level domain looks so.
@@ -116,7 +116,7 @@ def parse_host(text: str) -> x509.GeneralName:
         or not all(HOST_LABEL.fullmatch(label) for label in labels)
         or labels[-1].isdigit()
     ):
-        raise ConfigError(f"--host {text!r}: {expected}")
+        raise ConfigError(f"host={text!r}: {expected}")
     return x509.DNSName(text.lower())
 
 

@@ -134,7 +134,7 @@ def load_public_key(path: Path) -> PublicKey:
     Raises:
         ConfigError: missing, unreadable or no ECDSA public key in OpenSSH's format.
     """
-    remedy = f"a client makes its key with: {COMMAND} client --folder FOLDER"
+    remedy = f"a client makes its key with: {COMMAND} client folder=FOLDER"
     return PublicKey.parse(read(path, remedy), str(path))
 
 
@@ -157,7 +157,7 @@ def client_files(folder: Path) -> ClientFiles:
             name, or the server's authority has expired; says what to do.
     """
     ca, key, public = folder / "ca.crt", folder / "client.key", folder / "client.pub"
-    make = f"make client.key and client.pub with: {COMMAND} client --folder {quoted(folder)}"
+    make = f"make client.key and client.pub with: {COMMAND} client folder={quoted(folder)}"
     load_authority_certificate(ca, "copy ca.crt from the server's folder to this place")
     private = _load_private_key(key, make)
     data = read(public, f"put it back, or delete {key.name} and {make}")

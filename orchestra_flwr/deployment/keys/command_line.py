@@ -1,151 +1,110 @@
-"""The command ``python -m orchestra_flwr.deployment.keys``: its arguments and exit codes."""
+"""The command ``python -m orchestra_flwr.deployment.keys``: its words and exit codes."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from orchestra_flwr.config import ConfigError
-from orchestra_flwr.console.printable import printable
-from orchestra_flwr.deployment.keys import subcommands
+from orchestra_flwr.commands.endings import run_command
+from orchestra_flwr.config import ConfigError, parse
 from orchestra_flwr.deployment.keys.client_keys import NAME_RULE
 from orchestra_flwr.deployment.keys.key_files import COMMAND
-from orchestra_flwr.files import at_home
+from orchestra_flwr.deployment.keys.server_keys import DEFAULT_DAYS
+from orchestra_flwr.deployment.keys.subcommands import (
+    ClientOptions,
+    Options,
+    RegisterOptions,
+    RevokeOptions,
+    ServerOptions,
+    make_client,
+    make_server,
+    register_client,
+    revoke_client,
+    show,
+)
 
-_Choices: TypeAlias = "argparse._SubParsersAction[_Parser]"
-DESCRIPTION = """\
+SUBCOMMANDS: dict[str, tuple[type[Options], Callable[[Any], None]]] = {
+    "server": (ServerOptions, make_server),
+    "client": (ClientOptions, make_client),
+    "register": (RegisterOptions, register_client),
+    "revoke": (RevokeOptions, revoke_client),
+    "list": (Options, show),
+}
+WITHOUT_KEY = {"register": "key", "revoke": "name"}  # what stood alone until version 0.2
+USAGE = f"""\
+usage: {COMMAND} COMMAND [key=value ...]
+
 Makes and manages the certificates and keys of a federation on separate machines.
 
-  at the server     server    --host fl.example.org
+  at the server     server host=fl.example.org
   at each client    client                       (its private key never leaves it)
-  at the server     register  client.pub
+  at the server     register key=client.pub
+
+server    makes the certificate authority (ca.crt, ca.key) and the server's certificate and key
+          (server.crt, server.key). An authority that is there is kept, and so is the server's key:
+          then the certificate alone is made anew. For a new server key, delete server.key first.
+  host=    host names or IP addresses that clients dial, such as fl.example.org,10.0.0.5; localhost
+           is always added; without it the hosts of the present certificate are kept
+  client=  names of clients, such as a,b: also makes bundles/NAME with all that each needs, and
+           registers it (safer: `client` on its own machine)
+  days=    how long the server's certificate is valid ({DEFAULT_DAYS})
+client    makes client.key, which never leaves this machine, and client.pub, to be registered
+  name=    {NAME_RULE}
+           (client- and 6 digits of the key)
+register  lets a client take part: puts its public key on the list, as clients/NAME.pub
+  key=     the file client.pub, or - for standard input
+  name=    as above (the comment of the key)
+revoke    takes a client off the list: removes clients/NAME.pub
+  name=    of the client
+list      prints name, fingerprint and time of registration of every client
+
+  folder=  of certificates and keys, of every command (security)
+
+A running server takes up by itself who is registered and who is revoked.
+
+Exit code 0: done, 2: an error, and nothing was written, 130 or 143: stopped, nothing was written.
 """
-EPILOG = "Exit code 0: done; 2: an error, and nothing was written; 130: stopped, nothing written."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
-    try:
-        options = _parser().parse_args(arguments)
-        options.run(options)
-    except ConfigError as error:
-        return _fail(str(error))
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
-    return 0
+    words = list(sys.argv[1:] if arguments is None else arguments)
+
+    def work() -> None:
+        if {"--help", "-h"} & {*words}:
+            print(USAGE, end="")
+            return
+        if not words or words[0] not in SUBCOMMANDS:
+            wrong = f"{words[0]}: " if words else "a command must be given, "
+            raise ConfigError(f"{wrong}must be one of {', '.join(SUBCOMMANDS)} (see --help)")
+        name, *rest = words
+        options, run = SUBCOMMANDS[name]
+        try:
+            run(parse(options, _values(rest, WITHOUT_KEY.get(name))))
+        except OSError as error:
+            reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            raise ConfigError(reason) from None
+
+    return run_command(work, "stopped; nothing was written")
 
 
-def _fail(reason: str) -> int:
-    print(f"error: {printable(' '.join(reason.split()))}", file=sys.stderr)
-    return 2
+def _values(words: Sequence[str], without_key: str | None) -> dict[str, Any]:
+    """What the keys are given.
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see --help)")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=COMMAND,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    choices = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")
-    for add in (_add_server, _add_client, _add_register, _add_revoke, _add_list):
-        add(choices).add_argument(
-            "--folder",
-            type=at_home,  # a shell leaves --folder=~/keys as it is
-            default=Path("security"),
-            help="folder of certificates and keys (default: %(default)s)",
-        )
-    return parser
-
-
-def _add_server(choices: _Choices) -> argparse.ArgumentParser:
-    server = choices.add_parser(
-        "server",
-        help="make the certificate authority and the server's certificate, or renew it",
-        description="Makes the certificate authority (ca.crt, ca.key) and the server's "
-        "certificate and key (server.crt, server.key). An authority that is there is kept, and "
-        "so is the server's key: then the certificate alone is made anew. For a new server key, "
-        "delete server.key first.",
-    )
-    server.add_argument(
-        "--host",
-        action="append",
-        default=[],
-        help="host name or IP address that clients dial; may be given several times; localhost "
-        "is always added; without it the hosts of the present certificate are kept",
-    )
-    server.add_argument(
-        "--client",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="also make bundles/NAME with all that this client needs, and register it; may be "
-        "given several times (safer: `client` on its own machine)",
-    )
-    server.add_argument(
-        "--days",
-        type=int,
-        default=825,
-        help="how long the server's certificate is valid (default: %(default)s)",
-    )
-    server.set_defaults(run=subcommands.make_server)
-    return server
-
-
-def _add_client(choices: _Choices) -> argparse.ArgumentParser:
-    client = choices.add_parser(
-        "client",
-        help="make a client's key pair on its own machine",
-        description="Makes client.key and client.pub. The private key never leaves this machine; "
-        "the public one is registered at the server.",
-    )
-    client.add_argument("--name", help=f"{NAME_RULE} (default: client- and 6 digits of the key)")
-    client.set_defaults(run=subcommands.make_client)
-    return client
-
-
-def _add_register(choices: _Choices) -> argparse.ArgumentParser:
-    register = choices.add_parser(
-        "register",
-        help="let a client take part",
-        description="Puts a client's public key on the list, as clients/NAME.pub. A running "
-        "server takes it up by itself.",
-    )
-    register.add_argument(
-        "public_key", metavar="PUBLIC_KEY_FILE", help="client.pub, or - for stdin"
-    )
-    register.add_argument("--name", help=f"{NAME_RULE} (default: the comment of the key)")
-    register.set_defaults(run=subcommands.register_client)
-    return register
-
-
-def _add_revoke(choices: _Choices) -> argparse.ArgumentParser:
-    revoke = choices.add_parser(
-        "revoke",
-        help="take a client off the list",
-        description="Removes clients/NAME.pub. A running server takes it up by itself.",
-    )
-    revoke.add_argument("name", metavar="NAME")
-    revoke.set_defaults(run=subcommands.revoke_client)
-    return revoke
-
-
-def _add_list(choices: _Choices) -> argparse.ArgumentParser:
-    listing = choices.add_parser(
-        "list",
-        help="show who is registered",
-        description="Prints name, fingerprint and time of registration of every client.",
-    )
-    listing.set_defaults(run=subcommands.show)
-    return listing
+    Raises:
+        ConfigError: a word that is no key=value, or a key that is given twice.
+    """
+    values: dict[str, Any] = {}
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        key, equals, value = word.partition("=")
+        if key.startswith("--"):
+            today = f"{key[2:]}={value if equals else following}"
+            raise ConfigError(f"{key}: is written {today} now (see --help)")
+        if not equals:
+            today = f"{without_key or 'key'}={word if without_key else 'value'}"
+            raise ConfigError(f"{word}: is written {today} (see --help)")
+        if key in values:
+            raise ConfigError(f"{key}: is given twice; several hosts or clients are written a,b")
+        values[key] = value
+    return values

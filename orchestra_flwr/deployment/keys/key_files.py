@@ -7,18 +7,18 @@ import logging
 import os
 import secrets
 import shlex
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import make_private_folder, naming, sync_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
 COMMAND = "python -m orchestra_flwr.deployment.keys"
-LARGEST = 1 << 20  # bytes; no key or certificate comes near, a wrong path may well
+MAX_BYTES = 1 << 20  # bytes; no key or certificate comes near, a wrong path may well
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ def read(path: Path, remedy: str) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
+            data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing: {remedy}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if len(data) > LARGEST:
+    if len(data) > MAX_BYTES:
         raise ConfigError(f"{path} is too large to be a key or a certificate")
     return data
 
@@ -76,19 +76,18 @@ def write_all(files: Iterable[NewFile]) -> None:
             _make_folder(file.path.parent, made)
             temporary = file.path.with_name(f".{file.path.name}.{secrets.token_hex(4)}.tmp")
             made.append(temporary)
-            with _naming(file.path):
-                mode = 0o600 if file.private else 0o644
-                write_atomically(temporary, file.data, mode=mode)
+            with naming(file.path):
+                write_atomically(temporary, file.data, mode=0o600 if file.private else 0o644)
             staged.append((file, temporary))
         for file, temporary in staged:
-            with _naming(file.path):
+            with naming(file.path):
                 if file.replace:
                     temporary.replace(file.path)
                 else:
                     _name_new(temporary, file.path)
                     made.append(file.path)
                     temporary.unlink(missing_ok=True)
-            _sync_folder(file.path.parent)
+            sync_folder(file.path.parent)
     except BaseException:
         for path in reversed(made):
             with suppress(OSError):  # what cannot be undone must not replace the reason
@@ -102,8 +101,8 @@ def write_all(files: Iterable[NewFile]) -> None:
 def _make_folder(folder: Path, made: list[Path]) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent, made)
-        with _naming(folder):
-            folder.mkdir(mode=0o700)
+        with naming(folder):
+            make_private_folder(folder)
         made.append(folder)
 
 
@@ -117,23 +116,3 @@ def _name_new(temporary: Path, path: Path) -> None:
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
         temporary.rename(path)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    # Errors of write and fsync do not say which file they struck, others name the temporary one.
-    try:
-        yield
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise OSError(error.errno, reason, str(path)) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    # Only then does a new name survive a power cut. Not every file system can do it.
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -34,7 +34,7 @@ from orchestra_flwr.deployment.keys.certificates import (
 )
 from orchestra_flwr.deployment.keys.key_files import COMMAND, NewFile, quoted, warn_if_open
 
-LONGEST_DAYS = 3650
+DEFAULT_DAYS, MAX_DAYS = 825, 3650  # that a server's certificate is valid
 SUPERLINK = "127.0.0.1"  # where the gate, and Flower's commands, reach it with this certificate
 LOCAL_HOSTS = ("localhost", SUPERLINK, "::1")
 
@@ -71,7 +71,7 @@ def server_files(folder: Path) -> ServerFiles:
             together, or the certificate is not for this machine, too; says what to do.
     """
     files = ServerFiles.of(folder)
-    remedy = f"make it with: {COMMAND} server --folder {quoted(folder)} --host HOST"
+    remedy = f"make it with: {COMMAND} server folder={quoted(folder)} host=HOST"
     ca = load_authority_certificate(files.ca, remedy)
     certificate = load_certificate(files.certificate, remedy)
     check_dates(files.certificate, certificate, remedy)
@@ -96,10 +96,8 @@ def plan_server(folder: Path, hosts: Sequence[str], days: int) -> ServerPlan:
     that is replaced are kept.
 
     Raises:
-        ConfigError: a wrong host or number of days, or files in the folder that do not fit.
+        ConfigError: a wrong host, or files in the folder that do not fit.
     """
-    if not 1 <= days <= LONGEST_DAYS:
-        raise ConfigError(f"--days {days}: must be between 1 and {LONGEST_DAYS}")
     paths = ServerFiles.of(folder)
     ca_key_path = folder / "ca.key"
     existed = paths.ca.exists() or ca_key_path.exists()
@@ -110,8 +108,8 @@ def plan_server(folder: Path, hosts: Sequence[str], days: int) -> ServerPlan:
         )
     if not hosts:
         if not paths.certificate.exists():
-            raise ConfigError("--host: give at least one host name or address that clients dial")
-        hosts = certificate_hosts(load_certificate(paths.certificate, "give its hosts by --host"))
+            raise ConfigError("host: must be given, a host name or address that clients dial")
+        hosts = certificate_hosts(load_certificate(paths.certificate, "give its hosts by host="))
     names = list(dict.fromkeys(parse_host(host) for host in [*hosts, *LOCAL_HOSTS]))
     now = datetime.now(UTC)
     files: list[NewFile] = []

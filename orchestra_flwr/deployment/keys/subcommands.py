@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated, Any
 
 from cryptography import x509
+from pydantic import BeforeValidator, Field
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.deployment.keys.certificates import certificate_hosts, certificate_pem
 from orchestra_flwr.deployment.keys.client_keys import (
     NAME_PATTERN,
@@ -26,24 +27,70 @@ from orchestra_flwr.deployment.keys.client_registry import (
     registered_keys,
     revoke,
 )
-from orchestra_flwr.deployment.keys.key_files import COMMAND, LARGEST, NewFile, quoted, write_all
-from orchestra_flwr.deployment.keys.server_keys import ServerPlan, plan_server
+from orchestra_flwr.deployment.keys.key_files import COMMAND, MAX_BYTES, NewFile, quoted, write_all
+from orchestra_flwr.deployment.keys.server_keys import (
+    DEFAULT_DAYS,
+    MAX_DAYS,
+    ServerPlan,
+    plan_server,
+)
+from orchestra_flwr.files import at_home
 
 
-def make_server(options: argparse.Namespace) -> None:
+def _divided(value: Any) -> Any:
+    return tuple(dict.fromkeys(value.split(","))) if isinstance(value, str) else value
+
+
+Several = Annotated[tuple[str, ...], BeforeValidator(_divided)]
+
+
+class Options(Section):
+    """What every subcommand may be given; a text is taken literally."""
+
+    folder: Annotated[Path, BeforeValidator(at_home)] = Path("security")
+
+
+class ServerOptions(Options):
+    """Of `server`."""
+
+    host: Several = ()
+    client: Several = ()
+    days: int = Field(DEFAULT_DAYS, ge=1, le=MAX_DAYS)
+
+
+class ClientOptions(Options):
+    """Of `client`."""
+
+    name: str | None = None
+
+
+class RegisterOptions(ClientOptions):
+    """Of `register`."""
+
+    key: str
+
+
+class RevokeOptions(Options):
+    """Of `revoke`."""
+
+    name: str
+
+
+def make_server(options: ServerOptions) -> None:
     """Makes or renews the server's files; makes and registers bundles for clients.
 
+    This and the other subcommands have written nothing when they raise an error.
+
     Raises:
-        ConfigError: bad input, nothing was written.
-        OSError: the disk refused, nothing was written.
+        ConfigError: bad input.
+        OSError: the disk refused.
     """
-    folder: Path = options.folder
+    folder = options.folder
     plan = plan_server(folder, options.host, options.days)
     ca = certificate_pem(plan.authority.certificate)
     bundles: list[NewFile] = []
     registrations: list[NewFile] = []
-    names = list(dict.fromkeys(options.client))
-    for name in names:
+    for name in options.client:
         bundle = folder / "bundles" / check_name(name)
         if bundle.exists():
             raise ConfigError(f"{bundle} exists already: choose another name")
@@ -54,42 +101,32 @@ def make_server(options: argparse.Namespace) -> None:
     # last: the one step that cannot be taken back.
     *made, certificate = plan.files
     write_all([*made, *bundles, *registrations, certificate])
-    _print_server(folder, plan, names)
+    _print_server(folder, plan, options.client)
 
 
-def make_client(options: argparse.Namespace) -> None:
-    """Makes a client's key pair.
-
-    Raises:
-        ConfigError: bad input, nothing was written.
-        OSError: the disk refused, nothing was written.
-    """
-    folder: Path = options.folder
+def make_client(options: ClientOptions) -> None:
+    """Makes a client's key pair."""
+    folder = options.folder
     public, files = new_client(folder, options.name)
     write_all(files)
     line = public.line.decode().strip()
     print(f"made {folder}/client.key (private: it stays here) and client.pub for {public.comment}:")
     print(f"\n{line}\n\nnext:")
-    print(f"- at the server: echo '{line}' | {COMMAND} register - --folder security")
+    print(f"- at the server: echo '{line}' | {COMMAND} register key=-")
     if not (folder / "ca.crt").exists():
         print(f"- copy ca.crt from the server's folder to {folder}/ca.crt")
 
 
-def register_client(options: argparse.Namespace) -> None:
-    """Puts a public key on the server's list.
-
-    Raises:
-        ConfigError: bad input, nothing was written.
-        OSError: the disk refused, nothing was written.
-    """
+def register_client(options: RegisterOptions) -> None:
+    """Puts a public key on the server's list."""
     folder = _existing(options.folder)
-    if options.public_key == "-":
-        data = b"" if sys.stdin is None else sys.stdin.buffer.read(LARGEST)  # it may be closed
+    if options.key == "-":
+        data = b"" if sys.stdin is None else sys.stdin.buffer.read(MAX_BYTES)  # it may be closed
         key = PublicKey.parse(data, "standard input")
     else:
-        key = load_public_key(Path(options.public_key))
+        key = load_public_key(at_home(options.key))
     if options.name is None and not re.fullmatch(NAME_PATTERN, key.comment):
-        raise ConfigError(f"the key ends in {key.comment!r}, no name ({NAME_RULE}): use --name")
+        raise ConfigError(f"the key ends in {key.comment!r}, no name ({NAME_RULE}): give name=")
     name = key.comment if options.name is None else options.name
     files = plan_registration(folder, key, name)
     write_all(files)
@@ -97,23 +134,14 @@ def register_client(options: argparse.Namespace) -> None:
     print(f"{done} {name} ({key.fingerprint})")
 
 
-def revoke_client(options: argparse.Namespace) -> None:
-    """Takes a client off the server's list.
-
-    Raises:
-        ConfigError: bad input, nothing was written.
-        OSError: the disk refused, nothing was written.
-    """
+def revoke_client(options: RevokeOptions) -> None:
+    """Takes a client off the server's list."""
     revoke(_existing(options.folder), options.name)
     print(f"revoked {options.name}")
 
 
-def show(options: argparse.Namespace) -> None:
-    """Prints who is registered.
-
-    Raises:
-        ConfigError: the list cannot be read.
-    """
+def show(options: Options) -> None:
+    """Prints who is registered."""
     clients = registered_keys(_existing(options.folder))
     if not clients:
         print(f"no client is registered in {options.folder}")
@@ -129,7 +157,6 @@ def show(options: argparse.Namespace) -> None:
 
 
 def _print_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:
-    here = quoted(folder)
     authority, certificate = plan.authority.certificate, plan.certificate
     if plan.authority_existed:
         print(f"kept {folder}/ca.crt: clients trust it already (until {_end(authority)})")
@@ -151,16 +178,16 @@ def _print_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:
         )
     print(
         f"- on another client's machine: copy {folder}/ca.crt there, make its key with\n"
-        f"    {COMMAND} client --folder security\n"
+        f"    {COMMAND} client\n"
         "  bring its client.pub here and register it with\n"
-        f"    {COMMAND} register client.pub --folder {here}"
+        f"    {COMMAND} register key=client.pub folder={quoted(folder)}"
     )
 
 
 def _existing(folder: Path) -> Path:
     # A mistyped folder must not become a second list that no server reads.
     if not folder.is_dir():
-        raise ConfigError(f"--folder {folder}: no such folder (`server` makes it)")
+        raise ConfigError(f"folder={folder}: no such folder (`server` makes it)")
     return folder
 
 

@@ -24,7 +24,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, scratch_folder
 from orchestra_flwr.deployment.processes.supernode import SOCKET, Health, Supernode
 from orchestra_flwr.federation.messages.failures import Failure, as_shown, to_error
-from orchestra_flwr.files import make_private_folder, only_for_owner, write_atomically
+from orchestra_flwr.files import make_private_folder, private_umask, write_atomically
 from orchestra_flwr.flower.client_tasks import ClientTasks, NodeLostError, Request, TaskError
 from orchestra_flwr.flower.deployed_app import APP
 from orchestra_flwr.folder_lock import FolderInUseError, locked
@@ -47,7 +47,7 @@ def run_client(config: ClientConfig) -> None:
     count, labelled = survey(root)
     config.privacy.check_images(min(count, config.data.limit or count))
     with ExitStack() as stack:
-        stack.enter_context(only_for_owner())  # what Flower writes there as well
+        stack.enter_context(private_umask())  # what Flower writes there as well
         name = _name(config, keys)
         folder = stack.enter_context(_own_folder(config, name))
         scratch = stack.enter_context(scratch_folder())

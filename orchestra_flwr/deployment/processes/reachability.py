@@ -91,7 +91,8 @@ def _distrusted(reason: str, server: str, ca: Path | None) -> str:
     if "mismatch" in reason:
         return (
             f"{server} shows a certificate that is not for {host}: use a name or address that it "
-            f"is for, or run {COMMAND} server with every --host at the server and start it again"
+            f"is for, or run {COMMAND} server host=... with every name at the server and start it "
+            "again"
         )
     return (
         f"{server} shows a certificate that {ca} does not vouch for ({reason}): if the server's "

@@ -168,8 +168,9 @@ class Supernode:
         if self._keys is not None and any(NOT_ACTIVATED in line for line in tail):
             return (
                 f"{self._server} does not take this client's key: if it is not registered, bring "
-                f"{self._keys.public} there and run {COMMAND} register {self._keys.public.name}; "
-                "if this client was killed a moment ago, it is taken again within a minute"
+                f"{self._keys.public} there and run {COMMAND} register "
+                f"key={self._keys.public.name}; if this client was killed a moment ago, it is "
+                "taken again within a minute"
             )
         if self._connected or self._gave_up:
             return f"the connection to {self._server} ended"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestra_flwr.config import Config, ConfigError, Section, is_free, load_config, parse
@@ -18,7 +18,7 @@ from orchestra_flwr.experiments.planning.description import (
     load_scale,
     reading_order,
 )
-from orchestra_flwr.experiments.planning.rows import Composer, Row, check_rows_differ, run_name
+from orchestra_flwr.experiments.planning.rows import Composer, Row, check_rows_differ
 from orchestra_flwr.experiments.planning.transfer import ROOT, transfer_name
 from orchestra_flwr.files import write_atomically
 
@@ -66,25 +66,18 @@ class Plan(Section):
             return self
         asked = [(row.values, row.seed) for row in self.rows]
         others = [row for row in earlier.rows if (row.values, row.seed) not in asked]
-        rows = [*self.rows, *_of_today(others, self.experiment.work)]
         axes = axes_of(self.name, self.experiment, self.settings, self.scale)
         order = {axis: list(values) for axis, values in axes.items()}
+        # Composed anew, whatever overrides the file has: it may be a stranger's.
+        composer = Composer(self.experiment, self.settings, self.scale, axes, self.extra or ())
+        rows = [*self.rows]
+        for row in others:
+            if all(value in order.get(axis, ()) for axis, value in row.values.items()):
+                found, _ = composer.rows([row.values], [row.seed])
+                rows += [today for today in found if today.run == row.run]
         rows.sort(key=lambda r: ([order[axis].index(v) for axis, v in r.values.items()], r.seed))
         commands = dict.fromkeys([*earlier.command.splitlines(), self.command])
         return self.model_copy(update={"rows": tuple(rows), "command": "\n".join(commands)})
-
-
-def _of_today(rows: Iterable[Row], work: str) -> Iterator[Row]:
-    """The rows whose runs have the names, and so the settings, that this version gives them."""
-    configs: dict[Overrides, Config | None] = {}
-    for row in rows:
-        if row.overrides not in configs:
-            configs[row.overrides] = None
-            with contextlib.suppress(ConfigError):
-                configs[row.overrides] = load_config(row.overrides)
-        config = configs[row.overrides]
-        if config and run_name(config.model_copy(update={"seed": row.seed}), work) == row.run:
-            yield row
 
 
 def read_plans(folder: Path) -> tuple[list[Plan], dict[str, str]]:

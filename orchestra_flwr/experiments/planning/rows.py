@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestra_flwr.config import (
@@ -63,6 +63,7 @@ class Composer:
         experiment, settings, scale: what is run, the scale's settings, and its name.
         axes: the values of each axis at the scale.
         extra: overrides of the command, of every row.
+        composed: configurations by their overrides: many rows need the same ones.
     """
 
     experiment: Experiment
@@ -70,6 +71,7 @@ class Composer:
     scale: str
     axes: Axes
     extra: Sequence[str]
+    composed: dict[Overrides, Config] = field(default_factory=dict)
 
     def rows(
         self, combinations: Iterable[Values], seeds: Sequence[int]
@@ -103,12 +105,18 @@ class Composer:
         if scaling:
             without = {axis: value for axis, value in values.items() if axis != scaling.axis}
             config, reference = (
-                load_config(chosen)
+                self._config(chosen)
                 for chosen in (overrides, [*self._overrides(without), *self.extra])
             )
             overrides.append(scaled_override(scaling.rule, config, reference))
-        read = without_unread(load_config(overrides), overrides)
-        return tuple(read), load_config(read)
+        read = without_unread(self._config(overrides), overrides)
+        return tuple(read), self._config(read)
+
+    def _config(self, overrides: Sequence[str]) -> Config:
+        key = tuple(overrides)
+        if key not in self.composed:
+            self.composed[key] = load_config(key)
+        return self.composed[key]
 
     def _overrides(self, values: Mapping[str, str]) -> list[str]:
         here = self.experiment.at(self.scale)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.config import Config
-from orchestra_flwr.config.unread import why_unread
+from orchestra_flwr.config import Config, why_unread
 from orchestra_flwr.experiments.results.runs import Run
 
 # Where a run was and what it showed, not what it computed.

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.config import Config, migrated, parse, read_config_file
+from orchestra_flwr.config import Config, parse, read_config_file
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.methods import sees_labels
 from orchestra_flwr.reporting.run_folder import RunFolder
@@ -77,13 +77,13 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        """The run's configuration; one of version 0.1 with today's keys.
+        """The run's configuration; of this version or of 0.2.
 
         Raises:
             ConfigError: it is damaged, names a plug-in that is not there, or an option that is not
                 known.
         """
-        values = migrated(read_config_file(self.folder / "config.yaml"))
+        values = read_config_file(self.folder / "config.yaml")
         return parse(ServerConfig if "host" in values else Config, values)
 
     @cached_property

@@ -23,8 +23,7 @@ pytestmark = [
 def test_an_emulated_board_trains_a_round_with_a_server(machines):
     machines.make_photos(native=24, board=20)
     machines.keys(
-        "server", "--folder", machines.security, "--host", "127.0.0.1", "--client", "native",
-        "--client", "board",
+        "server", f"folder={machines.security}", "host=127.0.0.1", "client=native,board",
     )  # fmt: skip
     server = machines.server("federation.min_clients=2", "federation.rounds=1")
     server.wait_for("listening on 127.0.0.1")

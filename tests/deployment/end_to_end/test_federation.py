@@ -66,8 +66,7 @@ def save_an_encoder(machines):
 def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
     machines.make_photos(a=24, b=17)
     machines.keys(
-        "server", "--folder", machines.security, "--host", "localhost", "--client", "a",
-        "--client", "b",
+        "server", f"folder={machines.security}", "host=localhost", "client=a,b",
     )  # fmt: skip
     scored = ("evaluation.unsupervised=true", "terms.verification.weight=1",
               "terms.verification.hidden=16", f"init={save_an_encoder(machines)}")  # fmt: skip
@@ -95,19 +94,19 @@ def test_strangers_are_refused_and_a_run_has_the_bits_of_its_simulation(machines
     """Three registered clients over TLS, while four strangers try to get in."""
     machines.make_photos(a=64, b=37, c=20)
     machines.keys(
-        "server", "--folder", machines.security, "--host", "localhost",
-        "--client", "a", "--client", "b", "--client", "c",
+        "server", f"folder={machines.security}", "host=localhost",
+        "client=a,b,c",
     )  # fmt: skip
     server = machines.server("federation.min_clients=3")
     server.wait_for("listening on 127.0.0.1")
 
     # Each stranger tries while nobody else is there, so that what is said is about it.
     stranger = machines.folder / "stranger"
-    machines.keys("client", "--folder", stranger, "--name", "mallory")
+    machines.keys("client", f"folder={stranger}", "name=mallory")
     (stranger / "ca.crt").write_bytes((machines.security / "ca.crt").read_bytes())
     unknown = machines.client("a", f"security={stranger}")
     other = machines.folder / "other"
-    machines.keys("server", "--folder", other, "--host", "localhost", "--client", "b")
+    machines.keys("server", f"folder={other}", "host=localhost", "client=b")
     forged = machines.client("b", f"security={other / 'bundles' / 'b'}")
     plain = machines.client("c", "security=none", "insecure=true")
     with socket.create_connection(("127.0.0.1", machines.port)) as garbage:
@@ -339,8 +338,7 @@ def test_a_client_behind_a_proxy_finds_a_server_that_was_started_again(machines,
 
     machines.make_photos(a=32, b=32)
     machines.keys(
-        "server", "--folder", machines.security, "--host", "127.0.0.1", "--client", "a",
-        "--client", "b",
+        "server", f"folder={machines.security}", "host=127.0.0.1", "client=a,b",
     )  # fmt: skip
     server = machines.server("federation.min_clients=2")
     server.wait_for("listening on")

@@ -73,8 +73,7 @@ def network():
 def test_a_link_is_cut_in_a_round_and_nothing_is_lost(machines, network):
     machines.make_photos(a=32, b=32)
     machines.keys(
-        "server", "--folder", machines.security, "--host", "10.77.0.1", "--client", "a",
-        "--client", "b",
+        "server", f"folder={machines.security}", "host=10.77.0.1", "client=a,b",
     )  # fmt: skip
     machines.inside = network.server
     server = machines.server("host=0.0.0.0", "federation.min_clients=2")
@@ -94,7 +93,7 @@ def test_a_link_is_cut_in_a_round_and_nothing_is_lost(machines, network):
 
 def test_from_the_network_only_the_gate_is_reached(machines, network):
     machines.make_photos(a=16)
-    machines.keys("server", "--folder", machines.security, "--host", "10.77.0.1")
+    machines.keys("server", f"folder={machines.security}", "host=10.77.0.1")
     machines.inside = network.server
     machines.server("host=0.0.0.0", "federation.min_clients=1").wait_for("listening on 0.0.0.0")
     listening = subprocess.run(

@@ -203,18 +203,18 @@ def wait_until(condition, seconds=60):
 @pytest.mark.slow
 def test_a_client_is_revoked_and_registered_again_in_a_running_federation(machines):
     machines.make_photos(a=24)
-    machines.keys("server", "--folder", machines.security, "--host", "localhost", "--client", "a")
+    machines.keys("server", f"folder={machines.security}", "host=localhost", "client=a")
     public = machines.security / "bundles" / "a" / "client.pub"
     server = machines.server("federation.min_clients=2", "federation.rounds=1")
     server.wait_for("listening on")
     client = machines.client("a")
     assert "does not take this client's key" not in client.text
     server.wait_for("client a joined")
-    machines.keys("revoke", "a", "--folder", machines.security)
+    machines.keys("revoke", "name=a", f"folder={machines.security}")
     server.wait_for("revoked: a")
     server.wait_for("client a has left")
     client.wait_for("does not take this client's key")
-    machines.keys("register", public, "--folder", machines.security)
+    machines.keys("register", f"key={public}", f"folder={machines.security}")
     seen = server.text.count("client a joined")
     wait_until(lambda: server.text.count("client a joined") > seen, 120)
 

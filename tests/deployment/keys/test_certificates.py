@@ -98,7 +98,7 @@ def test_another_host_name_is_refused(security, host):
 
 
 def test_another_authority_is_refused(keys, security, tmp_path):
-    assert keys("server", "--folder", tmp_path / "other", "--host", "localhost")[0] == 0
+    assert keys("server", "folder=other", "host=localhost")[0] == 0
     with pytest.raises(ssl.SSLCertVerificationError) as caught:
         handshake(security, tmp_path / "other" / "ca.crt", "localhost")
     assert caught.value.verify_code == 20  # X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY
@@ -116,7 +116,7 @@ def test_a_renewed_certificate_is_trusted_by_those_who_have_the_old_authority(
     keys, security, bundle, contents
 ):
     old = contents(security)
-    code, out, _ = keys("server", "--folder", security, "--host", "new.example.org")
+    code, out, _ = keys("server", f"folder={security}", "host=new.example.org")
     assert code == 0 and f"kept {security}/ca.crt" in out and "made security/ca.crt" not in out
     changed = {name for name, data in contents(security).items() if old.get(name) != data}
     assert changed == {security / "server.crt"}
@@ -130,7 +130,7 @@ def test_an_expired_certificate_is_renewed_for_the_hosts_that_it_had(keys, secur
     hosts = certificates.certificate_hosts(load(security / "server.crt"))
     assert hosts == HOSTS + LOCAL
     reissue(security, datetime.now(UTC) - timedelta(days=60))
-    assert keys("server", "--folder", security)[0] == 0
+    assert keys("server", f"folder={security}")[0] == 0
     assert certificates.certificate_hosts(load(security / "server.crt")) == LOCAL
     server_files(security)
 
@@ -138,7 +138,7 @@ def test_an_expired_certificate_is_renewed_for_the_hosts_that_it_had(keys, secur
 def test_a_deleted_server_key_is_made_anew(keys, security, bundle):
     old = (security / "server.key").read_bytes()
     (security / "server.key").unlink()
-    assert keys("server", "--folder", security)[0] == 0
+    assert keys("server", f"folder={security}")[0] == 0
     assert (security / "server.key").read_bytes() != old
     handshake(security, bundle / "ca.crt", "example.org")
 
@@ -168,7 +168,7 @@ def https(security):
 
 def test_the_http_clients_that_flower_uses_trust_the_server(https, bundle, keys, tmp_path):
     httpx, requests = pytest.importorskip("httpx"), pytest.importorskip("requests")
-    assert keys("server", "--folder", tmp_path / "other", "--host", "localhost")[0] == 0
+    assert keys("server", "folder=other", "host=localhost")[0] == 0
     good, bad = bundle / "ca.crt", tmp_path / "other" / "ca.crt"
     with requests.Session() as session:
         session.trust_env = False
@@ -197,7 +197,7 @@ def test_grpc_trusts_the_server(security, bundle):
 
 def test_the_dates(keys, tmp_path):
     now = datetime.now(UTC)
-    assert keys("server", "--folder", "s", "--host", "localhost", "--days", 100)[0] == 0
+    assert keys("server", "folder=s", "host=localhost", "days=100")[0] == 0
     for name, days in (("ca.crt", 3652), ("server.crt", 100)):
         certificate = load(tmp_path / "s" / name)
         for moment, expected in (
@@ -217,7 +217,7 @@ def test_a_server_certificate_does_not_outlive_its_authority():
 
 
 def test_two_authorities_have_two_names(security, keys):
-    assert keys("server", "--folder", "other", "--host", "localhost")[0] == 0
+    assert keys("server", "folder=other", "host=localhost")[0] == 0
     assert load(security / "ca.crt").subject != load(Path("other/ca.crt")).subject
 
 
@@ -230,8 +230,7 @@ def test_hosts_are_normalised_and_given_once(keys):
         "my_server",
         "xn--mnchen-3ya.de",
     ]
-    words = [word for host in given for word in ("--host", host)]
-    assert keys("server", "--folder", "s", *words)[0] == 0
+    assert keys("server", "folder=s", f"host={','.join(given)}")[0] == 0
     hosts = certificates.certificate_hosts(load(Path("s/server.crt")))
     assert hosts == ["example.org", "localhost", "::1", "my_server", given[-1], "127.0.0.1"]
 
@@ -261,7 +260,7 @@ def test_hosts_are_normalised_and_given_once(keys):
     ],
 )
 def test_what_is_no_host_is_refused(refused, host):
-    assert "--host" in refused("server", "--folder", "s", "--host", "good.org", "--host", host)
+    assert "host=" in refused("server", "folder=s", f"host=good.org,{host}")
 
 
 @pytest.mark.parametrize(
@@ -276,30 +275,30 @@ def test_what_is_no_host_is_refused(refused, host):
 def test_an_incomplete_authority_is_not_replaced(refused, security, missing, told):
     for name in missing:
         (security / name).unlink()
-    assert told in refused("server", "--folder", security, "--host", "localhost")
+    assert told in refused("server", f"folder={security}", "host=localhost")
 
 
 def test_an_authority_of_two_halves_is_not_used(refused, keys, security, tmp_path):
-    assert keys("server", "--folder", "other", "--host", "localhost")[0] == 0
+    assert keys("server", "folder=other", "host=localhost")[0] == 0
     shutil.copy(tmp_path / "other" / "ca.key", security / "ca.key")
-    assert "ca.key is not the key of" in refused("server", "--folder", security)
+    assert "ca.key is not the key of" in refused("server", f"folder={security}")
 
 
 def test_an_expired_authority_signs_nothing(refused, security):
     write_authority(security, datetime.now(UTC) - timedelta(days=4000))
-    err = refused("server", "--folder", security)
+    err = refused("server", f"folder={security}")
     assert "ca.crt expired" in err and "new folder" in err
 
 
 def test_a_damaged_server_key_is_not_overwritten(refused, security):
     (security / "server.key").write_text("damaged")
-    assert "delete it" in refused("server", "--folder", security)
+    assert "delete it" in refused("server", f"folder={security}")
 
 
 def test_hosts_cannot_be_kept_from_a_damaged_certificate(refused, keys, security):
     (security / "server.crt").write_text("damaged")
-    assert "--host" in refused("server", "--folder", security)
-    assert keys("server", "--folder", security, "--host", "example.org")[0] == 0
+    assert "host=" in refused("server", f"folder={security}")
+    assert keys("server", f"folder={security}", "host=example.org")[0] == 0
     server_files(security)
 
 
@@ -312,7 +311,7 @@ def test_server_files(security, caplog):
 def test_server_files_takes_an_rsa_key_of_someone_elses_making(security):
     key = rsa.generate_private_key(65537, 2048)
     (security / "server.key").write_bytes(private_pem(key))
-    assert main(["server", "--folder", str(security)]) == 0
+    assert main(["server", f"folder={security}"]) == 0
     server_files(security)
     handshake(security, security / "ca.crt", "localhost")
 
@@ -334,7 +333,7 @@ def forge(folder: Path) -> None:
         (lambda s: (s / "ca.crt").unlink(), r"ca\.crt is missing: make it with: python -m "),
         (lambda s: (s / "server.crt").unlink(), r"server\.crt is missing: make it with: "),
         (lambda s: (s / "server.key").unlink(), r"server\.key is missing: make it with: "),
-        (shutil.rmtree, r"ca\.crt is missing: .* server --folder .* --host "),
+        (shutil.rmtree, r"ca\.crt is missing: .* server folder=.* host="),
         (lambda s: (s / "ca.crt").write_text("x"), r"ca\.crt is no certificate .*: make it with"),
         (lambda s: (s / "server.crt").write_bytes(bytes(9)), r"server\.crt is no certificate"),
         (lambda s: (s / "server.crt").write_bytes(bytes(2**21)), r"server\.crt is too large"),
@@ -348,7 +347,7 @@ def forge(folder: Path) -> None:
         (lambda s: reissue(s, day(60)), r"server\.crt is valid from .* on, .* set the clock"),
         (
             lambda s: reissue(s, day(0), hosts=["fl.example.org"]),
-            r"server\.crt is not for 127\.0\.0\.1, .*: make it with: .* --host HOST",
+            r"server\.crt is not for 127\.0\.0\.1, .*: make it with: .* host=HOST",
         ),
         (lambda s: write_authority(s, day(-4000)), r"ca\.crt expired on .* new folder"),
         (lambda s: replace_by_folder(s / "server.key"), r"server\.key cannot be read: Is a dir"),
@@ -382,6 +381,6 @@ def test_server_files_warns_a_month_ahead(security, caplog, days, warned):
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == warned
     if warned:
-        assert re.search(r"server\.crt expires on .*: make it with: .* server --folder", texts[0])
+        assert re.search(r"server\.crt expires on .*: make it with: .* server folder=", texts[0])
         assert caplog.records[0].levelno == logging.WARNING
         assert caplog.records[0].name.startswith("orchestra_flwr.")

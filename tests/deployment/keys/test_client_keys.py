@@ -41,7 +41,7 @@ def private_pem(key, form=serialization.PrivateFormat.PKCS8) -> bytes:
 
 
 def test_what_a_client_makes(keys, tmp_path, security):
-    code, out, _ = keys("client", "--folder", "c", "--name", "mine")
+    code, out, _ = keys("client", "folder=c", "name=mine")
     assert code == 0
     assert {p.name: p.stat().st_mode & 0o777 for p in (tmp_path / "c").iterdir()} == {
         "client.key": 0o600,
@@ -58,7 +58,7 @@ def test_what_a_client_makes(keys, tmp_path, security):
 def test_the_default_name_is_the_keys_and_says_nothing_of_the_machine(keys):
     names = set()
     for folder in ("a", "b"):
-        assert keys("client", "--folder", folder)[0] == 0
+        assert keys("client", f"folder={folder}")[0] == 0
         text, _, name = Path(folder, "client.pub").read_text().strip().rpartition(" ")
         assert re.fullmatch(NAME_PATTERN, name)
         assert name == f"client-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
@@ -68,11 +68,11 @@ def test_the_default_name_is_the_keys_and_says_nothing_of_the_machine(keys):
 
 @pytest.mark.parametrize("left", ["client.key", "client.pub"])
 def test_a_clients_key_is_never_overwritten(keys, refused, tmp_path, left):
-    assert keys("client", "--folder", "c")[0] == 0
+    assert keys("client", "folder=c")[0] == 0
     for path in (tmp_path / "c").iterdir():
         if path.name != left:
             path.unlink()
-    assert f"{left} exists already" in refused("client", "--folder", "c")
+    assert f"{left} exists already" in refused("client", "folder=c")
 
 
 def test_a_bundle_is_ready_for_its_client(bundle, security):
@@ -92,7 +92,7 @@ def test_a_bundle_is_ready_for_its_client(bundle, security):
         (lambda b: (b / "ca.crt").write_text("x"), r"ca\.crt is no certificate .* copy ca\.crt"),
         (lambda b: authority(b / "ca.crt", -4000), r"ca\.crt expired"),
         (lambda b: authority(b / "ca.crt", 4000), r"ca\.crt is valid from .* set the clock"),
-        (lambda b: (b / "client.key").unlink(), r"client\.key is missing: make .* client --folder"),
+        (lambda b: (b / "client.key").unlink(), r"client\.key is missing: make .* client folder="),
         (lambda b: (b / "client.pub").unlink(), r"client\.pub is missing: put it back"),
         (lambda b: (b / "client.key").write_text("x"), r"client\.key is no ECDSA key .* make"),
         (lambda b: ed(b / "client.key"), r"client\.key is no ECDSA key"),
@@ -147,7 +147,7 @@ def test_keys_that_ssh_keygen_makes_are_good(keys, security, tmp_path, bits):
     (tmp_path / "client.key.pub").rename(tmp_path / "client.pub")
     shutil.copy(security / "ca.crt", tmp_path)
     assert client_files(tmp_path).name == "site-9"
-    code, out, _ = keys("register", "client.pub", "--folder", security)
+    code, out, _ = keys("register", "key=client.pub", f"folder={security}")
     printed = subprocess.run(
         ["ssh-keygen", "-l", "-f", "client.pub"], check=True, capture_output=True, text=True
     )
@@ -222,10 +222,10 @@ def test_what_is_no_public_key_is_refused(refused, security, public, monkeypatch
     make, expected = BAD_KEYS[kind]
     data = make()
     public.write_bytes(data)
-    err = refused("register", public, "--folder", security, "--name", "x")
+    err = refused("register", f"key={public}", f"folder={security}", "name=x")
     assert expected in err and "client.pub" in err
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    assert expected in refused("register", "-", "--folder", security, "--name", "x")
+    assert expected in refused("register", "key=-", f"folder={security}", "name=x")
     with pytest.raises(ConfigError, match=expected):
         public_key_bytes(public)
 

@@ -19,51 +19,51 @@ from orchestra_flwr.deployment.keys import (
 
 
 def test_register_revoke_and_list(keys, security, public):
-    code, out, _ = keys("register", public, "--folder", security)
+    code, out, _ = keys("register", f"key={public}", f"folder={security}")
     assert code == 0 and out == f"registered site-2 ({fingerprint(public.read_bytes())})\n"
     path = security / "clients" / "site-2.pub"
     assert path.read_bytes() == public.read_bytes() and path.stat().st_mode & 0o777 == 0o644
     assert registered(security)["site-2"] == path
     os.utime(path, (0, datetime(2026, 3, 4, 5, 6).timestamp()))
-    lines = keys("list", "--folder", security)[1].splitlines()
+    lines = keys("list", f"folder={security}")[1].splitlines()
     assert [line.split()[0] for line in lines] == ["name", "site-1", "site-2"]
     assert re.split(" {2,}", lines[2]) == [
         "site-2",
         fingerprint(public.read_bytes()),
         "2026-03-04 05:06",
     ]
-    assert keys("revoke", "site-2", "--folder", security) == (0, "revoked site-2\n", "")
+    assert keys("revoke", "name=site-2", f"folder={security}") == (0, "revoked site-2\n", "")
     assert list(registered(security)) == ["site-1"]
-    assert keys("register", public, "--folder", security)[0] == 0
+    assert keys("register", f"key={public}", f"folder={security}")[0] == 0
 
 
 def test_list_of_nobody(keys):
-    assert keys("list", "--folder", ".") == (0, "no client is registered in .\n", "")
+    assert keys("list", "folder=.") == (0, "no client is registered in .\n", "")
 
 
 def test_registering_again_changes_nothing(keys, security, public):
-    assert keys("register", public, "--folder", security)[0] == 0
+    assert keys("register", f"key={public}", f"folder={security}")[0] == 0
     before = {p: p.stat().st_mtime_ns for p in security.rglob("*")}
-    code, out, _ = keys("register", public, "--folder", security, "--name", "site-2")
+    code, out, _ = keys("register", f"key={public}", f"folder={security}", "name=site-2")
     assert code == 0 and "already registered" in out and "site-2" in out
     assert {p: p.stat().st_mtime_ns for p in security.rglob("*")} == before
 
 
 def test_a_key_has_one_name_and_a_name_one_key(keys, refused, security, public, new_line):
-    assert keys("register", public, "--folder", security, "--name", "other")[0] == 0
+    assert keys("register", f"key={public}", f"folder={security}", "name=other")[0] == 0
     assert registered(security)["other"].read_text().endswith(" other\n")
-    assert "under the name other" in refused("register", public, "--folder", security)
+    assert "under the name other" in refused("register", f"key={public}", f"folder={security}")
     public.write_bytes(new_line())
-    err = refused("register", public, "--folder", security, "--name", "other")
+    err = refused("register", f"key={public}", f"folder={security}", "name=other")
     assert "other is taken" in err
     assert fingerprint((security / "clients/other.pub").read_bytes()) in err
 
 
 def test_a_damaged_entry_is_not_overwritten(refused, keys, security, public):
     (security / "clients" / "site-2.pub").write_text("damaged")
-    assert "revoke site-2" in refused("register", public, "--folder", security)
-    assert keys("revoke", "site-2", "--folder", security)[0] == 0
-    assert keys("register", public, "--folder", security)[0] == 0
+    assert "revoke site-2" in refused("register", f"key={public}", f"folder={security}")
+    assert keys("revoke", "name=site-2", f"folder={security}")[0] == 0
+    assert keys("register", f"key={public}", f"folder={security}")[0] == 0
 
 
 def test_an_entry_made_at_the_same_moment_is_not_overwritten(
@@ -75,32 +75,34 @@ def test_an_entry_made_at_the_same_moment_is_not_overwritten(
         "orchestra_flwr.deployment.keys.client_registry.registered_keys", lambda _: {}
     )
     monkeypatch.setattr(Path, "exists", lambda _: False)
-    assert f"{path}: File exists" in refused("register", public, "--folder", security)
+    assert f"{path}: cannot be written (File exists)" in refused(
+        "register", f"key={public}", f"folder={security}"
+    )
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "-a", ".a", "_a", "a b", "a\n", "é", "a" * 65, "a@b"]
 )
 def test_what_is_no_name_is_refused(refused, security, public, new_line, name):
-    err = refused("register", public, "--folder", security, f"--name={name}")
+    err = refused("register", f"key={public}", f"folder={security}", f"name={name}")
     assert "no name of a client" in err
     public.write_bytes(new_line(name.strip("\n") or "@"))
     if name != "a\n":
-        assert "use --name" in refused("register", public, "--folder", security)
-    assert "no name of a client" in refused("revoke", "--folder", security, "--", name)
-    assert "no name of a client" in refused("client", "--folder", "c", f"--name={name}")
-    assert "no name of a client" in refused("server", "--folder", security, f"--client={name}")
+        assert "give name=" in refused("register", f"key={public}", f"folder={security}")
+    assert "no name of a client" in refused("revoke", f"folder={security}", f"name={name}")
+    assert "no name of a client" in refused("client", "folder=c", f"name={name}")
+    assert "no name of a client" in refused("server", f"folder={security}", f"client={name}")
 
 
 @pytest.mark.parametrize("name", ["a", "A" * 64, "0.a_b-C", "a..b", "x.pub"])
 def test_what_is_a_name(keys, security, public, name):
-    assert keys("register", public, "--folder", security, "--name", name)[0] == 0
+    assert keys("register", f"key={public}", f"folder={security}", f"name={name}")[0] == 0
     assert set(registered(security)) == {"site-1", name}
 
 
 def test_a_name_cannot_write_to_the_terminal(refused, security, public, new_line):
     public.write_bytes(new_line("\x1b[31mred"))
-    assert "\x1b" not in refused("register", public, "--folder", security)
+    assert "\x1b" not in refused("register", f"key={public}", f"folder={security}")
 
 
 @pytest.mark.parametrize(
@@ -116,29 +118,29 @@ def test_a_name_cannot_write_to_the_terminal(refused, security, public, new_line
 def test_a_key_survives_mail_and_editors(keys, security, public, wrap):
     line = public.read_bytes()
     public.write_bytes(wrap(line))
-    assert keys("register", public, "--folder", security)[0] == 0
+    assert keys("register", f"key={public}", f"folder={security}")[0] == 0
     assert (security / "clients" / "site-2.pub").read_bytes() == line
 
 
 def test_the_line_that_the_client_prints_registers_it(keys, security, monkeypatch):
-    out = keys("client", "--folder", "c", "--name", "mine")[1]
-    (line,) = re.findall(r"echo '([^']+)' \| .* register -", out)
+    out = keys("client", "folder=c", "name=mine")[1]
+    (line,) = re.findall(r"echo '([^']+)' \| .* register key=-", out)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line.encode())))
-    assert keys("register", "-", "--folder", security)[0] == 0
+    assert keys("register", "key=-", f"folder={security}")[0] == 0
     assert public_key_bytes(registered(security)["mine"]) == public_key_bytes(Path("c/client.pub"))
 
 
 def test_a_closed_input_holds_no_key(refused, security, monkeypatch):
-    """As in `register - <&-`, or in a service."""
+    """As in `register key=- <&-`, or in a service."""
     monkeypatch.setattr(sys, "stdin", None)
-    err = refused("register", "-", "--folder", security)
+    err = refused("register", "key=-", f"folder={security}")
     assert "standard input is no ECDSA public key" in err
 
 
 def test_the_folder_may_be_below_the_users_home(keys, security, public, monkeypatch):
     """A shell leaves the tilde behind an equals sign: keys were made in a folder of that name."""
     monkeypatch.setenv("HOME", str(security.parent))
-    assert keys("register", public, f"--folder=~/{security.name}")[0] == 0
+    assert keys("register", f"key={public}", f"folder=~/{security.name}")[0] == 0
     assert [*registered(security)] == ["site-1", "site-2"]
 
 

@@ -70,7 +70,7 @@ def answering(tmp_path):
     [
         ({"begins": timedelta(days=-20)}, "has expired .*keys server at the server .* set the cl"),
         ({"begins": timedelta(days=20)}, "is not yet valid on .*: set the clock"),
-        ({"host": "example.org"}, "is not for 127.0.0.1: .*keys server with every --host"),
+        ({"host": "example.org"}, "is not for 127.0.0.1: .*keys server host=... with every name"),
     ],
 )
 def test_a_certificate_that_does_not_fit_is_told_apart_from_a_stranger(

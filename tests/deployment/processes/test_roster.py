@@ -77,11 +77,11 @@ def test_a_revoked_client_comes_back_without_a_word_to_flower(
 ):
     roster.update()
     assert roster.names() == {key: "site-1"}
-    assert keys("revoke", "site-1", "--folder", security)[0] == 0
+    assert keys("revoke", "name=site-1", f"folder={security}")[0] == 0
     roster.update()
     assert roster.names() == {}
     public = security / "bundles/site-1/client.pub"
-    assert keys("register", public, "--folder", security)[0] == 0
+    assert keys("register", f"key={public}", f"folder={security}")[0] == 0
     roster.update()
     assert roster.names() == {key: "site-1"}
     assert commands.asked == [["site-1"]]

@@ -196,12 +196,27 @@ def test_rows_of_an_earlier_version_do_not_stay(tmp_path):
     file = tmp_path / "plans" / "table6-small.json"
     written = json.loads(file.read_text())
     written["rows"][0]["run"] += "0"
-    written["rows"][1]["overrides"].append("some.key=1")
+    written["rows"][1]["values"]["variant"] = "no more"
     file.write_text(json.dumps(written))
     plan, _ = make_plan("table6", "small", seeds=[2], only=["base"])
     plan.write(tmp_path)
     (found,), _ = read_plans(tmp_path)
     assert found.rows == plan.rows
+
+
+def test_overrides_in_a_strangers_plan_are_not_composed(tmp_path, user_package):
+    """A plan in a folder that is passed on named packages, which were imported."""
+    package = user_package({"__init__.py": "raise SystemExit('a stranger runs code')"})
+    assert package.is_dir()
+    make_plan("table6", "small", seeds=[0], only=["base"])[0].write(tmp_path)
+    file = tmp_path / "plans" / "table6-small.json"
+    written = json.loads(file.read_text())
+    written["rows"][0]["overrides"] += ["plugins=[my_package]", "name=${oc.env:HOME}"]
+    file.write_text(json.dumps(written))
+    make_plan("table6", "small", seeds=[1], only=["base"])[0].write(tmp_path)
+    (found,), _ = read_plans(tmp_path)
+    whole, _ = make_plan("table6", "small", seeds=[0, 1], only=["base"])
+    assert found.rows == whole.rows
 
 
 def test_what_an_override_changes_is_not_compared_with_the_paper():

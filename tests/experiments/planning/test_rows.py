@@ -70,7 +70,7 @@ def test_a_runs_name_says_what_is_computed_and_nothing_else():
     base = run_name(load_config())
     assert base.startswith("orchestra-affine_digits-k10-a0.1-s0-")
     same = ["device=cpu", "name=x", "run_dir=y", "terms.proximal.weight=0"]
-    for engine in ("engine=inline", "engine.workers=1", "ray.workers=1"):
+    for engine in ("engine=inline", "engine.workers=1"):
         assert run_name(load_config([*same, engine])) == base
     assert run_name(load_config(["~terms.proximal"])) == base
     weighted = run_name(load_config(["terms.proximal.weight=.1"]))

@@ -91,13 +91,13 @@ def test_a_run_with_real_clients_is_read(make_run):
     assert unreadable([run]) == {} and run.config.federation.rounds == 7
 
 
-def test_a_run_of_version_0_1_is_read(make_run):
+def test_a_run_of_version_0_2_is_read(make_run):
     path = make_run("r", {"knn": 0.5})
-    saved = Path(__file__).parents[2] / "config" / "version_0_1.yaml"
+    saved = Path(__file__).parents[2] / "config" / "reading" / "version_0_2.yaml"
     (path / "config.yaml").write_text(saved.read_text())
     run = read_run(path)
     assert unreadable([run]) == {}
-    assert (run.config.merging.name, run.config.engine.name) == ("replace", "ray")
+    assert (run.config.optimizer.name, run.config.engine.name) == ("adamw", "ray")
     assert any(line.startswith("Engine: ray on auto") for line in provenance([run]))
 
 

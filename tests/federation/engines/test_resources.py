@@ -72,6 +72,5 @@ def test_on_a_cluster_nothing_is_asked_of_this_machine(tiny, monkeypatch):
 
 
 def test_workers_and_a_cluster_exclude_each_other(tiny):
-    """In the spelling of version 0.1, which is read as well."""
     with pytest.raises(ConfigError, match=r"engine.workers=2: must not be given with engine.add"):
-        tiny(*RAY, "ray.workers=2", "ray.address=10.0.0.1:6379")
+        tiny(*RAY, "engine.workers=2", "engine.address=10.0.0.1:6379")

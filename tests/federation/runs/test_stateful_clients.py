@@ -277,7 +277,7 @@ def test_the_papers_cross_silo_run_in_small(tiny, tmp_path, method):
         "federation=silo", "training=silo", f"method={method}", "federation.clients=2",
         "data.train_limit=1000", "training.local_epochs=1", "clustering.memory=128",
         "federation.rounds=2", "partition=iid", f"run_dir={tmp_path / 'run'}",
-        "training.batch_size=256", "federation.merge=fedu",  # as version 0.1 spelled it
+        "training.batch_size=256", "merging=fedu",
     )  # fmt: skip
     summary, folder = run(config)
     assert np.isfinite([summary["knn"], summary["linear"]]).all()

@@ -9,11 +9,10 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from orchestra_flwr.config.config_file import read_config_file
-from orchestra_flwr.config.overrides import values_of
-from orchestra_flwr.config.renamed import migrated, renamed
+from orchestra_flwr.config.reading.hydra_overrides import conf_folders_of
+from orchestra_flwr.config.reading.overrides import values_of
+from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import Composed, ConfigError, parse
-from orchestra_flwr.config.translate import conf_folders_of
 from orchestra_flwr.files import at_home
 
 # What may differ when a run is resumed: where it runs and what is shown, never what is computed.
@@ -35,9 +34,7 @@ MAY_GROW = "federation.rounds"
 
 def is_free(override: str) -> bool:
     """Whether an override only says where a run is computed or what is shown meanwhile."""
-    (today,) = renamed([override])
-    key = today.partition("=")[0].lstrip("+")
-    return any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE)
+    return _may_change(override.partition("=")[0].lstrip("+"))
 
 
 def resumed(
@@ -53,19 +50,20 @@ def resumed(
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
+    values = read_config_file(file)
     try:
-        before = parse(section, migrated(read_config_file(file)))
-        saved = OmegaConf.create(before.model_dump())
+        before = parse(section, values)
     except ConfigError as error:
-        named = str(error).startswith(str(file))
-        raise ConfigError(str(error) if named else f"{file}: {error}") from None
+        raise ConfigError(f"{file}: {error}") from None
+    saved = before.model_dump(mode="json")
     for key in _touched(overrides):
-        new, old = OmegaConf.select(composed, key), OmegaConf.select(saved, key)
-        if any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE):
-            OmegaConf.update(saved, key, new, merge=False)
+        path = key.split(".")
+        new, old = plain(OmegaConf.select(composed, key)), _value(saved, path)
+        if _may_change(key):
+            _set(saved, path, new)
         elif key == MAY_GROW and new != old:
             _check_growth(before, new, old)
-            OmegaConf.update(saved, key, new)
+            _set(saved, path, new)
         elif key == "run_dir" and new not in (None, old) and not _is_same(new, folder):
             raise ConfigError(
                 f"run_dir={new}: a resumed run stays in its own folder; a copy of that can be "
@@ -73,9 +71,30 @@ def resumed(
             )
         elif key not in ("resume", "run_dir"):
             _refuse_difference(key, new, old)
-    values = OmegaConf.to_container(saved)
-    assert isinstance(values, dict)
-    return {**values, "resume": str(folder), "run_dir": str(folder)}
+    return {**saved, "resume": str(folder), "run_dir": str(folder)}
+
+
+def _may_change(key: str) -> bool:
+    return any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE)
+
+
+def plain(value: Any) -> Any:
+    """A composed value as one of Python's, with what it refers to."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _value(values: Any, path: Sequence[str]) -> Any:
+    """The value at a path; None where there is none."""
+    for name in path:
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
+
+
+def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *sections, last = path
+    for name in sections:
+        values = values.setdefault(name, {})
+    values[last] = value
 
 
 def _is_same(path: str, folder: Path) -> bool:
@@ -103,8 +122,8 @@ def _refuse_difference(key: str, new: Any, old: Any) -> None:
     """Of two sections only what both have is compared: another version may have more keys."""
     if key in RESUME_MAY_CHANGE:
         return
-    if isinstance(new, DictConfig) and isinstance(old, DictConfig):
-        for name in [str(name) for name in new if name in old]:
+    if isinstance(new, dict) and isinstance(old, dict):
+        for name in [name for name in new if name in old]:
             _refuse_difference(f"{key}.{name}".removesuffix(".name"), new[name], old[name])
     elif new != old:
         raise ConfigError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from hydra.core.override_parser.types import Override
 
-from orchestra_flwr.config.overrides import read_overrides
-from orchestra_flwr.config.section import Composed, ConfigError, path_keys
+from orchestra_flwr.config.reading.overrides import read_overrides
+from orchestra_flwr.config.section import Composed, ConfigError, path_keys, why_unread
 
 
 def refuse_unread(config: Composed, overrides: Iterable[Override]) -> None:
@@ -32,11 +32,3 @@ def without_unread(config: Composed, overrides: Sequence[str]) -> list[str]:
     unread, paths = config.unread(), set(path_keys(type(config)))
     keys = [override.key_or_group for override in read_overrides(overrides, paths=paths)]
     return [text for text, key in zip(overrides, keys, strict=True) if not why_unread(key, unread)]
-
-
-def why_unread(key: str, unread: Mapping[str, str]) -> str | None:
-    """Why nothing reads a key: it stands in `unread` itself, or a section that holds it does."""
-    for name, why in unread.items():
-        if key == name or key.startswith(f"{name}."):
-            return why
-    return None

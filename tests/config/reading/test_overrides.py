@@ -12,7 +12,7 @@ from orchestra_flwr.config import (
     load,
     load_config,
 )
-from orchestra_flwr.config.overrides import read_overrides
+from orchestra_flwr.config.reading.overrides import read_overrides
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig

@@ -8,15 +8,15 @@ from pathlib import Path
 from hydra.core.override_parser.types import Override
 
 from orchestra_flwr.config.choice import Choice
-from orchestra_flwr.config.config_file import read_config_file
-from orchestra_flwr.config.overrides import value_text, values_of
+from orchestra_flwr.config.reading.overrides import parsed, value_text, values_of
+from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, known_keys
 from orchestra_flwr.config.sections import are_packages
 from orchestra_flwr.plugins import PluginError, Room, conf_folders
 
 
-def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[str]:
+def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[Override]:
     """The overrides that compose a section's file.
 
     A plug-in's options have defaults in its class, so they need not stand in a file, and a plug-in
@@ -33,12 +33,12 @@ def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[st
     lines += [f"++{key}=null" for key in section.undecided]
     for override in overrides:
         lines += _lines(section, override, folders, packages)
-    return lines
+    return [parsed(line) for line in lines]
 
 
 def conf_dir() -> Path:
     """The folder of Hydra's files: inside an installed package, else beside it."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[2]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
 
@@ -84,7 +84,7 @@ def _lines(
     """One override as Hydra takes it: none, one or several lines."""
     key, text = override.key_or_group, override.input_line or ""
     group, dot, _ = key.partition(".")
-    if group in (*section.unused, *section.referred, "hydra") or override.package is not None:
+    if group in (*section.referred, "hydra") or override.package is not None:
         raise ConfigError(f"{text.partition('=')[0]}: unknown key (see --help)")
     rooms = rooms_of(section)
     free = group in rooms or group == "terms" or key in known_keys(section)

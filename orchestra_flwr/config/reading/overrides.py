@@ -12,7 +12,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException
 
-from orchestra_flwr.config.renamed import renamed
 from orchestra_flwr.config.section import ConfigError
 from orchestra_flwr.files import at_home
 
@@ -22,7 +21,7 @@ QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 def read_overrides(
     texts: Sequence[str], choices: Iterable[str] = (), paths: Container[str] = ()
 ) -> list[Override]:
-    """Hydra's overrides with today's keys, of one value each.
+    """Hydra's overrides, of one value each.
 
     Args:
         texts: as on a command line.
@@ -34,10 +33,10 @@ def read_overrides(
         ConfigError: one of them cannot be read, or has several values.
     """
     names = {f"{key}.name": key for key in choices}
-    today = [_at_home(_by_name(text, names)) for text in renamed(texts)]
+    texts = [_at_home(_by_name(text, names)) for text in texts]
     return [
         _read(_literal(text) if text.partition("=")[0].lstrip("+") in paths else text)
-        for text in today
+        for text in texts
     ]
 
 

@@ -43,6 +43,9 @@ SIMULATED = "in a simulation, only by a server of real clients"
         (["terms.verification.weight=1", "terms.verification.images=all"],
          "terms.verification.images: is not read without labels.fraction"),
         (["terms.verification.images=all"], "terms.verification.images: is not read with terms."),
+        (["model.groups=3"], "model.groups: is not read with model.norm=batch"),
+        (["evaluation.training_images=shifted"],
+         "evaluation.training_images: is not read with shift=none, which changes no image"),
     ],
 )  # fmt: skip
 def test_what_nothing_reads_is_refused(given, says):
@@ -100,6 +103,8 @@ def test_what_an_export_reads_is_not_refused(given):
         ["exchange=clusters", "method=simclr", "exchange.warm_rounds=2"],
         ["partition=groups", "partition.level=2"],
         ["~terms.proximal"],
+        ["model.norm=group", "model.groups=2"],
+        ["data=cifar10", "shift=rotation", "shift.range=90", "evaluation.training_images=shifted"],
     ],
 )  # fmt: skip
 def test_what_is_read_is_taken(given):

@@ -1,0 +1,236 @@
+"""Composes Hydra's files and a command line's overrides into a checked configuration."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.reading.hydra_overrides import (
+    conf_dir,
+    conf_folders_of,
+    file_groups,
+    for_hydra,
+    rooms_of,
+)
+from orchestra_flwr.config.reading.key_descriptions import Described
+from orchestra_flwr.config.reading.overrides import read_overrides
+from orchestra_flwr.config.reading.resume import plain, resumed
+from orchestra_flwr.config.reading.unread import refuse_unread
+from orchestra_flwr.config.run import Config
+from orchestra_flwr.config.section import (
+    Composed,
+    ConfigError,
+    known_keys,
+    parse,
+    path_keys,
+    suggestion,
+)
+from orchestra_flwr.config.sections import are_packages
+
+C = TypeVar("C", bound=Composed)
+_ONE_AT_A_TIME = threading.Lock()  # what Hydra has initialised is global
+
+
+def load_config(overrides: Sequence[str] = (), *, all_read: bool = False) -> Config:
+    """A simulation's configuration: see :func:`load`."""
+    return load(Config, overrides, all_read=all_read)
+
+
+def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = False) -> C:
+    """Composes `conf/` with Hydra overrides such as ``data=cifar10 training.lr=0.01``.
+
+    Args:
+        section: the kind of configuration.
+        overrides: as on a command line.
+        all_read: whether overrides that the run does not read are refused, as those of one command
+            are; several runs may share others.
+
+    With ``resume=<run folder>`` the configuration is the run's own; overrides may only repeat it
+    or change where it runs (`RESUME_MAY_CHANGE`).
+
+    Raises:
+        ConfigError: an unknown key, a key that nothing reads, a wrong value, or a resume with
+            another configuration.
+    """
+    request = _read(section, overrides)
+    composed = _compose(section, request)
+    if composed.get("resume"):
+        return parse(section, resumed(section, composed, request))
+    config = parse(section, _resolved(section, composed))
+    if all_read:
+        refuse_unread(config, request)
+    return config
+
+
+def described(section: type[Composed], overrides: Sequence[str] = ()) -> Described:
+    """What all keys mean, with the values that they have with these overrides, unchecked.
+
+    Raises:
+        ConfigError: an override that does not compose.
+    """
+    request = _read(section, overrides)
+    values = _resolved(section, _compose(section, request))
+    return Described(section, values, conf_folders_of(request))
+
+
+def _read(section: type[Composed], overrides: Sequence[str]) -> list[Override]:
+    return read_overrides(overrides, rooms_of(section), set(path_keys(section)))
+
+
+def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConfig:
+    """Hydra merges the files that are chosen; then the values are set, as Hydra sets them."""
+    folders, lines = conf_folders_of(overrides), for_hydra(section, overrides)
+    choices = [line for line in lines if _chooses_files(line, folders)]
+    # Whoever edits a package of their own in a notebook sees the change.
+    merge = _merged_files.__wrapped__ if folders[1:] else _merged_files
+    try:
+        composed = copy.deepcopy(merge(section, *(str(line.input_line) for line in choices)))
+        OmegaConf.set_struct(composed, True)  # a key without + must be there
+        for line in (line for line in lines if line not in choices):
+            _set(composed, line)
+        OmegaConf.set_struct(composed, None)
+    # The ValueError: a name below a list, as in plugins.a=1.
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(_describe_hydra(error, section, overrides)) from None
+    return composed
+
+
+@functools.lru_cache  # Hydra takes 0.15 s, and the rows of an experiment choose the same files
+def _merged_files(section: type[Composed], *choices: str) -> DictConfig:
+    with _ONE_AT_A_TIME, initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        return compose(section.file, [*choices])
+
+
+def _chooses_files(line: Override, folders: Sequence[Path]) -> bool:
+    """Whether an override decides which files are merged, and sets no value."""
+    key = line.key_or_group
+    is_group = any((folder / key).is_dir() for folder in folders)
+    return key.startswith("hydra.") or (is_group and not isinstance(line.value(), dict))
+
+
+def _set(composed: DictConfig, line: Override) -> None:
+    """Sets or deletes a value.
+
+    Raises:
+        OmegaConfBaseException: there is no such key, and the override does not add one.
+        ValueError: there is nothing to delete.
+    """
+    key, value = line.key_or_group, line.value()
+    if not line.is_delete():
+        added = line.is_add() or line.is_force_add()
+        OmegaConf.update(composed, key, value, force_add=added)
+        return
+    there = OmegaConf.select(composed, key)
+    if there is None or value not in (None, there):
+        raise ValueError(f"no {key}")
+    section, _, name = key.rpartition(".")
+    with open_dict(composed):
+        del (OmegaConf.select(composed, section) if section else composed)[name]
+
+
+def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:
+    """The composed values as plain ones.
+
+    Raises:
+        ConfigError: a value refers to one that is not there.
+    """
+    try:
+        return {key: plain(composed[key]) for key in _keys(section, composed)}
+    except OmegaConfBaseException as error:
+        unresolved = _as_far_as_it_resolves(composed)
+        unresolved = {key: unresolved[key] for key in _keys(section, composed)}
+        missing = re.search(r"Interpolation key '([^']+)'", str(error))
+        # A wrong name or value may be the reason: it is told first.
+        _check_names(section, unresolved)
+        try:
+            parse(section, unresolved)
+        except ConfigError as reason:
+            if "${" not in str(reason):
+                raise
+        nowhere = f", there is no {missing[1]}" if missing else ""
+        key = getattr(error, "full_key", "") or "a key"
+        raise ConfigError(f"{key}: must be given{nowhere}") from None
+
+
+def _as_far_as_it_resolves(node: DictConfig) -> dict[str, Any]:
+    """The composed values as plain ones; those that cannot be resolved stay as they are written."""
+    written: Any = OmegaConf.to_container(node)
+    values: dict[str, Any] = {}
+    for key in written:
+        try:
+            value = node[key]
+        except OmegaConfBaseException:
+            value = written[key]
+        if isinstance(value, DictConfig):
+            values[key] = _as_far_as_it_resolves(value)
+        else:
+            values[key] = written[key] if isinstance(value, ListConfig) else value
+    return values
+
+
+def _keys(section: type[Composed], composed: DictConfig) -> list[str]:
+    """The keys of a configuration, without those that only other values refer to."""
+    return [str(key) for key in composed if key not in section.referred]
+
+
+def _check_names(section: type[Composed], values: dict[str, Any]) -> None:
+    """Refuses a choice of which there is no plug-in."""
+    packages = values.get("plugins") or ()
+    for key in rooms_of(section):
+        annotation = section.model_fields[key].annotation
+        if isinstance(annotation, type) and issubclass(annotation, Choice) and key in values:
+            choice = parse(annotation, values[key], key)
+            choice.look_in(tuple(packages) if are_packages(packages) else ())
+            _ = choice.plugin
+
+
+def _describe_hydra(
+    error: Exception, section: type[Composed], overrides: Sequence[Override]
+) -> str:
+    """Hydra's error in words of the command line."""
+    text = _one_line(error)
+    known = _known(section) if overrides else []
+    for override in overrides:
+        key, line = override.key_or_group, override.input_line
+        if override.is_delete() and (key not in known or key in text):
+            return f"{line}: there is nothing to delete"
+        is_group = key in file_groups(section) or key.partition(".")[0] in rooms_of(section)
+        if key not in known and not is_group:  # a preset is a group, and no key
+            return f"{key}: unknown key{suggestion(key, known)}"
+        below = [name for name in known if name.startswith(f"{key}.")]
+        if below and f"override '{key}'" in text:
+            return f"{line}: must be given by its keys, such as {below[0]}"
+    if isinstance(error, ConfigAttributeError | ConfigKeyError) and error.full_key:
+        return f"{error.full_key}: unknown key{suggestion(error.full_key, known)}"
+    return text
+
+
+def _known(section: type[Composed]) -> list[str]:
+    """The full names of all keys, also of those that stand in files alone."""
+
+    def names(values: dict[str, Any], prefix: str) -> Iterator[str]:
+        for name, value in values.items():
+            yield prefix + name
+            if isinstance(value, dict):
+                yield from names(value, f"{prefix}{name}.")
+
+    composed = _compose(section, ())
+    values: Any = OmegaConf.to_container(composed)
+    values = {key: values[key] for key in _keys(section, composed)}
+    return list(dict.fromkeys([*known_keys(section), *names(values, "")]))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,97 @@
+"""A run's `config.yaml`: written, and read as data alone, for it may be a stranger's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestra_flwr.config.section import ConfigError, Section
+
+MAX_BYTES = 2**17  # a run writes some 3,000
+MAX_LEVELS = 50  # of lists and keys in each other; a run writes 4
+MAX_REASON = 200  # characters
+# YAML 1.2 and OmegaConf take it for a number, YAML 1.1 alone for a text.
+NUMBER = re.compile(r"[-+]?\d+(_\d+)*(\.[\d_]*)?[eE][-+]?\d+$")
+
+
+def config_to_yaml(config: Section | Mapping[str, Any]) -> str:
+    """A whole configuration, or its values, as they stand in a run folder."""
+    values = config.model_dump() if isinstance(config, Section) else dict(config)
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def read_config_file(file: Path) -> dict[str, Any]:
+    """The values in a file of plain YAML.
+
+    They are taken as they are written: `${...}` refers to nothing, a text stays a text. Anchors,
+    aliases and tags are refused, by which a small file becomes a large one, or an object.
+
+    Raises:
+        ConfigError: one line that names the file: it cannot be read, is too large, is no text in
+            UTF-8, no plain YAML, or holds something else than keys with values.
+    """
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{file}: is damaged, it has more than {MAX_BYTES:,} bytes")
+        values = yaml.load(data.decode(), _Loader)  # noqa: S506  (a safe one)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: is damaged, it is no text in UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f", line {mark.line + 1}"
+        problem = f"is damaged, it is no plain YAML ({error.problem})"
+        raise ConfigError(f"{file}{where}: {problem}") from None
+    except (yaml.YAMLError, ValueError) as error:  # a character or a number that cannot be
+        if isinstance(error, ConfigError):
+            raise
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise ConfigError(f"{file}: is damaged, it is no plain YAML ({reason})") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    if not isinstance(values, dict) or not values:
+        raise ConfigError(f"{file}: is damaged, it must hold keys with values")
+    return {str(key): value for key, value in values.items()}
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    def ignore_aliases(self, data: Any) -> bool:
+        """Whether to write a value that occurs twice in full: always."""
+        return True
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads plain YAML, whose size bounds what it holds."""
+
+    levels = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        if event.anchor is not None or getattr(event, "tag", None) is not None:
+            raise _refusal("anchors, aliases and tags, & * !, are not allowed", event.start_mark)
+        if self.levels > MAX_LEVELS:
+            raise _refusal("nested too deeply", event.start_mark)
+        self.levels += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.levels -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        values: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(values) < len(node.value):
+            raise _refusal("a key stands twice", node.start_mark)
+        return values
+
+
+for each in (_Dumper, _Loader):
+    each.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
+
+
+def _refusal(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
