@@ -89,10 +89,10 @@ def _with_links(tokens: Sequence[Token]) -> list[Token]:
     links = []
     for number, token in enumerate(tokens):
         if token.type == "heading_open":
-            anchor = f"section-{number}"
+            text = _plain(tokens[number + 1])
+            anchor = "".join(c if c.isalnum() else "-" for c in text.lower())
             token.attrSet("id", anchor)
             if token.tag == "h2":
-                text = _plain(tokens[number + 1])
                 links.append(f'<a href="#{anchor}">{escape(text)}</a>')
     title = 3  # the tokens of a heading
     nav = f"<nav>{''.join(links)}</nav>\n" if len(links) > 1 else ""
