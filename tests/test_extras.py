@@ -93,7 +93,7 @@ COMMANDS = {
     "label_main": ("orchestra-label", ["run=.", "images=.", "labels=labels.csv"]),
     "export_main": ("orchestra-export", ["run=."]),
 }
-MODULES = ("orchestra_flwr.experiments", "orchestra_flwr.experiments.theory")
+MODULES = ("orchestra_flwr.experiments",)
 
 
 def test_python_and_any_other_command_say_in_one_line_what_to_install(tmp_path):

@@ -1,8 +1,9 @@
-"""The linear probe: multinomial logistic regression on frozen features, run to convergence."""
+"""Multinomial logistic regression on frozen features, run to convergence: the linear probe."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -10,13 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from orchestra_flwr.evaluation.features import check_labelled
 from orchestra_flwr.training.devices import torch_threads
 
 log = logging.getLogger(__name__)
 
-L2 = 1e-4
+PENALTY = 1e-4
 MAX_ITERATIONS = 500
 TOLERANCE = 1e-5  # largest entry of the gradient; about where float32 ends
 HISTORY = 20  # pairs of steps and gradients that L-BFGS remembers
@@ -33,7 +35,7 @@ class LinearProbe:
         weight: (K, dim), for features as they are (the standardisation is folded in).
         bias: (K,).
         classes: (K,) the classes that the training labels hold, ascending.
-        loss: the objective at the end: mean cross-entropy and the L2 term.
+        loss: the objective at the end: mean cross-entropy and the penalty.
     """
 
     weight: Tensor
@@ -41,9 +43,13 @@ class LinearProbe:
     classes: Tensor
     loss: float
 
+    def logits(self, features: Tensor) -> Tensor:
+        """(N, K) of features (N, dim)."""
+        return features.float() @ self.weight.T + self.bias
+
     def predict(self, features: Tensor) -> Tensor:
         """Classes (N,) of features (N, dim)."""
-        return self.classes[(features.float() @ self.weight.T + self.bias).argmax(1)]
+        return self.classes[self.logits(features).argmax(1)]
 
 
 def linear_accuracy(
@@ -68,13 +74,17 @@ def linear_accuracy(
     return float(right.double().mean())
 
 
-def fit_linear_probe(features: Tensor, labels: Tensor) -> LinearProbe:
-    """Fits multinomial logistic regression by full-batch L-BFGS; deterministic, nothing to tune.
+def fit_linear_probe(features: Tensor, labels: Tensor, penalty: float = PENALTY) -> LinearProbe:
+    """Fits multinomial logistic regression by full-batch L-BFGS; deterministic.
 
-    The objective is mean cross-entropy + L2 / 2 * |weight|^2 on features that were standardised
-    by their own mean and deviation, without a penalty on the bias. L2 = 1e-4 is scikit-learn's
-    C = 1 / (1e-4 N): C = .2 for 50,000 images, 7 for 1,400. It is small enough not to cost
-    accuracy and makes the optimum unique where the classes can be separated.
+    The objective is mean cross-entropy + penalty / 2 * |weight|^2 on features that were
+    standardised by their own mean and deviation, without a penalty on the bias. That is
+    scikit-learn's with C = 1 / (penalty N). The default of 1e-4 (C = .2 for 50,000 images, 7 for
+    1,400) is small enough not to cost accuracy with many labels, and makes the optimum unique
+    where the classes can be separated.
+
+    scikit-learn's own works on the CPU, in float64 and in the features' own coordinates, where
+    L-BFGS needs 5 to 10 times the steps.
 
     The published probe (50 epochs of SGD at lr 30 on features of any scale) depends on its
     schedule; this one depends on the features only.
@@ -82,43 +92,100 @@ def fit_linear_probe(features: Tensor, labels: Tensor) -> LinearProbe:
     Args:
         features: (N, dim), finite. Constant dimensions are ignored.
         labels: (N,) classes from 0; some may be missing.
+        penalty: above 0.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
+    return next(fit_linear_probes(features, labels, (penalty,)))
+
+
+def fit_linear_probes(
+    features: Tensor, labels: Tensor, penalties: Sequence[float]
+) -> Iterator[LinearProbe]:
+    """:func:`fit_linear_probe` with each penalty; what they share is computed once."""
     check_labelled("probe's training set", features, labels)
     classes, targets = torch.unique(labels.to(features.device), return_inverse=True)
     few = features.numel() * len(classes) <= ONE_THREAD
     with torch_threads(1) if few else nullcontext():
         mean, scale = _standardisation(features)
         x = (features.float() - mean.float()) * scale.float()
-        objective = _Objective(x, targets, len(classes))
-        loss, solution = _minimise(objective)
-        weight, bias = objective.parameters(solution)
-    weight = weight.double() * scale
-    shift = bias.double() - weight @ mean.float().double()  # as it was subtracted
-    return LinearProbe(weight.float(), shift.float(), classes, loss)
+        variances, axes = torch.linalg.eigh((x.T @ x).double() / len(x))
+    for penalty in penalties:
+        with torch_threads(1) if few else nullcontext():
+            objective = _Objective(
+                x, targets, len(classes), penalty=penalty, variances=variances, axes=axes
+            )
+            loss, solution = _minimise(objective)
+            weight, bias = objective.parameters(solution)
+        weight = weight.double() * scale
+        shift = bias.double() - weight @ mean.float().double()  # as it was subtracted
+        yield LinearProbe(weight.float(), shift.float(), classes, loss)
+
+
+def best_penalty(
+    features: Tensor, labels: Tensor, penalties: Sequence[float], folds: int, seed: int
+) -> float:
+    """The penalty with the least mean cross-entropy of features left out, by cross-validation.
+
+    In a fold, which trains on fewer features, a penalty is as much larger: the C of
+    scikit-learn is the same.
+
+    Args:
+        features: (N, dim), finite.
+        labels: (N,) classes from 0, each of at least `folds` features.
+        penalties: candidates for a fit on all features.
+        folds: equal parts, each with its share of every class.
+        seed: of the parts.
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    losses = torch.zeros(len(penalties), dtype=torch.float64)
+    splits = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    for train, test in splits.split(np.zeros(len(labels)), labels.cpu()):
+        fewer = [penalty * len(labels) / len(train) for penalty in penalties]
+        for number, probe in enumerate(fit_linear_probes(features[train], labels[train], fewer)):
+            targets = torch.searchsorted(probe.classes, labels[test].to(probe.classes.device))
+            losses[number] += float(cross_entropy(probe.logits(features[test]), targets))
+    return penalties[int(losses.argmin())]
 
 
 class _Objective:
     """The probe's objective and gradient, as scipy's minimisers take them: flat float64 vectors.
 
-    A vector holds, class by class, the weights in the coordinates of :func:`_preconditioner`, into
-    which the features are taken once, and the bias in its own unit. There the penalty is a factor
-    of each weight. Passes over the data are in float32, the loss is summed in float64.
+    A vector holds, class by class, the weights in other coordinates, into which the features are
+    taken once, and the bias in its own unit. There the objective's curvature at zero is the
+    identity: the Hessian is covariance / K + penalty for each class, up to the classes' coupling.
+    Features are strongly correlated, and in their own coordinates L-BFGS needs 5 to 10 times the
+    steps. The optimum stays the same: the penalty, a factor of each weight in these coordinates, is
+    that on the weights themselves. Passes over the data are in float32, the loss is summed in
+    float64.
 
     Args:
         x: (N, dim) standardised features.
         targets: (N,) rows of the classes.
         classes: K.
+        penalty: of half the weights' squares.
+        variances: (dim,) along the axes.
+        axes: (dim, dim) orthonormal columns, the eigenvectors of the features' covariance.
     """
 
-    def __init__(self, x: Tensor, targets: Tensor, classes: int) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        targets: Tensor,
+        classes: int,
+        *,
+        penalty: float,
+        variances: Tensor,
+        axes: Tensor,
+    ) -> None:
         self.targets = targets[None]
         self.shape = (classes, x.shape[1] + 1)
-        self.basis = _preconditioner(x, classes)
+        scales = (variances.clamp(min=0) / classes + penalty).rsqrt()
+        self.basis: Tensor = (scales[:, None] * axes.T).to(x)
         self.x = x @ self.basis.T
-        self.penalty = L2 * self.basis.square().sum(1)
+        self.penalty = penalty * self.basis.square().sum(1)
         self.bias_unit = classes**0.5  # curvature 1 at zero for the bias, too
 
     def parameters(self, vector: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
@@ -153,22 +220,6 @@ def _standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(constant, 0.0, 1 / deviation.where(~constant, torch.ones(()).to(mean)))
 
 
-def _preconditioner(x: Tensor, classes: int) -> Tensor:
-    """(dim, dim) change of coordinates in which the objective's curvature at zero is the identity.
-
-    Its rows are orthogonal to each other.
-
-    There the Hessian is covariance / K + L2 for each class, up to the classes' coupling. Features
-    are strongly correlated, and in their own coordinates L-BFGS needs 5 to 10 times the steps. The
-    optimum stays the same: the penalty is on the weights themselves.
-    """
-    covariance = (x.T @ x).double() / len(x)
-    values, vectors = torch.linalg.eigh(covariance)
-    scales = (values.clamp(min=0) / classes + L2).rsqrt()
-    basis: Tensor = (scales[:, None] * vectors.T).to(x)
-    return basis
-
-
 def _minimise(objective: _Objective) -> tuple[float, NDArray[np.float64]]:
     """The least value and where it is taken.
 
@@ -180,7 +231,7 @@ def _minimise(objective: _Objective) -> tuple[float, NDArray[np.float64]]:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1, user_api="blas"):  # of scipy's own steps on short vectors
-        found = minimize(
+        result = minimize(
             objective,
             np.zeros(objective.shape).reshape(-1),
             jac=True,
@@ -188,7 +239,7 @@ def _minimise(objective: _Objective) -> tuple[float, NDArray[np.float64]]:
             options={"maxiter": MAX_ITERATIONS, "gtol": TOLERANCE, "ftol": 0.0, "maxcor": HISTORY},
         )
     # Where float32 ends, line searches may fail a little above the tolerance: that is no matter.
-    steepest = float(np.abs(found.jac).max())
+    steepest = float(np.abs(result.jac).max())
     if steepest > 100 * TOLERANCE:
         log.warning("linear probe stopped before it converged (gradient %.1e)", steepest)
-    return float(found.fun), found.x
+    return float(result.fun), result.x

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+from orchestra_flwr.evaluation.linear_probe import LinearProbe, best_penalty, fit_linear_probe
 
 FOLDS = 5
 STRENGTHS = tuple(10.0**power for power in range(-4, 3))  # scikit-learn's C: large is weak
 CONFIDENCE = 0.95
-MAX_ITERATIONS = 1000
 
 
 @dataclass(frozen=True)
 class FewLabelClassifier:
-    """Multinomial logistic regression on embeddings.
+    """A linear probe of embeddings.
 
     Attributes:
         classes: names, in alphabetical order.
         weight: (classes, dim) float32, for embeddings as they are.
         bias: (classes,) float32.
-        strength: the C that cross-validation chose: one over the weight of the L2 penalty.
+        strength: scikit-learn's C that cross-validation chose: one over the weight of the penalty.
     """
 
     classes: tuple[str, ...]
@@ -68,19 +66,9 @@ def fit_few_labels(vectors: Tensor, labels: list[str], seed: int) -> FewLabelCla
         labels: n names of classes, at least five of each.
         seed: of the folds.
     """
-    pipeline = _fitted(vectors.double().numpy(), np.array(labels), seed)
-    scaler, regression = pipeline[0], pipeline[1]
-    weight = regression.coef_ / scaler.scale_
-    bias = regression.intercept_ - weight @ scaler.mean_
-    classes = tuple(str(name) for name in regression.classes_)
-    if len(classes) == 2:  # one row, of the second class against the first
-        weight, bias = np.vstack([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
-    return FewLabelClassifier(
-        classes,
-        torch.from_numpy(weight).float().contiguous(),  # scikit-learn's may be transposed
-        torch.from_numpy(bias).float(),
-        float(regression.C),
-    )
+    names, codes = np.unique(labels, return_inverse=True)
+    probe, strength = _fitted(vectors, torch.from_numpy(codes), seed)
+    return FewLabelClassifier(tuple(map(str, names)), probe.weight, probe.bias, strength)
 
 
 def estimate_accuracy(vectors: Tensor, labels: list[str], seed: int) -> EstimatedAccuracy:
@@ -96,36 +84,26 @@ def estimate_accuracy(vectors: Tensor, labels: list[str], seed: int) -> Estimate
     from scipy.stats import binomtest
     from sklearn.model_selection import StratifiedKFold
 
-    points, names = vectors.double().numpy(), np.array(labels)
-    right = np.zeros(len(names), dtype=bool)
-    for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(points, names):
-        fitted = _fitted(points[train], names[train], seed)
-        right[test] = fitted.predict(points[test]) == names[test]
+    names, codes = np.unique(labels, return_inverse=True)
+    classes = torch.from_numpy(codes)
+    right = np.zeros(len(classes), dtype=bool)
+    splits = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    for train, test in splits.split(np.zeros(len(codes)), codes):
+        probe, _ = _fitted(vectors[train], classes[train], seed)
+        right[test] = (probe.predict(vectors[test]) == classes[test]).numpy()
     interval = binomtest(int(right.sum()), len(right)).proportion_ci(CONFIDENCE, "wilson")
     return EstimatedAccuracy(
         accuracy=float(right.mean()),
         low=float(interval.low),
         high=float(interval.high),
         images=len(right),
-        by_class={str(name): float(right[names == name].mean()) for name in np.unique(names)},
+        by_class={str(n): float(right[codes == code].mean()) for code, n in enumerate(names)},
     )
 
 
-def _fitted(points: NDArray[np.float64], names: NDArray[Any], seed: int) -> Any:
-    """A fitted pipeline: the scaler, then the regression."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    fewest = int(np.unique(names, return_counts=True)[1].min())
-    search = GridSearchCV(
-        make_pipeline(StandardScaler(), LogisticRegression(max_iter=MAX_ITERATIONS)),
-        {"logisticregression__C": STRENGTHS},
-        cv=StratifiedKFold(min(FOLDS, fewest), shuffle=True, random_state=seed),
-        scoring="neg_log_loss",
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # of weak penalties, which lose
-        return search.fit(points, names).best_estimator_
+def _fitted(vectors: Tensor, classes: Tensor, seed: int) -> tuple[LinearProbe, float]:
+    """The probe with the best penalty, and that penalty as scikit-learn's C."""
+    penalties = [1 / (strength * len(classes)) for strength in STRENGTHS]
+    folds = min(FOLDS, int(classes.bincount().min()))
+    penalty = best_penalty(vectors, classes, penalties, folds, seed)
+    return fit_linear_probe(vectors, classes, penalty), STRENGTHS[penalties.index(penalty)]

@@ -5,10 +5,12 @@ All that is added to what the guides print stands in this file.
 
 import runpy
 import sys
+from pathlib import Path
 
 from orchestra_flwr import cli
 from orchestra_flwr.config import load_config, swept_values, without_unread
 
+ROOT = Path(__file__).parents[2]
 # A run of a few seconds on one core. What a run does not read is left out.
 SMALL = (
     "engine=inline", "device=cpu", "model.width=8", "model.projector_dim=16",
@@ -28,7 +30,7 @@ PROGRAMS = {
 }
 # What is added for the others: a page and an export take seconds as they are.
 ADDED = {
-    "python -m orchestra_flwr.experiments.theory": ("dimensions=100", "sources=2"),
+    "python benchmarks/toy_theory.py": ("--dimensions", "100", "--sources", "2"),
     "python -m orchestra_flwr.evaluation": ("data.image_size=16",),  # as small encoders have it
 }
 
@@ -63,10 +65,16 @@ def first_run_alone(make_plan):
 
 def main():
     program, *arguments = sys.argv[1:]
+    if program == "python" and arguments[0] == "-m":
+        _, module, *rest = arguments
+        sys.argv = [module, *rest, *ADDED.get(f"python -m {module}", ())]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return 0
     if program == "python":
-        command = " ".join(["python", *arguments[:2]])
-        sys.argv = [arguments[1], *arguments[2:], *ADDED.get(command, ())]
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        script, *rest = arguments
+        sys.argv = [script, *rest, *ADDED.get(f"python {script}", ())]
+        sys.path[0] = str(ROOT / "benchmarks")  # as Python has it
+        runpy.run_path(str(ROOT / script), run_name="__main__")
         return 0
     if program == "orchestra-sim":
         arguments += small(arguments)

@@ -41,7 +41,7 @@ NEEDS = {
 }
 RUN = (
     "orchestra-sim", "orchestra-embed", "orchestra-label", "orchestra-export",
-    "orchestra-experiment", "python -m orchestra_flwr",
+    "orchestra-experiment", "python -m orchestra_flwr", "python benchmarks/toy_theory.py",
 )  # fmt: skip
 SHELL = re.compile(
     r"(?:orchestra-\w+|python3?|uv|UV_\w+=\S+|pip|make|git|sudo|docker|ray|echo|scp|flwr|cd|/usr/\S+|"

@@ -6,6 +6,9 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from orchestra_flwr.evaluation import fit_linear_probe, linear_accuracy, linear_probe
 from orchestra_flwr.training import torch_threads
@@ -27,16 +30,16 @@ def overlapping(count=900, dim=12, classes=4, seed=0):
     return (x @ mixing) * torch.logspace(-3, 3, dim) + 5, labels
 
 
-def oracle(train, labels):
+def oracle(train, labels, penalty=linear_probe.PENALTY):
     """scikit-learn's fit of the same objective in float64, with its value."""
     x = train.double().numpy()
     mean, deviation = x.mean(0), x.std(0)
     scale = np.where(deviation > 0, 1 / np.where(deviation > 0, deviation, 1), 0)
-    model = LogisticRegression(C=1 / (linear_probe.L2 * len(x)), tol=1e-8, max_iter=20_000)
+    model = LogisticRegression(C=1 / (penalty * len(x)), tol=1e-8, max_iter=20_000)
     x = (x - mean) * scale
     model.fit(x, labels.numpy())
     loss = log_loss(labels.numpy(), model.predict_proba(x))
-    loss += linear_probe.L2 / 2 * (model.coef_**2).sum()
+    loss += penalty / 2 * (model.coef_**2).sum()
     return loss, lambda test: model.predict((test.double().numpy() - mean) * scale)
 
 
@@ -142,16 +145,34 @@ def test_features_that_are_not_finite_are_refused():
         linear_accuracy(test, answers, train, labels)
 
 
-def test_the_gradient_is_that_of_the_objective():
-    train, labels = overlapping(60)
-    objective = linear_probe._Objective(train, labels, 4)
-    generator = np.random.default_rng(0)
-    at, direction = generator.normal(size=(2, 4 * 13)) * 0.1
-    value, gradient = objective(at)
-    weight, bias = objective.parameters(at)
-    expected = torch.nn.functional.cross_entropy(train @ weight.T + bias, labels)
-    expected += linear_probe.L2 / 2 * weight.square().sum()
-    assert value == pytest.approx(float(expected), rel=1e-5)
-    step = 1e-2
-    slope = (objective(at + step * direction)[0] - objective(at - step * direction)[0]) / (2 * step)
-    assert gradient @ direction == pytest.approx(slope, rel=1e-2)
+@pytest.mark.parametrize("penalty", [1e-3, 0.1, 10.0])
+def test_a_penalty_is_scikit_learns(penalty):
+    train, labels = overlapping()
+    loss, predict = oracle(train, labels, penalty)
+    probe = fit_linear_probe(train, labels, penalty)
+    assert probe.loss == pytest.approx(loss, abs=1e-5)
+    test, _ = overlapping(seed=1)
+    assert float((probe.predict(test).numpy() != predict(test)).mean()) <= 0.005
+
+
+def test_several_penalties_give_the_probes_that_each_of_them_gives():
+    train, labels = overlapping()
+    penalties = (0.1, 1e-4)
+    several = linear_probe.fit_linear_probes(train, labels, penalties)
+    for probe, penalty in zip(several, penalties, strict=True):
+        assert torch.equal(probe.weight, fit_linear_probe(train, labels, penalty).weight)
+
+
+def test_cross_validation_chooses_scikit_learns_penalty():
+    """In each fold with the same C."""
+    train, labels = overlapping(150)
+    penalties = [10.0**power for power in range(-4, 3)]
+    chosen = linear_probe.best_penalty(train, labels, penalties, folds=5, seed=3)
+    grid = {"logisticregression__C": [1 / (penalty * len(labels)) for penalty in penalties]}
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), LogisticRegression(max_iter=20_000)), grid,
+        cv=StratifiedKFold(5, shuffle=True, random_state=3), scoring="neg_log_loss",
+    ).fit(train.double().numpy(), labels.numpy())  # fmt: skip
+    expected = 1 / (search.best_params_["logisticregression__C"] * len(labels))
+    assert chosen == pytest.approx(expected)
+    assert 1e-4 < chosen < 100  # neither end

@@ -1,1 +1,1 @@
-"""The report of many runs: tables and charts as blocks, written as HTML and Markdown."""
+"""The report of many runs: tables and charts, written as Markdown, of which a page is made."""

@@ -1,78 +1,86 @@
-"""A report as Markdown; pictures are linked."""
+"""The parts of a report, as Markdown: what is given as text is shown as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import singledispatch
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape as html_escape
 from pathlib import Path
+from urllib.parse import quote
 
-from orchestra_flwr.experiments.report.document import (
-    Block,
-    Code,
-    Folded,
-    Heading,
-    Items,
-    Paragraph,
-    Picture,
-    Table,
-)
+FIGURES = "figures"  # folder beside the report
+NOT_PRIVATE = "**NOT PRIVATE**"
+# What Markdown reads as more than itself: underscores at the ends of words only, and what begins a
+# list, a heading or a quotation at the start alone.
+SYNTAX = re.compile(r"[\\`*\[\]<&|~]|(?<!\w)_|_(?!\w)|^[#>]|^[-+](?= )|(?<=^\d)[.)](?= )")
 
 
-def to_markdown(blocks: Sequence[Block], folder: Path) -> str:
-    """The blocks as text, for a file in `folder`: links to pictures are relative to it."""
-    return "\n\n".join(_markdown(block, folder) for block in blocks) + "\n"
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows; the first column names the row, the others hold numbers.
+
+    Attributes:
+        columns: their titles.
+        rows: a text for every column.
+        strong: (row, column) of highlighted cells.
+        danger: rows of runs that were not private, which are marked.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    strong: frozenset[tuple[int, int]] = frozenset()
+    danger: frozenset[int] = frozenset()
+
+    def markdown(self) -> str:
+        """All columns but the first are aligned to the right."""
+        rows = [[escape(cell) for cell in row] for row in self.rows]
+        for row, column in self.strong:
+            rows[row][column] = f"**{rows[row][column]}**"
+        for row in self.danger:
+            rows[row][0] += f" ({NOT_PRIVATE})"
+        rules = ["---", *["---:"] * (len(self.columns) - 1)]
+        lines = (map(escape, self.columns), rules, *rows)
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-@singledispatch
-def _markdown(block: Block, folder: Path) -> str:
-    raise TypeError(f"{type(block).__name__} is not a block")
+def escape(text: str) -> str:
+    """Markdown that shows a text as it is."""
+    return SYNTAX.sub(r"\\\g<0>", text)
 
 
-@_markdown.register
-def _heading(block: Heading, folder: Path) -> str:
-    return f"{'#' * block.level} {block.text}"
+def heading(level: int, text: str) -> str:
+    """Of level 1 to 3."""
+    return f"{'#' * level} {escape(text)}"
 
 
-@_markdown.register
-def _paragraph(block: Paragraph, folder: Path) -> str:
-    forms = {"plain": "{}", "quiet": "*{}*", "warning": "> **{}**"}
-    return forms[block.tone].format(block.text)
+def quiet(text: str) -> str:
+    """A paragraph that may be skipped."""
+    return f"*{escape(text)}*"
 
 
-@_markdown.register
-def _items(block: Items, folder: Path) -> str:
-    return "\n".join(f"- {line}" for line in block.lines)
+def warning(text: str) -> str:
+    """A paragraph that may not be skipped."""
+    return f"> **{escape(text)}**"
 
 
-@_markdown.register
-def _code(block: Code, folder: Path) -> str:
-    return f"```\n{block.text}\n```"
+def items(lines: Iterable[str]) -> str:
+    """A list."""
+    return "\n".join(f"- {escape(line)}" for line in lines)
 
 
-@_markdown.register
-def _picture(block: Picture, folder: Path) -> str:
-    return f"![{block.caption}]({block.file.relative_to(folder).as_posix()}.png)"
+def code(text: str) -> str:
+    """Commands, as they are typed."""
+    fence = max([*re.findall("`{3,}", text), "``"], key=len) + "`"
+    return f"{fence}\n{text}\n{fence}"
 
 
-@_markdown.register
-def _folded(block: Folded, folder: Path) -> str:
-    content = "\n\n".join(_markdown(inner, folder) for inner in block.blocks)
-    return f"<details><summary>{block.title}</summary>\n\n{content}\n\n</details>"
+def picture(file: Path, caption: str) -> str:
+    """A link to `<file>.png` in the folder of figures, beside which is `<file>.svg`."""
+    return f"![{escape(caption)}]({FIGURES}/{quote(file.name)}.png)"
 
 
-@_markdown.register
-def _table(table: Table, folder: Path) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    rules = ["---", *["---:"] * (len(table.columns) - 1)]
-    rows = [
-        [
-            f"**{cell}**" if (number, column) in table.strong else cell
-            for column, cell in enumerate(row)
-        ]
-        for number, row in enumerate(table.rows)
-    ]
-    for number in table.danger:
-        rows[number][0] += " (**NOT PRIVATE**)"
-    return "\n".join(line(cells) for cells in (table.columns, rules, *rows))
+def folded(title: str, *parts: str) -> str:
+    """Parts that are hidden until the reader opens them."""
+    content = "\n\n".join(parts)
+    return f"<details><summary>{html_escape(title)}</summary>\n\n{content}\n\n</details>"

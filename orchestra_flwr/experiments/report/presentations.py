@@ -14,14 +14,14 @@ from orchestra_flwr.experiments.report.charts import (
     draw_scatter,
     save,
 )
-from orchestra_flwr.experiments.report.document import (
-    Block,
-    Folded,
-    Heading,
-    Items,
-    Paragraph,
-    Picture,
+from orchestra_flwr.experiments.report.markdown import (
+    FIGURES,
     Table,
+    folded,
+    heading,
+    items,
+    picture,
+    warning,
 )
 from orchestra_flwr.experiments.report.tables import NOTHING
 from orchestra_flwr.experiments.results.comparison import UNITS, Result, Results
@@ -33,17 +33,16 @@ from orchestra_flwr.experiments.results.statistics import Sample, correlation
 from orchestra_flwr.experiments.results.tuning import WITH_LABELS, select
 from orchestra_flwr.reporting.text import lookup
 
-Presenter = Callable[[Results, Path], Iterator[Block]]
-FIGURES = "figures"  # folder beside the report
+Presenter = Callable[[Results, Path], Iterator[str]]  # yields parts of the report, in Markdown
 STEPS = 20  # accuracies for which rounds are counted: 5 %, 10 %, ...
 
 
-def show_nothing(results: Results, file: Path) -> Iterator[Block]:
+def show_nothing(results: Results, file: Path) -> Iterator[str]:
     """Nothing: the table is enough."""
     yield from ()
 
 
-def show_lines(results: Results, file: Path) -> Iterator[Block]:
+def show_lines(results: Results, file: Path) -> Iterator[str]:
     """The measures over an axis, one figure for each."""
     show = results.plan.experiment.show
     assert show.x and show.series
@@ -60,12 +59,12 @@ def show_lines(results: Results, file: Path) -> Iterator[Block]:
             title = UNITS[measure].title
             target = file.with_name(f"{file.name}-{measure}") if number else file
             save(draw_lines(panels, ticks, show.x_title or show.x, title), target)
-            yield Picture(
+            yield picture(
                 target, f"{_title(results)}: {title}; bars are deviations over the seeds."
             )
 
 
-def show_rounds(results: Results, file: Path) -> Iterator[Block]:
+def show_rounds(results: Results, file: Path) -> Iterator[str]:
     """kNN accuracy over the rounds, and the rounds until it reached certain values."""
     series = results.plan.experiment.show.series
     assert series
@@ -77,13 +76,13 @@ def show_rounds(results: Results, file: Path) -> Iterator[Block]:
     if not panels:
         return
     save(draw_rounds(panels), file)
-    yield Picture(file, f"{_title(results)}: kNN accuracy; bands are deviations over the seeds.")
+    yield picture(file, f"{_title(results)}: kNN accuracy; bands are deviations over the seeds.")
     for title, lines in panels.items():
         table = rounds_to_accuracy(lines)
         if table.rows and len(table.columns) > 1:
             beside = f" ({title})" if title else ""
-            yield Heading(3, f"Rounds until kNN accuracy, mean over the seeds{beside}")
-            yield table
+            yield heading(3, f"Rounds until kNN accuracy, mean over the seeds{beside}")
+            yield table.markdown()
 
 
 def rounds_to_accuracy(lines: Mapping[str, Sequence[Run]]) -> Table:
@@ -105,7 +104,7 @@ def rounds_to_accuracy(lines: Mapping[str, Sequence[Run]]) -> Table:
     return Table(("", *(f"{100 * level:.0f} %" for level in levels)), tuple(rows))
 
 
-def show_embedding(results: Results, file: Path) -> Iterator[Block]:
+def show_embedding(results: Results, file: Path) -> Iterator[str]:
     """t-SNE of the test images, for the first run of every row."""
     shown, missing = {}, []
     for row in results.rows:
@@ -121,13 +120,13 @@ def show_embedding(results: Results, file: Path) -> Iterator[Block]:
                 shown[label] = (embedding.points, embedding.labels, embedding.classes)
     if shown:
         save(draw_embeddings(shown), file)
-        yield Picture(file, f"{_title(results)}: t-SNE of test images, coloured by class.")
+        yield picture(file, f"{_title(results)}: t-SNE of test images, coloured by class.")
     if missing:
-        yield Paragraph("Without a figure:", "warning")
-        yield Items(tuple(missing))
+        yield warning("Without a figure:")
+        yield items(missing)
 
 
-def show_tuning(results: Results, file: Path) -> Iterator[Block]:
+def show_tuning(results: Results, file: Path) -> Iterator[str]:
     """What the score without labels selects, and how it correlates with probe and kNN accuracy."""
     show = results.plan.experiment.show
     assert show.series
@@ -150,33 +149,33 @@ def show_tuning(results: Results, file: Path) -> Iterator[Block]:
             found_r = {measure: correlation(found) for measure, found in pairs.items()}
             correlations.append((f"{beside}{name}", found_r))
     if not panels:
-        yield Paragraph("No run has a score without labels yet.", "warning")
+        yield warning("No run has a score without labels yet.")
         return
-    yield Heading(3, "Selected without labels")
-    yield Items(tuple(reasons))
+    yield heading(3, "Selected without labels")
+    yield items(reasons)
     for measure, drawn in panels.items():
         target = file if measure == "knn" else file.with_name(f"{file.name}-{measure}")
         what = f"{WITH_LABELS[measure]} accuracy"
         save(draw_scatter(drawn, f"{what}, %"), target)
-        yield Picture(target, f"{_title(results)}: the score and {what} of every run.")
-    yield _correlations(correlations)
+        yield picture(target, f"{_title(results)}: the score and {what} of every run.")
+    yield _correlations(correlations).markdown()
 
 
-def show_progress(results: Results, file: Path) -> Iterator[Block]:
+def show_progress(results: Results, file: Path) -> Iterator[str]:
     """Loss and accuracy of all rows over rounds, traffic and time: a figure for every section."""
     series = results.plan.experiment.show.series or results.plan.experiment.show.row_axes[0]
-    blocks: list[Block] = []
+    blocks: list[str] = []
     for number, (title, rows) in enumerate(results.sections((series,)).items()):
         lines = {row.values[series]: row.runs for row in rows if any(r.metrics for r in row.runs)}
         if lines:
             target = file.with_name(f"{file.name}-course-{number}")
             save(draw_progress(lines), target)
-            blocks.append(Picture(target, title or _title(results)))
+            blocks.append(picture(target, title or _title(results)))
     if blocks:
-        yield Folded("Loss and accuracy over rounds, traffic and time", tuple(blocks))
+        yield folded("Loss and accuracy over rounds, traffic and time", *blocks)
 
 
-def show_runs(runs: Sequence[Run], folder: Path) -> Iterator[Block]:
+def show_runs(runs: Sequence[Run], folder: Path) -> Iterator[str]:
     """The same for runs that belong to no experiment, which are named by what differs."""
     lines = by_difference([run for run in runs if run.metrics], folder)
     file = folder / FIGURES / "runs"
@@ -184,7 +183,7 @@ def show_runs(runs: Sequence[Run], folder: Path) -> Iterator[Block]:
         save(draw_progress(lines), file)
         seeds = max(len(same) for same in lines.values())
         bands = "; bands are deviations over the seeds" if seeds > 1 else ""
-        yield Picture(file, f"Loss and accuracy over rounds, traffic and time{bands}.")
+        yield picture(file, f"Loss and accuracy over rounds, traffic and time{bands}.")
 
 
 PRESENTERS: Mapping[str, Presenter] = {

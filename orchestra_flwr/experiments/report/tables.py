@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestra_flwr.experiments.planning import Plan
-from orchestra_flwr.experiments.report.document import Table
+from orchestra_flwr.experiments.report.markdown import Table
 from orchestra_flwr.experiments.results.comparison import UNITS, Result
 from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.reporting.text import duration, lookup, percent, size

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from orchestra_flwr.config import ConfigError, is_free
 from orchestra_flwr.experiments.planning import Plan, read_plans
-from orchestra_flwr.experiments.report.document import (
-    Block,
-    Code,
-    Folded,
-    Heading,
-    Items,
-    Paragraph,
-)
 from orchestra_flwr.experiments.report.html import to_html
-from orchestra_flwr.experiments.report.markdown import to_markdown
-from orchestra_flwr.experiments.report.presentations import (
+from orchestra_flwr.experiments.report.markdown import (
     FIGURES,
+    code,
+    escape,
+    folded,
+    heading,
+    items,
+    quiet,
+    warning,
+)
+from orchestra_flwr.experiments.report.presentations import (
     PRESENTERS,
     show_progress,
     show_runs,
@@ -58,66 +58,66 @@ def write_report(folder: str | Path) -> Path:
     if not plans and not runs:
         raise ConfigError(f"{folder}: holds no runs")
     title = "Experiments" if plans else f"Runs in {folder.resolve().name}"
-    blocks: list[Block] = [Heading(1, title)]
+    parts = [heading(1, title)]
     if plans:
         sources = dict.fromkeys(paper_source(plan.name) for plan in plans)
-        blocks += [Paragraph(f"The paper: {source}", "quiet") for source in sources]
-        blocks += _scale_warning(plans)
-    blocks += [
-        Paragraph(f"{file} cannot be read, its experiment is left out: {why}", "warning")
+        parts += [quiet(f"The paper: {source}") for source in sources]
+        parts += _scale_warning(plans)
+    parts += [
+        warning(f"{file} cannot be read, its experiment is left out: {why}")
         for file, why in damaged.items()
     ]
     for plan in plans:
-        blocks += _experiment(read_results(plan, folder), folder)
+        parts += _experiment(read_results(plan, folder), folder)
     planned = {folder / row.run for plan in plans for row in plan.rows}
-    blocks += _other_runs([run for run in runs if run.folder not in planned], folder, bool(plans))
+    parts += _other_runs([run for run in runs if run.folder not in planned], folder, bool(plans))
     page = folder / "report.html"
-    write_atomically(folder / "report.md", to_markdown(blocks, folder).encode())
-    write_atomically(page, to_html(title, blocks).encode())
+    text = "\n\n".join(parts) + "\n"
+    write_atomically(folder / "report.md", text.encode())
+    write_atomically(page, to_html(title, text, folder).encode())
     return page
 
 
-def _scale_warning(plans: Sequence[Plan]) -> Iterator[Block]:
+def _scale_warning(plans: Sequence[Plan]) -> Iterator[str]:
     small = {p.settings.title for p in plans if not p.settings.comparable and p.scale != "paper"}
     if small:
-        yield Paragraph(
+        yield warning(
             f"Experiments at {' and '.join(sorted(small))} use other images, a smaller network and "
             "far fewer rounds than the paper. Their results must NOT be compared with the paper's "
-            "in absolute value; only the order of the methods, and how far apart they are, can be.",
-            "warning",
+            "in absolute value; only the order of the methods, and how far apart they are, can be."
         )
 
 
-def _experiment(results: Results, folder: Path) -> Iterator[Block]:
+def _experiment(results: Results, folder: Path) -> Iterator[str]:
     plan, experiment = results.plan, results.plan.experiment
-    yield Heading(2, f"{experiment.reference}: {experiment.title} ({plan.settings.title})")
-    yield Paragraph(experiment.about)
+    yield heading(2, f"{experiment.reference}: {experiment.title} ({plan.settings.title})")
+    yield escape(experiment.about)
     if not plan.settings.comparable:
         changed = " ".join(o for o in plan.extra or () if not is_free(o))
         beside = f" with {changed}" if changed and plan.scale == "paper" else ""
         title = plan.settings.title + beside
-        yield Paragraph(
-            f"{title[0].upper()}{title[1:]}: not comparable with the paper in absolute value.",
-            "warning",
+        yield warning(
+            f"{title[0].upper()}{title[1:]}: not comparable with the paper in absolute value."
         )
     settings = dict.fromkeys(_images_and_model(run) for run in results.runs)
     if settings:
-        yield Paragraph(f"Images: {'; '.join(settings)}.", "quiet")
+        yield quiet(f"Images: {'; '.join(settings)}.")
     figures = folder / FIGURES / f"{plan.name}-{plan.scale}"
     yield from PRESENTERS[experiment.show.kind](results, figures)
     for section, rows in results.sections(experiment.show.row_axes).items():
         if section:
-            yield Heading(3, section)
+            yield heading(3, section)
         by_axis = experiment.show.kind == "lines"
-        yield lines_table(rows, plan) if by_axis else results_table(rows, plan)
+        table = lines_table(rows, plan) if by_axis else results_table(rows, plan)
+        yield table.markdown()
     if results.incomplete:
-        lines = tuple(f"{run.name}: {run.reason}" for run in results.incomplete)
+        lines = [f"{run.name}: {run.reason}" for run in results.incomplete]
         expected = len({row.run for row in plan.rows})
-        yield Paragraph(f"{len(lines)} of {expected} runs are not complete:", "warning")
-        yield Items(lines) if len(lines) <= 5 else Folded("Which", (Items(lines),))
+        yield warning(f"{len(lines)} of {expected} runs are not complete:")
+        yield items(lines) if len(lines) <= 5 else folded("Which", items(lines))
     if results.runs:
         yield from show_progress(results, figures)
-    yield Folded("How these results were made", tuple(_reproduction(results)))
+    yield folded("How these results were made", *_reproduction(results))
 
 
 def _images_and_model(run: Run) -> str:
@@ -133,32 +133,32 @@ def _images_and_model(run: Run) -> str:
     )
 
 
-def _reproduction(results: Results) -> Iterator[Block]:
-    yield Code(results.plan.command)
-    yield Items(tuple(provenance(results.runs)))
+def _reproduction(results: Results) -> Iterator[str]:
+    yield code(results.plan.command)
+    yield items(provenance(results.runs))
     commands = [
         f"orchestra-sim {shlex.join(row.overrides)} seed={row.seed}" for row in results.plan.rows
     ]
     if results.plan.experiment.work == "train":
-        yield Folded("The command of each run", (Code("\n".join(dict.fromkeys(commands))),))
+        yield folded("The command of each run", code("\n".join(dict.fromkeys(commands))))
 
 
-def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterator[Block]:
+def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterator[str]:
     """Runs that belong to no experiment."""
     if not runs:
         return
     if beside_plans:
-        yield Heading(2, "Other runs")
+        yield heading(2, "Other runs")
     errors = unreadable(runs)
     readable = [run for run in runs if run.folder not in errors]
-    yield runs_table(readable, folder)
+    yield runs_table(readable, folder).markdown()
     for path, reason in errors.items():
         name = path.relative_to(folder).as_posix()
-        yield Paragraph(f"{name} is left out, it is of another version or damaged: {reason}")
+        yield escape(f"{name} is left out, it is of another version or damaged: {reason}")
     seconds = sum(run.summary.get("seconds") or 0 for run in readable)
     traffic = sum(
         (run.summary.get(f"bytes_{way}") or 0) for run in readable for way in ("up", "down")
     )
-    yield Paragraph(f"Together {duration(seconds)} of rounds and {size(traffic)} sent.", "quiet")
+    yield quiet(f"Together {duration(seconds)} of rounds and {size(traffic)} sent.")
     yield from show_runs(readable, folder)
-    yield Folded("Where they ran", (Items(tuple(provenance(readable))),))
+    yield folded("Where they ran", items(provenance(readable)))

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from orchestra_flwr.experiments.report.document import Heading, Paragraph, Table
 from orchestra_flwr.experiments.report.html import to_html
+from orchestra_flwr.experiments.report.markdown import Table
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = (
@@ -34,11 +34,12 @@ def browser():
 @pytest.mark.parametrize(
     ("columns", "width", "scrolls"), [(12, 1920, False), (12, 600, True), (3, 600, False)]
 )
-def test_a_table_scrolls_only_where_there_is_no_room(browser, columns, width, scrolls):
+def test_a_table_scrolls_only_where_there_is_no_room(browser, columns, width, scrolls, tmp_path):
     names = tuple(f"a measure {number}" for number in range(columns))
     table = Table(names, (("a_long_name_of_a_run_folder", *["12.34 ± 5.67"] * (columns - 1)),))
     page = browser.new_page(viewport={"width": width, "height": 900})
-    page.set_content(to_html("Runs", [Heading(1, "Runs"), table, Paragraph("words " * 99)]))
+    text = f"# Runs\n\n{table.markdown()}\n\n{'words ' * 99}\n"
+    page.set_content(to_html("Runs", text, tmp_path))
     table_hidden, page_hidden, table_width = page.evaluate(SIZES)
     assert (table_hidden > 0) == scrolls
     assert page_hidden == 0

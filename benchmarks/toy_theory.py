@@ -1,17 +1,23 @@
-"""Table, values and picture of the toy theory."""
+"""The linear theory of Dec-SSL: which axes do sources represent, with labels and without?
 
-from __future__ import annotations
+    python benchmarks/toy_theory.py outputs/theory --dimensions 256 1024 --sources 3 5
 
+Simulates every pair of a number of dimensions and of sources, and writes theory.md, theory.json and
+theory.png into a folder. Seconds for 256 and 1,024 dimensions, a minute for 4,096.
+"""
+
+import argparse
 import itertools
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from toy_model import Outcome, Setting, simulate
 
-from orchestra_flwr.experiments.theory.toy_model import Outcome, Setting
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.reporting.plots import COLOURS, QUIET, new_figure
 
@@ -111,3 +117,35 @@ def _draw_trend(panel: Axes, outcomes: Outcomes) -> None:
 def _plain(outcome: Outcome) -> dict[str, object]:
     values = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
     return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in values.items()}
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="for the results")
+    parser.add_argument("--dimensions", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--sources", type=int, nargs="+", default=[3, 5])
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if min(options.sources) < 2:
+        parser.error(f"--sources {min(options.sources)}: must be at least 2")
+    if min(options.dimensions) < 4 * max(options.sources):
+        parser.error(
+            f"--dimensions {min(options.dimensions)}: must be at least {4 * max(options.sources)}"
+        )
+    return options
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parsed(arguments)
+    outcomes = []
+    for sources, dimensions in itertools.product(options.sources, options.dimensions):
+        setting = Setting(dimensions, sources, seed=options.seed)
+        outcomes.append((setting, simulate(setting)))
+        print(f"d={dimensions}, K={sources}: done", flush=True)
+    print(f"results: {write_results(options.folder, outcomes)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

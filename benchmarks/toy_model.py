@@ -10,8 +10,6 @@ tell its classes apart, mostly its own.
 Both objectives are solved in closed form, up to the solver of the support vector machine.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +57,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found, means over the sources (and over the other axes).
+    """Means over the sources (and over the other axes).
 
     Representability is the squared length of an axis in the span of a representation's rows, 0 to
     1. Correlation is the sum of an axis' squared products with the rows.

@@ -1,1 +1,0 @@
-"""The linear theory of Dec-SSL, as a simulation of seconds."""
