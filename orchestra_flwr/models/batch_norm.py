@@ -308,6 +308,11 @@ def recalibrated(
     return result
 
 
+def contains_batch_norm(network: nn.Module) -> bool:
+    """Whether any of a network's modules is a BatchNorm."""
+    return any(True for _ in _norms(network))
+
+
 def is_variance(name: str) -> bool:
     """Whether a tensor of this name is a BatchNorm's running variance, which must stay above 0."""
     return name.endswith(VARIANCE)

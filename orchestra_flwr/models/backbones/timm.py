@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
 from orchestra_flwr.models.backbones import Backbone
+from orchestra_flwr.models.batch_norm import contains_batch_norm
 
 PUBLISHED = "pretrained"  # in place of a file: the weights that timm has under the model's name
 SUFFIX = ".safetensors"
@@ -220,4 +220,4 @@ def _has_batch_norm(name: str, image_size: int) -> bool:
         model = _seeded(settings, 3)
     except (AssertionError, ValueError) as error:
         raise _unfit(settings, error) from error
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
+    return contains_batch_norm(model)
