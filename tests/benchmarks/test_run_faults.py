@@ -317,7 +317,7 @@ def test_requests_are_signed_as_wrongly_as_they_say(tmp_path, which, of_a, of_b,
     from flwr.supercore.primitives.asymmetric import verify_signature
 
     security = tmp_path / "security"
-    make_keys(security, "--client", "a", "--client", "b")
+    make_keys(security, "client=a,b")
     request = b"POST /v1/fleet/x HTTP/1.1\r\nflwr-timestamp: t\r\nflwr-signature: s\r\n\r\nbody"
     rng = random.Random(0)  # noqa: S311 (which bit to change)
     again = _as_asked(which, request, SimpleNamespace(security=security), rng)
