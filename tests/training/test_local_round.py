@@ -48,7 +48,7 @@ def test_steps_losses_and_centroids(tiny):
 def test_what_is_only_recorded_is_made_in_the_first_step_alone(tiny, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "orchestra_flwr.methods.orchestra.Orchestra._measures",
+        "orchestra_flwr.methods.orchestra.assignment_measures",
         lambda *_: made.append(1) or {"agreement": torch.tensor(0.25)},
     )
     _, result = train(tiny("training.local_epochs=3"))
