@@ -1,7 +1,7 @@
 """What a method is: modules, a role for every tensor, views of images, and a loss of them.
 
 A new method is one file in this folder, or in the folder `methods/` of a user's package, that
-defines a subclass of :class:`Method`. What more a method can do says a mixin each: see
+defines a subclass of :class:`Method`. What only some methods do has a mixin each, in
 :mod:`orchestra_flwr.methods.abilities`, `contributing` and `labels`.
 """
 
