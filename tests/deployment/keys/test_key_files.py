@@ -3,8 +3,11 @@
 import errno
 import itertools
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -239,3 +242,20 @@ def test_every_command_and_key_has_help(capsys, command):
     assert f"\n{command} " in out
     for key in SUBCOMMANDS[command][0].model_fields:
         assert f"\n  {key}= " in out
+
+
+def test_sigterm_ends_the_command_in_one_line(security):
+    command = [sys.executable, "-m", "orchestra_flwr.deployment.keys", "register", "key=-"]
+    with subprocess.Popen(
+        command, cwd=security.parent, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not _catches(process.pid, signal.SIGTERM):
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.stderr.read() == "stopped; nothing was written\n"
+
+
+def _catches(pid: int, number: int) -> bool:
+    (line,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(line, 16) >> number - 1 & 1)
