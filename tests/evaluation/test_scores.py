@@ -105,7 +105,7 @@ def test_features_in_bfloat16_leave_the_figures_alone(tiny):
         passes.clear()
         return evaluate(
             encoder, train, test, config=given, augmentation=AugmentationConfig(),
-            passed=lambda done, total: passes.append((done, total)),
+            on_progress=lambda done, total: passes.append((done, total)),
         )  # fmt: skip
 
     exact, rounded = scored_in("float32"), scored_in("bfloat16")
