@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import logging
@@ -21,9 +22,9 @@ from pydantic import Field, model_validator
 from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
-from orchestra_flwr.federation.engines import ray_start
 from orchestra_flwr.federation.engines.base import Engine, Serve
-from orchestra_flwr.federation.engines.ray_processes import end_workers, ended_process, load_ray
+from orchestra_flwr.federation.engines.ray_processes import end_workers, ended_process
+from orchestra_flwr.federation.engines.ray_start import RayStart
 from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
 from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
 from orchestra_flwr.federation.messages.arrays import CONFIG
@@ -62,6 +63,7 @@ class RayEngine(Engine):
     Settings = RaySettings
 
     settings: RaySettings
+    _start: RayStart | None = None
 
     @classmethod
     def is_remote(cls, settings: RaySettings) -> bool:
@@ -80,13 +82,14 @@ class RayEngine(Engine):
         ray_backend(self.config)
 
     def begin(self) -> None:
-        """As :meth:`Engine.begin`."""
+        """Begins to start Ray, unless a cluster is joined; without this :meth:`run` does it."""
         if self.settings.address is None:
-            ray_start.begin(ray_backend(self.config)["init_args"])
+            self._start = RayStart(ray_backend(self.config)["init_args"])
 
     def end(self) -> None:
-        """As :meth:`Engine.end`."""
-        ray_start.end()
+        """Ends a Ray that was started here."""
+        if self._start is not None:
+            self._start.end()
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
         """As :meth:`Engine.run`."""
@@ -102,7 +105,22 @@ class RayEngine(Engine):
             warm_up(grid, workers, self.config)
             return serve(grid, workers)
 
-        return _run_ray(nodes, backend, window, warmed, self.is_over)
+        with self._ray_is_up():
+            return _run_ray(nodes, backend, window, warmed, self.is_over)
+
+    @contextlib.contextmanager
+    def _ray_is_up(self) -> Iterator[None]:
+        begins_here = self._start is None and self.settings.address is None
+        if begins_here:
+            self.begin()
+        try:
+            importlib.import_module("flwr.simulation")  # takes seconds, in which Ray starts
+            if self._start is not None:
+                self._start.wait()
+            yield
+        finally:
+            if begins_here:
+                self.end()
 
 
 def warm_up(grid: Grid, workers: int, config: Config) -> None:
@@ -144,10 +162,8 @@ def _run_ray(
     serve: Callable[[Grid], dict[str, Any]],
     over: threading.Event,
 ) -> dict[str, Any]:
-    load_ray()
     from flwr.simulation import run_simulation  # takes seconds, which inline runs are spared
 
-    ray_start.finish(backend["init_args"])
     served = threading.Event()
     served.set()  # nothing is served yet
     outcome: dict[str, Any] = {}
