@@ -26,7 +26,7 @@ from orchestra_flwr.config import (
     described,
     load,
 )
-from orchestra_flwr.console.output_streams import outlast_output
+from orchestra_flwr.console.output_streams import ignore_closed_streams
 from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import printable, printable_lines
 from orchestra_flwr.export.export_config import ExportConfig
@@ -75,7 +75,7 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
             return _experiment(flags)
         return 0
 
-    outlast_output()
+    ignore_closed_streams()
     return exit_code(work, GOES_ON)
 
 
@@ -183,7 +183,7 @@ def _command(
         stop_on_sigterm()
         return run(config)
 
-    outlast_output()
+    ignore_closed_streams()
     # Later, a run says how it is continued.
     return exit_code(work, "stopped before the run began; nothing was written")
 
