@@ -29,7 +29,6 @@ LAYERS = [
     ["deployment"],
     ["experiments"],
     ["cli", "from_python"],
-    ["embed", "label"],  # thin entries as well
     ["__main__"],  # thin entries, python -m orchestra_flwr.<package>
 ]
 ROOT = Path(orchestra_flwr.__file__).parent

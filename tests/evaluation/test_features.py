@@ -3,8 +3,7 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import ModelConfig
-from orchestra_flwr.evaluation import extract_features, feature_std
-from orchestra_flwr.evaluation.features import weights_digest
+from orchestra_flwr.evaluation.features import extract_features, feature_std, weights_digest
 from orchestra_flwr.models import Encoder, EncoderSpec
 
 

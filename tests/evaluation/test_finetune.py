@@ -6,14 +6,14 @@ import torch
 
 from orchestra_flwr.config import AugmentationConfig, ModelConfig
 from orchestra_flwr.data import epoch_batches
-from orchestra_flwr.evaluation import finetune, labelled_subset
 from orchestra_flwr.evaluation.classifier import Schedule
-from orchestra_flwr.evaluation.few_labels import Accuracies
+from orchestra_flwr.evaluation.few_labels import Accuracies, labelled_subset
 from orchestra_flwr.evaluation.finetune import (
     BATCH_SIZE,
     LEAST_STEPS,
     _finetuned,
     _schedule,
+    finetune,
 )
 from orchestra_flwr.models import Encoder, EncoderSpec
 

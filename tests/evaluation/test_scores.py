@@ -4,14 +4,9 @@ from torch import nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.evaluation import (
-    evaluate,
-    evaluate_by,
-    knn_accuracy,
-    linear_accuracy,
-    recalibrated,
-)
+from orchestra_flwr.evaluation import knn_accuracy, linear_accuracy, recalibrated
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
+from orchestra_flwr.evaluation.scores import evaluate, evaluate_by
 from orchestra_flwr.models import Encoder, EncoderSpec
 from orchestra_flwr.training import build_learner
 

@@ -1,7 +1,7 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError, parse
-from orchestra_flwr.experiments import (
+from orchestra_flwr.experiments.planning import (
     SCALES,
     Experiment,
     experiment_names,

@@ -1,6 +1,6 @@
 import pytest
 
-from orchestra_flwr.experiments import experiment_names, load_experiment, load_scale
+from orchestra_flwr.experiments.planning import experiment_names, load_experiment, load_scale
 from orchestra_flwr.experiments.results.paper import FILES, _values, paper_source, paper_value
 from orchestra_flwr.experiments.results.statistics import Sample
 
