@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from orchestra_flwr.data import colours
 from orchestra_flwr.data.colours import LUMA, grayscale, jitter
 
 CUBIC = -0.5  # the cubic kernel's parameter, as in PIL and antialiased resampling
@@ -158,7 +159,7 @@ def _where(
     mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
 ) -> Tensor:
     """`change(images, *parameters)` where `mask`, (N,), holds; `images` may be overwritten."""
-    choose = _change_all if images.is_cuda else _change_chosen
+    choose = _change_chosen if colours.selects_images(images) else _change_all
     return choose(mask, images, change, *parameters)
 
 

@@ -49,7 +49,7 @@ class Job:
         log: the file that takes the output of the commands.
         began: when the job was started (monotonic clock).
         was_begun: the run's folder was there before; the run is resumed.
-        as_of_now: the job as it is found to be later, None once the run is complete.
+        refresh: the job as it is found to be later, None once the run is complete.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Job:
     log: TextIO | None = None
     began: float = 0.0
     was_begun: bool = False
-    as_of_now: Callable[[], Job | None] | None = None
+    refresh: Callable[[], Job | None] | None = None
 
 
 def run_plan(
@@ -150,7 +150,7 @@ def _job_of(plan: Plan, row: Row, folder: Path) -> Job | None:
     steps += _evaluations(plan, row, path, run)
     if not steps:
         return None
-    return Job(row.run, steps, was_begun=begun, as_of_now=partial(_job_of, plan, row, folder))
+    return Job(row.run, steps, was_begun=begun, refresh=partial(_job_of, plan, row, folder))
 
 
 def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list[str]]:
@@ -217,9 +217,9 @@ class _Sweep:
 
     def _is_still_to_do(self, job: Job) -> bool:
         """Looks again: another command that shares the folder may have come to the run first."""
-        if job.as_of_now is None:
+        if job.refresh is None:
             return True
-        now = job.as_of_now()
+        now = job.refresh()
         if now is None:
             job.state = "done"
             number = self.todo.index(job) + 1
