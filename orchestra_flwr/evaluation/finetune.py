@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 EPOCHS = {0.01: 60, 0.1: 30}  # by the fraction of labels
 BATCH_SIZE = 128
 LR = 0.05 * BATCH_SIZE / 256
-LEAST_STEPS = 200  # a few dozen labels would else end after a few dozen steps
+MIN_STEPS = 200  # a few dozen labels would else end after a few dozen steps
 
 
 def finetune(
@@ -93,4 +93,4 @@ def fine_tuned(
 def schedule_of(fraction: float, count: int) -> Schedule:
     """That of a fraction of the labels, which are so many."""
     steps = len(batch_sizes(count, BATCH_SIZE))
-    return Schedule(max(EPOCHS[fraction], math.ceil(LEAST_STEPS / steps)), BATCH_SIZE, LR)
+    return Schedule(max(EPOCHS[fraction], math.ceil(MIN_STEPS / steps)), BATCH_SIZE, LR)

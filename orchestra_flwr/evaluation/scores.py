@@ -75,13 +75,13 @@ def evaluate(
         classifier=classifier,
         on_progress=on_progress,
     )
-    found = {"knn": scores["knn"], "linear": scores[protocol]}
-    found |= {name: scores[name]["mean"] for name in few}
-    found |= {name: scores[name] for name in labelled}
-    found["feature_std"] = scores["feature_std"]
+    chosen = {"knn": scores["knn"], "linear": scores[protocol]}
+    chosen |= {name: scores[name]["mean"] for name in few}
+    chosen |= {name: scores[name] for name in labelled}
+    chosen["feature_std"] = scores["feature_std"]
     if classifier is not None:
-        found["accuracy"] = scores["accuracy"]
-    return found
+        chosen["accuracy"] = scores["accuracy"]
+    return chosen
 
 
 def evaluate_by(
@@ -151,13 +151,13 @@ def _features(
     """Those of all images, once for all protocols on frozen features."""
     total = len(train[0]) + len(test[0])
     made = []
-    for (images, labels), before in ((train, 0), (test, len(train[0]))):
+    for (images, labels), first in ((train, 0), (test, len(train[0]))):
         features = extract_features(
             encoder,
             images,
             config.batch_size,
             precision=config.precision,
-            on_progress=lambda done, _, before=before: on_progress(before + done, total),  # type: ignore[misc]
+            on_progress=lambda done, _, first=first: on_progress(first + done, total),  # type: ignore[misc]
         )
         made.append((features, labels))
     return made[0], made[1]

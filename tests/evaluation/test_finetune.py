@@ -10,7 +10,7 @@ from orchestra_flwr.evaluation.classifier import Schedule
 from orchestra_flwr.evaluation.few_labels import Accuracies, labelled_subset
 from orchestra_flwr.evaluation.finetune import (
     BATCH_SIZE,
-    LEAST_STEPS,
+    MIN_STEPS,
     fine_tuned,
     finetune,
     schedule_of,
@@ -60,11 +60,11 @@ def test_all_labels():
 
 def test_schedules_are_fixed_by_the_number_of_labels():
     assert (schedule_of(0.01, 500).epochs, schedule_of(0.1, 5000).epochs) == (60, 30)
-    assert schedule_of(0.01, 20).epochs == LEAST_STEPS
+    assert schedule_of(0.01, 20).epochs == MIN_STEPS
     for count in (150, 300, 447, 640):
         schedule = schedule_of(0.1, count)
         batches = epoch_batches(count, schedule.batch_size, torch.Generator())
-        assert LEAST_STEPS <= schedule.epochs * len(batches) < LEAST_STEPS + len(batches)
+        assert MIN_STEPS <= schedule.epochs * len(batches) < MIN_STEPS + len(batches)
     assert schedule_of(0.1, 5000).batch_size == BATCH_SIZE
     assert schedule_of(0.1, 5000).lr == pytest.approx(0.025)
 

@@ -3,7 +3,8 @@
     python -m orchestra_flwr.federation.engines.gpu_memory < config.json
 
 A process of its own, because a CUDA context takes hundreds of megabytes, which the server's process
-would keep, and because what it needs itself is part of the answer.
+would keep, and because what it needs itself is part of the answer. Ray and Flower take the share as
+given, and a share that is too small ends in clients without memory.
 """
 
 from __future__ import annotations
@@ -99,11 +100,11 @@ def train_a_batch(config: Config) -> int:
 def main() -> None:
     """Prints the bytes by which training made the GPU fuller, and the GPU's bytes."""
     config = Config.from_json(sys.stdin.read())
-    before = _free_bytes()
+    free_at_first = _free_bytes()
     train_a_batch(config)
     # By the driver: context, libraries, and the blocks that torch's allocator keeps after a peak.
     free, total = torch.cuda.mem_get_info()
-    print(before - free, total)
+    print(free_at_first - free, total)
 
 
 def _free_bytes() -> int:

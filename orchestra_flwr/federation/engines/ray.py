@@ -36,8 +36,8 @@ from orchestra_flwr.training import resolve_device
 logger = logging.getLogger("orchestra_flwr.federation")
 
 POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
-LONGEST_FAREWELL = 30.0  # seconds that a signal waits for the server's thread, perhaps in a probe
-MOST_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
+MAX_FAREWELL = 30.0  # seconds that a signal waits for the server's thread, perhaps in a probe
+MAX_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
 
 
 class RaySettings(Section):
@@ -99,7 +99,7 @@ class RayEngine(Engine):
             available_nodes(self.config), resources["num_cpus"], resources["num_gpus"]
         )
         window = workers + 2  # enough to keep all workers busy, and bounds the memory
-        nodes = min(clients, max(MOST_NODES, window))
+        nodes = min(clients, max(MAX_NODES, window))
 
         def warmed(grid: Grid) -> dict[str, Any]:
             warm_up(grid, workers, self.config)
@@ -143,7 +143,7 @@ def _stop_clients(grid: StreamingGrid) -> None:
     """
     with contextlib.suppress(Exception):  # a cluster that was joined may be gone
         end_workers()
-    until = time.monotonic() + LONGEST_FAREWELL
+    until = time.monotonic() + MAX_FAREWELL
     while grid.unanswered and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
         grid.pull_messages(set(grid.unanswered))
@@ -188,7 +188,7 @@ def _run_ray(
             ended.extend(filter(None, [ended_process()]))
             raise
         finally:
-            # From here on Ray only tells that it could retry what its workers are ended in.
+            # From here on Ray only logs retries of tasks whose workers are being stopped.
             farewell.enter_context(contextlib.redirect_stdout(io.StringIO()))
             if not ended:
                 _stop_clients(streaming)
@@ -229,7 +229,7 @@ def _ended_before_ray(over: threading.Event, served: threading.Event) -> Iterato
 
     def end(number: int, frame: FrameType | None) -> None:
         over.set()
-        served.wait(LONGEST_FAREWELL)
+        served.wait(MAX_FAREWELL)
         handler = before[signal.Signals(number)]
         if callable(handler):
             handler(number, frame)

@@ -1,4 +1,7 @@
-"""Ray's start on this machine, which takes seconds: in a thread, while images are decoded."""
+"""Ray's start on this machine, which takes seconds: in a thread, while images are decoded.
+
+Left to Flower, it would begin when these are there, and one that fails would not be tried again.
+"""
 
 from __future__ import annotations
 
