@@ -133,7 +133,13 @@ def load_for_use(config: UseConfig) -> Encoder:
 
 
 def embed_shown(
-    config: UseConfig, encoder: Encoder, archive: Archive, files: list[ImageFile], unfinished: Path
+    config: UseConfig,
+    encoder: Encoder,
+    archive: Archive,
+    files: list[ImageFile],
+    *,
+    unfinished: Path,
+    key: str,
 ) -> Embeddings:
     """:func:`embed` with the progress on stderr."""
     decoding = logging.getLogger("orchestra_flwr.data")
@@ -147,7 +153,7 @@ def embed_shown(
                 files,
                 batch_size=config.batch_size,
                 unfinished=unfinished,
-                key=key_of(config.encoder, archive, files),
+                key=key,
                 on_progress=on_progress,
             )
     finally:
@@ -169,7 +175,7 @@ def _made_or_read(
         check_names([printable(name) for name in names], format)
         _check_same_images(config)
         unfinished = folder / "unfinished"
-        embeddings = embed_shown(config, encoder, archive, files, unfinished)
+        embeddings = embed_shown(config, encoder, archive, files, unfinished=unfinished, key=key)
         encoder_file = str(config.encoder)
         write_embeddings(
             folder,

@@ -27,7 +27,7 @@ from orchestra_flwr.use.few_label_classifier import (
     estimate_accuracy,
     fit_few_labels,
 )
-from orchestra_flwr.use.image_embeddings import opened_images, remove_unfinished
+from orchestra_flwr.use.image_embeddings import key_of, opened_images, remove_unfinished
 from orchestra_flwr.use.label_files import (
     check_enough,
     check_known,
@@ -84,7 +84,14 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
         named = labels_by_folder(config.labels, files)
         check_enough(config.labels, named)
         unfinished = folder / "unfinished-labels"
-        examples = embed_shown(config, load_for_use(config), archive, files, unfinished)
+        examples = embed_shown(
+            config,
+            load_for_use(config),
+            archive,
+            files,
+            unfinished=unfinished,
+            key=key_of(config.encoder, archive, files),
+        )
     remove_unfinished(unfinished)
     readable = {path: named[path] for path in examples.paths}
     check_enough(config.labels, readable)
