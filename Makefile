@@ -12,7 +12,7 @@ export ORT_DISABLE_TELEMETRY := 1
 # Set in many images. Without bytecode on disk every process compiles all that it imports: 5 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow test-extras test-faults bench docs lint lint-deploy audit clean
+.PHONY: setup demo test test-slow test-extras test-peers test-faults bench docs lint lint-deploy audit clean
 
 setup: $(READY)
 
@@ -37,6 +37,24 @@ test-extras: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[dev,timm,wandb,mlflow,notebook,parquet]'
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 tests/reporting/test_trackers.py tests/test_cli.py \
 		tests/models/backbones tests/federation/runs/test_timm_runs.py tests/export tests/use/test_embedding_files.py
+
+# lightly's own tests of its losses, run against ours. Its package holds no tests: they come from its
+# repository, of the same version.
+LIGHTLY ?= https://github.com/lightly-ai/lightly
+LIGHTLY_COMMIT := e7c81fa123baa39334d1590662813798bab9b826
+PEERS := .venv/lightly-1.5.26
+test-peers: setup $(PEERS)/tests
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[dev,peers]'
+	cd $(PEERS) && PYTHONPATH=$(CURDIR)/tests/peers $(CURDIR)/$(BIN)/python -m pytest -q \
+		-p lightly_losses -p no:cacheprovider $(addprefix tests/loss/test_,ntx_ent_loss.py \
+		negative_cosine_similarity.py sym_neg_cos_sim_loss.py barlow_twins_loss.py vicreg_loss.py \
+		swav_loss.py dino_loss.py)
+
+$(PEERS)/tests:
+	git init --quiet $(PEERS)
+	git -C $(PEERS) sparse-checkout set tests/loss
+	git -C $(PEERS) fetch --quiet --depth 1 $(LIGHTLY) $(LIGHTLY_COMMIT)
+	git -C $(PEERS) checkout --quiet FETCH_HEAD
 
 # Random faults in real federations, for so many minutes; the seed says which.
 MINUTES ?= 30

@@ -26,7 +26,7 @@ from orchestra_flwr.config import (
     described,
     load,
 )
-from orchestra_flwr.console.output_streams import outlast_output
+from orchestra_flwr.console.output_streams import ignore_closed_streams
 from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import printable, printable_lines
 from orchestra_flwr.export.export_config import ExportConfig
@@ -61,7 +61,7 @@ def client_main(arguments: Sequence[str] | None = None) -> int:
 
 def experiment_main(arguments: Sequence[str] | None = None) -> int:
     """`run_experiment.py`: runs an experiment and writes its report; returns the exit code."""
-    from orchestra_flwr.experiments import experiment_names
+    from orchestra_flwr.experiments.planning import experiment_names
 
     def work() -> int:
         known = ("--help", "--version", "--list")
@@ -75,12 +75,12 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
             return _experiment(flags)
         return 0
 
-    outlast_output()
+    ignore_closed_streams()
     return run_command(work, RESUME_HINT)
 
 
 def _experiment(flags: Flags) -> int:
-    from orchestra_flwr.experiments import experiment_names, make_plan
+    from orchestra_flwr.experiments.planning import experiment_names, make_plan
 
     require_server(usage.program(usage.EXPERIMENT))
     line = read_experiment(flags.overrides, experiment_names())
@@ -183,7 +183,7 @@ def _command(
         stop_on_sigterm()
         return run(config)
 
-    outlast_output()
+    ignore_closed_streams()
     # Later, a run says how it is continued.
     return run_command(work, "stopped before the run began; nothing was written")
 

@@ -1,4 +1,7 @@
-"""A folder for one process at a time, on all machines that share its disk."""
+"""A folder for one process at a time, on all machines that share its disk.
+
+The library filelock cannot hand a lock on to a child process, as a server does to its Flower app.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The format is safetensors, which any reader of it opens. Its metadata has one entry, `checked`: the
 SHA-256 of the whole file, computed with zeros in the place of the digest, then the values as JSON.
-Files of earlier versions have their values as metadata, and no checksum.
+Files of earlier versions have their values as metadata, and no checksum. safetensors itself has
+none, and one in a second file could be written without the first.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def finished(folder):
     return folder
 
 
-OF_DEVELOPERS = {"dev", "docs", "bench", "deploy", "audit"}
+OF_DEVELOPERS = {"dev", "docs", "bench", "peers", "deploy", "audit"}
 
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - OF_DEVELOPERS))

@@ -10,8 +10,15 @@ import torch
 from PIL import Image, ImageOps
 
 from orchestra_flwr.config import DataConfig
-from orchestra_flwr.data import load_dataset, resize
-from orchestra_flwr.square_image import MAX_BYTES, check_size, decode_image, in_range, square_image
+from orchestra_flwr.data import load_dataset
+from orchestra_flwr.square_image import (
+    MAX_BYTES,
+    check_size,
+    decode_image,
+    in_range,
+    resize,
+    square_image,
+)
 
 
 def _gradient(width: int, height: int) -> np.ndarray:

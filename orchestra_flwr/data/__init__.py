@@ -1,6 +1,6 @@
 """Images: sources, their partition over clients, shifts, batches and augmentation."""
 
-from orchestra_flwr.data.augment import PLAIN, SIMCLR, Recipe, Views, augment
+from orchestra_flwr.data.augment import PLAIN, SIMCLR, Recipe, augment
 from orchestra_flwr.data.batches import epoch_batches
 from orchestra_flwr.data.image_files.class_folders import survey
 from orchestra_flwr.data.images import (
@@ -11,7 +11,6 @@ from orchestra_flwr.data.images import (
     first_copies,
 )
 from orchestra_flwr.data.partitions import (
-    Indices,
     Partition,
     class_counts,
     earth_movers_distance,
@@ -21,7 +20,6 @@ from orchestra_flwr.data.partitions import (
 from orchestra_flwr.data.shifts import Shift, shift_images
 from orchestra_flwr.data.sources import Source, load_dataset
 from orchestra_flwr.data.subset import balanced_subset, limited
-from orchestra_flwr.square_image import resize
 
 __all__ = [
     "PLAIN",
@@ -29,12 +27,10 @@ __all__ = [
     "UNLABELLED",
     "Dataset",
     "ImageSet",
-    "Indices",
     "Partition",
     "Recipe",
     "Shift",
     "Source",
-    "Views",
     "augment",
     "balanced_subset",
     "class_counts",
@@ -46,7 +42,6 @@ __all__ = [
     "load_dataset",
     "partition",
     "partition_by_name",
-    "resize",
     "shift_images",
     "survey",
 ]

@@ -27,7 +27,7 @@ def jitter(images: Tensor, mask: Tensor, order: Tensor, factors: Tensor) -> Tens
         order: a permutation of the four operations, int64, (N, 4).
         factors: strengths by operation, (N, 4).
     """
-    choose = _all_rows if images.is_cuda else _rows_by_hue
+    choose = _rows_by_hue if selects_images(images) else _all_rows
     position = order.argsort(dim=1)
     rows, step_rows = choose(mask, position[:, HUE])
     if not len(rows):
@@ -45,6 +45,11 @@ def jitter(images: Tensor, mask: Tensor, order: Tensor, factors: Tensor) -> Tens
     if len(rows) == len(images):  # all were changed, chosen or not
         colours = torch.where(mask[:, None, None, None], colours, images)
     return images.index_copy_(0, rows, colours)
+
+
+def selects_images(images: Tensor) -> bool:
+    """Whether an operation runs on the images that it changes, and not on all of a batch."""
+    return not images.is_cuda  # where the host would wait for their indices
 
 
 def _rows_by_hue(mask: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:

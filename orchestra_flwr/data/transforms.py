@@ -2,7 +2,8 @@
 
 They follow torchvision's operations on one image (bicubic resampling as PIL does it). On a CPU an
 operation runs only on the images that it changes. On a GPU it runs on all images and a mask chooses
-the results: selecting images would make the host wait for the device.
+the results: selecting images would make the host wait for the device. torchvision's own draw once
+for a whole batch, and kornia's take six times as long (benchmarks/augmentation.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from orchestra_flwr.data import colours
 from orchestra_flwr.data.colours import LUMA, grayscale, jitter
 
 CUBIC = -0.5  # the cubic kernel's parameter, as in PIL and antialiased resampling
@@ -158,7 +160,7 @@ def _where(
     mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
 ) -> Tensor:
     """`change(images, *parameters)` where `mask`, (N,), holds; `images` may be overwritten."""
-    choose = _change_all if images.is_cuda else _change_chosen
+    choose = _change_chosen if colours.selects_images(images) else _change_all
     return choose(mask, images, change, *parameters)
 
 

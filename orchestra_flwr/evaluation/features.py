@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Precision
+from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.models.batch_norm import is_counter
 from orchestra_flwr.models.precision import passes_in
 
@@ -21,7 +22,7 @@ def extract_features(
     batch_size: int,
     *,
     precision: Precision = "float32",
-    passed: Callable[[int], None] = lambda count: None,
+    on_progress: OnProgress = no_progress,
 ) -> Tensor:
     """Features of all images, in their order, without augmentation or gradients.
 
@@ -33,7 +34,7 @@ def extract_features(
         images: (N, C, H, W) uint8, on any device.
         batch_size: images at once; the last batch may be smaller.
         precision: in which the encoder computes.
-        passed: called after each batch with the number of images so far.
+        on_progress: called after each batch with how many images are done, and of how many.
 
     Returns:
         (N, dim) float32 on the encoder's device.
@@ -48,7 +49,7 @@ def extract_features(
     with evaluation_mode(encoder), torch.inference_mode(), passes_in(precision, device.type):
         for batch in torch.split(images, batch_size):
             batches.append(encoder(batch.to(device)).float())
-            passed(min(len(images), len(batches) * batch_size))
+            on_progress(min(len(images), len(batches) * batch_size), len(images))
     # Outside of inference mode cat makes an ordinary tensor, which autograd may use.
     return torch.cat(batches)
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 EPOCHS = {0.01: 60, 0.1: 30}  # by the fraction of labels
 BATCH_SIZE = 128
 LR = 0.05 * BATCH_SIZE / 256
-LEAST_STEPS = 200  # a few dozen labels would else end after a few dozen steps
+MIN_STEPS = 200  # a few dozen labels would else end after a few dozen steps
 
 
 def finetune(
@@ -53,14 +53,14 @@ def finetune(
     for seed in seeds:
         purpose = f"fine-tuning with {100 * fraction:g} % of the labels, seed {seed}"
         chosen = labelled_subset(train[1], fraction, seed)
-        model = _finetuned(encoder, train, chosen, _schedule(fraction, len(chosen)),
+        model = fine_tuned(encoder, train, chosen, schedule_of(fraction, len(chosen)),
                            augmentation=augmentation, seed=seed, purpose=purpose)  # fmt: skip
         runs.append(model.accuracy(*test, batch_size))
         log.info("%s: %.1f %%", purpose, 100 * runs[-1])
     return Accuracies(tuple(runs))
 
 
-def _finetuned(
+def fine_tuned(
     encoder: nn.Module,
     train: tuple[Tensor, Tensor],
     chosen: Tensor,
@@ -70,6 +70,7 @@ def _finetuned(
     seed: int,
     purpose: str,
 ) -> Classifier:
+    """A classifier on a copy of the encoder, trained with the chosen images' labels."""
     device = device_of(encoder)
     images, labels = (each[chosen.to(each.device)].to(device) for each in train)
     dim = extract_features(encoder, images[:1], 1).shape[1]
@@ -89,6 +90,7 @@ def _finetuned(
     return model
 
 
-def _schedule(fraction: float, count: int) -> Schedule:
+def schedule_of(fraction: float, count: int) -> Schedule:
+    """That of a fraction of the labels, which are so many."""
     steps = len(batch_sizes(count, BATCH_SIZE))
-    return Schedule(max(EPOCHS[fraction], math.ceil(LEAST_STEPS / steps)), BATCH_SIZE, LR)
+    return Schedule(max(EPOCHS[fraction], math.ceil(MIN_STEPS / steps)), BATCH_SIZE, LR)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
+from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.evaluation.features import device_of, extract_features, feature_std
 from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
 from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
@@ -21,7 +22,6 @@ LABELLED = "linear_labelled"  # the protocol whose labels are those that clients
 
 Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
 Classifier = tuple[nn.Module, Tensor]  # makes logits (B, K) of features; the test images' classes
-Passed = Callable[[int, int], None]  # takes how many images have been passed, of so many
 
 
 def evaluate(
@@ -34,7 +34,7 @@ def evaluate(
     seed: int = 0,
     shown: Tensor | None = None,
     classifier: Classifier | None = None,
-    passed: Passed = lambda done, total: None,
+    on_progress: OnProgress = no_progress,
 ) -> dict[str, float]:
     """Evaluates an encoder on all test images, none left out.
 
@@ -49,7 +49,7 @@ def evaluate(
         shown: (N,) bool, the training images of which clients show the labels; None: not known.
         classifier: what a method with labels makes of the features, and the test images' classes as
             that numbers them.
-        passed: called while features are made.
+        on_progress: called while features are made, with how many images are done, and of how many.
 
     Returns:
         `knn` and `linear`, fractions, and `feature_std`, the spread of the normalised test
@@ -73,15 +73,15 @@ def evaluate(
         seeds=(seed,),
         shown=shown,
         classifier=classifier,
-        passed=passed,
+        on_progress=on_progress,
     )
-    found = {"knn": scores["knn"], "linear": scores[protocol]}
-    found |= {name: scores[name]["mean"] for name in few}
-    found |= {name: scores[name] for name in labelled}
-    found["feature_std"] = scores["feature_std"]
+    chosen = {"knn": scores["knn"], "linear": scores[protocol]}
+    chosen |= {name: scores[name]["mean"] for name in few}
+    chosen |= {name: scores[name] for name in labelled}
+    chosen["feature_std"] = scores["feature_std"]
     if classifier is not None:
-        found["accuracy"] = scores["accuracy"]
-    return found
+        chosen["accuracy"] = scores["accuracy"]
+    return chosen
 
 
 def evaluate_by(
@@ -95,13 +95,13 @@ def evaluate_by(
     seeds: Sequence[int] = (0,),
     shown: Tensor | None = None,
     classifier: Classifier | None = None,
-    passed: Passed = lambda done, total: None,
+    on_progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
     """Evaluates an encoder by the protocols that are asked for; the features are made once.
 
     Args:
         encoder: as in :func:`evaluate`; so are `train`, `test`, `augmentation`, `classifier` and
-            `passed`.
+            `on_progress`.
         train: images and labels.
         test: images and labels.
         protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl, finetune
@@ -120,7 +120,7 @@ def evaluate_by(
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
-    bank, queries = _features(encoder, train, test, config, passed)
+    bank, queries = _features(encoder, train, test, config, on_progress)
     scores: dict[str, Any] = {"feature_std": feature_std(queries[0])}
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
@@ -142,22 +142,25 @@ def evaluate_by(
 
 
 def _features(
-    encoder: nn.Module, train: Labelled, test: Labelled, config: ScoresConfig, passed: Passed
+    encoder: nn.Module,
+    train: Labelled,
+    test: Labelled,
+    config: ScoresConfig,
+    on_progress: OnProgress,
 ) -> tuple[Labelled, Labelled]:
     """Those of all images, once for all protocols on frozen features."""
-    total, done = len(train[0]) + len(test[0]), 0
-    found = []
-    for images, labels in (train, test):
+    total = len(train[0]) + len(test[0])
+    made = []
+    for (images, labels), first in ((train, 0), (test, len(train[0]))):
         features = extract_features(
             encoder,
             images,
             config.batch_size,
             precision=config.precision,
-            passed=lambda count, before=done: passed(before + count, total),  # type: ignore[misc]
+            on_progress=lambda done, _, first=first: on_progress(first + done, total),  # type: ignore[misc]
         )
-        found.append((features, labels))
-        done += len(images)
-    return found[0], found[1]
+        made.append((features, labels))
+    return made[0], made[1]
 
 
 @torch.inference_mode()

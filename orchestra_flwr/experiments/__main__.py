@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from orchestra_flwr.console.output_streams import outlast_output
+from orchestra_flwr.console.output_streams import ignore_closed_streams
 from orchestra_flwr.console.printable import printable
 
 USAGE = """\
@@ -21,7 +21,7 @@ Exit code 0: done, 1: a file cannot be read or written, 2: no folder of runs.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     # Heavy imports wait for help and for wrong arguments.
-    outlast_output()
+    ignore_closed_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(arguments):
         print(USAGE)

@@ -49,7 +49,7 @@ class Job:
         log: the file that takes the output of the commands.
         began: when the job was started (monotonic clock).
         was_begun: the run's folder was there before; the run is resumed.
-        as_of_now: the job as it is found to be later, None once the run is complete.
+        refresh: the job as it is found to be later, None once the run is complete.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Job:
     log: TextIO | None = None
     began: float = 0.0
     was_begun: bool = False
-    as_of_now: Callable[[], Job | None] | None = None
+    refresh: Callable[[], Job | None] | None = None
 
 
 def run_plan(
@@ -105,15 +105,15 @@ def _of_other_images(configs: Mapping[str, Config], folder: Path) -> Iterator[st
     Of `data.root` only the last part is in a run's name, so that images may be moved. Where the
     old folder is still there, they were not: these may be other images of the same name.
     """
-    found: Counter[tuple[str, str]] = Counter()
+    moved: Counter[tuple[str, str]] = Counter()
     for name, config in configs.items():
         root, run = config.data.options.get("root"), read_run(folder / name)
         if root and run is not None:
             with contextlib.suppress(ConfigError, OSError):  # one of the two is not there
                 before = run.config.data.options.get("root")
                 if before and not at_home(root).samefile(at_home(before)):
-                    found[before, root] += 1
-    for (before, root), count in found.items():
+                    moved[before, root] += 1
+    for (before, root), count in moved.items():
         yield (
             f"{count} of these runs are there already and are of the images in {before}, not in "
             f"{root}: for other images give another folder="
@@ -128,12 +128,12 @@ def run_jobs(todo: list[Job], folder: Path, jobs: int, announce: Announce) -> li
 
 def jobs_of(plan: Plan, folder: Path) -> list[Job]:
     """The jobs that are still to be done, in the order of the plan; none for complete runs."""
-    found: dict[str, Job] = {}
+    jobs: dict[str, Job] = {}
     for row in plan.rows:
         job = _job_of(plan, row, folder)
         if job is not None:
-            found.setdefault(row.run, job)
-    return list(found.values())
+            jobs.setdefault(row.run, job)
+    return list(jobs.values())
 
 
 def _job_of(plan: Plan, row: Row, folder: Path) -> Job | None:
@@ -150,7 +150,7 @@ def _job_of(plan: Plan, row: Row, folder: Path) -> Job | None:
     steps += _evaluations(plan, row, path, run)
     if not steps:
         return None
-    return Job(row.run, steps, was_begun=begun, as_of_now=partial(_job_of, plan, row, folder))
+    return Job(row.run, steps, was_begun=begun, refresh=partial(_job_of, plan, row, folder))
 
 
 def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list[str]]:
@@ -161,7 +161,7 @@ def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list
     missing = {
         measure
         for measure in {*FINETUNED, *TRANSFER}.intersection(plan.experiment.measures)
-        if trained is None or trained.lacks(measure, plan.transfer)
+        if trained is None or trained.is_missing(measure, plan.transfer)
     }
     device = _values_of(row, "device")
     wanted = []
@@ -217,9 +217,9 @@ class _Sweep:
 
     def _is_still_to_do(self, job: Job) -> bool:
         """Looks again: another command that shares the folder may have come to the run first."""
-        if job.as_of_now is None:
+        if job.refresh is None:
             return True
-        now = job.as_of_now()
+        now = job.refresh()
         if now is None:
             job.state = "done"
             number = self.todo.index(job) + 1

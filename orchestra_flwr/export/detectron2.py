@@ -2,7 +2,7 @@
 
 Detectron2 (https://github.com/facebookresearch/detectron2) names the convolutions of a ResNet
 stem.conv1, res2.0.conv1 and so on; the norm of each is its child `norm`, and `FrozenBatchNorm2d`
-has four tensors.
+has four tensors. Its own converter reads torchvision's ResNets only, and writes a pickle.
 """
 
 from __future__ import annotations

@@ -45,15 +45,26 @@ def prepared(config: Config) -> Iterator[Callable[[RunFolder, Progress], dict[st
         check_memory(named, config.data.channels)
         # What cannot be built is refused here.
         starting_learner(named, config.data.channels, begun=config.resume is not None)
-        yield lambda folder, progress: simulate(named, population, folder, progress)
+        yield lambda folder, progress: simulate(named, population, folder, progress, engine)
     finally:
         engine.end()
 
 
 def simulate(
-    config: Config, population: Population, folder: RunFolder, progress: Progress
+    config: Config,
+    population: Population,
+    folder: RunFolder,
+    progress: Progress,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
-    """Runs the federation by the configuration's engine.
+    """Runs the federation.
+
+    Args:
+        config: of the run.
+        population: its images.
+        folder: where it is recorded.
+        progress: what a person sees.
+        engine: that of the configuration, where it has begun already.
 
     Returns:
         The summary, as it stands in `summary.json`.
@@ -62,11 +73,8 @@ def simulate(
         ConfigError: resources that this machine does not have.
         FederationError: the run could not be completed.
     """
-    _announce(config, population, progress)
-    configured: Engine = config.engine.build(config)
-    engine, why = configured.chosen(population)
-    if why:
-        progress.message(why)
+    engine = engine or config.engine.build(config)
+    _announce(config, population, engine, progress)
     images = evaluation_dataset(config, population)
     evaluator = Evaluator(config, images, progress.images_evaluated, engine.is_over)
     starting = ExitStack()
@@ -100,18 +108,17 @@ def _first_evaluation(
     config: Config, engine: Engine, evaluator: Evaluator
 ) -> AbstractContextManager[None]:
     """That of the untrained encoder, while an engine starts that takes a while."""
-    if engine.starts_at_once or config.resume is not None:
+    if engine.starts_immediately or config.resume is not None:
         return nullcontext()
     return evaluator.beside(starting_learner(config, config.data.channels).method)
 
 
-def _announce(config: Config, population: Population, progress: Progress) -> None:
+def _announce(config: Config, population: Population, engine: Engine, progress: Progress) -> None:
     """What is about to run, for a person."""
     dataset, federation = population.dataset, config.federation
     images = f"{len(dataset.train):,} training"
     if dataset.test is not None:
         images += f" and {len(dataset.test):,} test"
-    engine: Engine = config.engine.build(config)
     remote = engine.is_remote(engine.settings)
     device = config.device if remote else resolve_device(config.device)
     rounds = f"{federation.rounds} round{'s' * (federation.rounds != 1)}"
@@ -120,6 +127,8 @@ def _announce(config: Config, population: Population, progress: Progress) -> Non
         f"{len(population.parts)} clients, {rounds}"
     )
     progress.message(f"device: {device}, engine={config.engine.name}")
+    if engine.remark:
+        progress.message(engine.remark)
 
 
 def check_resources(config: Config) -> Engine:

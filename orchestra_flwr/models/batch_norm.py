@@ -34,7 +34,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self, TypeVar
@@ -44,6 +44,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestra_flwr.config import BatchNorm, Config, ConfigError, ModelConfig, Normalisation
+from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.models.normalisation import normalise
 
 MEAN, VARIANCE = "running_mean", "running_var"  # the statistics, as torch calls them
@@ -257,7 +258,7 @@ def recalibrated(
     images: Tensor,
     batch_size: int,
     by: Normalisation,
-    passed: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = no_progress,
 ) -> N:
     """A copy of a backbone with BatchNorm statistics of these images; frozen ones stay.
 
@@ -272,7 +273,7 @@ def recalibrated(
         batch_size: images at once, at most, but never fewer than two; batches differ in size by one
             image at most, so that all images count (nearly) the same.
         by: how they are normalised, `data.normalise`.
-        passed: called with how many images have been passed, and of how many.
+        on_progress: called after each batch with how many images are done, and of how many.
 
     Returns:
         The copy, on the same device, its modules in the modes that they had.
@@ -300,7 +301,7 @@ def recalibrated(
     for chosen in torch.tensor_split(order.to(images.device), batches):
         result(normalise(images[chosen].to(device).float() / 255, by))
         done += len(chosen)
-        passed(done, len(images))
+        on_progress(done, len(images))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     for module, training in modes:

@@ -147,8 +147,8 @@ class Encoder(nn.Module):
             images: what :meth:`preprocess` takes, any number of them; or a tensor (N, C, H, W) or
                 an array (N, H, W, C). An iterable is read batch by batch.
             batch_size: images at once.
-            progress: True shows a bar on stderr; a function is called after each batch with the
-                number of images that are done and that of all (None where it is not known).
+            progress: True shows it on stderr; a function is called after each batch with the number
+                of images that are done and that of all (None where it is not known).
 
         Returns:
             (N, dim) float32, on the CPU.

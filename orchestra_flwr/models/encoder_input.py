@@ -6,19 +6,19 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
-from rich.progress import Progress, TaskID
 from torch import Tensor
 
+from orchestra_flwr.console.image_count import image_count, no_progress
 from orchestra_flwr.square_image import in_range
 
+# Takes how many images are done, and how many there are (None where that is not known).
 Report = Callable[[int, int | None], None]
 
 MAX_THREADS = 8  # more would only wait for Python's lock
@@ -78,9 +78,10 @@ def batches(
     _check_several(images)
     total = len(images) if isinstance(images, Sized) else None
     done, rest = 0, iter(images)
-    with ExitStack() as stack:
-        report = stack.enter_context(_Bar(total)) if progress is True else progress or _silent
-        pool = stack.enter_context(ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)))
+    shown: AbstractContextManager[Report] = (
+        image_count(total) if progress is True else nullcontext(progress or no_progress)
+    )
+    with shown as report, ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         while chunk := list(itertools.islice(rest, batch_size)):
             are_files = all(isinstance(image, str | Path) for image in chunk)
             made = (pool.map if are_files else map)(preprocess, chunk)
@@ -111,22 +112,3 @@ def _numbered(made: Iterable[Tensor], first: int) -> Iterator[Tensor]:
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"image {number}: {error}") from None
-
-
-def _silent(done: int, total: int | None) -> None:
-    pass
-
-
-class _Bar:
-    """A bar on stderr."""
-
-    def __init__(self, total: int | None) -> None:
-        self._bars = Progress(console=Console(stderr=True))
-        self._task: TaskID = self._bars.add_task("images", total=total)
-
-    def __enter__(self) -> Report:
-        self._bars.start()
-        return lambda done, total: self._bars.update(self._task, completed=done)
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()

@@ -1,7 +1,7 @@
 """What a checkpoint remembers of the other files in its run folder, and whether they still fit.
 
 A run that is resumed beside another configuration, or without some of its records, would end in
-results that belong to neither run.
+results that belong to neither run. `sha256sum` would read all of a growing file after each round.
 """
 
 from __future__ import annotations

@@ -151,14 +151,14 @@ class PlainProgress(Progress):
         """As :meth:`Progress.client_done`."""
         super().client_done(client, ok)
         if self.done < self.cohort:
-            self._now_and_then(self._position(), self._clients())
+            self._throttled(self._position(), self._clients())
 
     def images_evaluated(self, backbone: str, done: int, total: int) -> None:
         """As :meth:`Progress.images_evaluated`."""
         place = f"round {self.round}/{self.rounds} evaluating {backbone}"
-        self._now_and_then(place, f"{done:,}/{total:,} images")
+        self._throttled(place, f"{done:,}/{total:,} images")
 
-    def _now_and_then(self, *facts: str) -> None:
+    def _throttled(self, *facts: str) -> None:
         """A line, unless there was one within the last half minute."""
         now = time.monotonic()
         if now - self._last_line >= PLAIN_INTERVAL:

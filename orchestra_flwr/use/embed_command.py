@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import any_readable
@@ -25,7 +27,6 @@ from orchestra_flwr.use.embedding_files import (
     read_embeddings,
     write_embeddings,
 )
-from orchestra_flwr.use.embedding_progress import embedding_progress
 from orchestra_flwr.use.image_embeddings import (
     EmbeddedImages,
     embed,
@@ -131,6 +132,34 @@ def load_for_use(config: UseConfig) -> Encoder:
     return encoder_of(config, resolve_device(config.device))
 
 
+def embed_shown(
+    config: UseConfig,
+    encoder: Encoder,
+    archive: Archive,
+    files: list[ImageFile],
+    *,
+    unfinished: Path,
+    key: str,
+) -> Embeddings:
+    """:func:`embed` with the progress on stderr."""
+    decoding = logging.getLogger("orchestra_flwr.data")
+    level = decoding.level
+    decoding.setLevel(logging.WARNING)  # its own progress would stand between these lines
+    try:
+        with image_count(len(files)) as on_progress:
+            return embed(
+                encoder,
+                archive,
+                files,
+                batch_size=config.batch_size,
+                unfinished=unfinished,
+                key=key,
+                on_progress=on_progress,
+            )
+    finally:
+        decoding.setLevel(level)
+
+
 def _made_or_read(
     config: UseConfig,
     encoder: Encoder,
@@ -146,16 +175,7 @@ def _made_or_read(
         check_names([printable(name) for name in names], format)
         _check_same_images(config)
         unfinished = folder / "unfinished"
-        with embedding_progress(len(files)) as advance:
-            embeddings = embed(
-                encoder,
-                archive,
-                files,
-                batch_size=config.batch_size,
-                unfinished=unfinished,
-                key=key,
-                advance=advance,
-            )
+        embeddings = embed_shown(config, encoder, archive, files, unfinished=unfinished, key=key)
         encoder_file = str(config.encoder)
         write_embeddings(
             folder,

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
@@ -31,7 +32,6 @@ logger = logging.getLogger("orchestra_flwr.use")
 
 PART = 512  # images in a file of what is done so far: the most that an interruption costs
 LUMA = (0.299, 0.587, 0.114)  # red, green and blue in a gray value (ITU-R BT.601)
-Advance = Callable[[int], None]  # is called with how many images more are done
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def embed(
     batch_size: int,
     unfinished: Path,
     key: str,
-    advance: Advance = lambda count: None,
+    on_progress: OnProgress = no_progress,
 ) -> Embeddings:
     """Features of all images that can be read, in the order of the files.
 
@@ -102,7 +102,7 @@ def embed(
         batch_size: images at once.
         unfinished: a folder for what is done so far, which is removed at the end.
         key: of these embeddings; what is there under another one is removed.
-        advance: is called after every part.
+        on_progress: called after every part with how many images are done, and of how many.
 
     Raises:
         ConfigError: no image can be read.
@@ -118,7 +118,8 @@ def embed(
         for number, path in enumerate(paths)
         if (part := _read_part(path)) and not any_readable(part.unread, parts[number], archive.read)
     }
-    advance(sum(len(parts[number]) for number in done))
+    finished = sum(len(parts[number]) for number in done)
+    on_progress(finished, len(names))
     missing = [number for number in range(len(parts)) if number not in done]
     size = encoder.spec.image_size
     decoded = _decoded_ahead(archive, [parts[number] for number in missing], size)
@@ -126,7 +127,8 @@ def embed(
         for number, images in zip(missing, decoded, strict=True):
             done[number] = _embed_part(encoder, parts[number], images, batch_size)
             _write_part(paths[number], done[number])
-            advance(len(parts[number]))
+            finished += len(parts[number])
+            on_progress(finished, len(names))
     joined = _joined([done[number] for number in range(len(parts))])
     if not joined.paths:
         raise ConfigError(f"no image can be read ({': '.join(joined.broken[0])})")

@@ -14,16 +14,20 @@ from torch import Tensor
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.reporting.text import percent
-from orchestra_flwr.use.embed_command import embedded_images, load_for_use, without_results
+from orchestra_flwr.use.embed_command import (
+    embed_shown,
+    embedded_images,
+    load_for_use,
+    without_results,
+)
 from orchestra_flwr.use.embedding_files import Embeddings, save_plain
-from orchestra_flwr.use.embedding_progress import embedding_progress
 from orchestra_flwr.use.few_label_classifier import (
     EstimatedAccuracy,
     FewLabelClassifier,
     estimate_accuracy,
     fit_few_labels,
 )
-from orchestra_flwr.use.image_embeddings import embed, key_of, opened_images, remove_unfinished
+from orchestra_flwr.use.image_embeddings import key_of, opened_images, remove_unfinished
 from orchestra_flwr.use.label_files import (
     check_enough,
     check_known,
@@ -80,16 +84,14 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
         named = labels_by_folder(config.labels, files)
         check_enough(config.labels, named)
         unfinished = folder / "unfinished-labels"
-        with embedding_progress(len(files)) as advance:
-            examples = embed(
-                load_for_use(config),
-                archive,
-                files,
-                batch_size=config.batch_size,
-                unfinished=unfinished,
-                key=key_of(config.encoder, archive, files),
-                advance=advance,
-            )
+        examples = embed_shown(
+            config,
+            load_for_use(config),
+            archive,
+            files,
+            unfinished=unfinished,
+            key=key_of(config.encoder, archive, files),
+        )
     remove_unfinished(unfinished)
     readable = {path: named[path] for path in examples.paths}
     check_enough(config.labels, readable)

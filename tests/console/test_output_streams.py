@@ -7,13 +7,13 @@ import textwrap
 
 import pytest
 
-from orchestra_flwr.console.output_streams import outlast_output
+from orchestra_flwr.console.output_streams import ignore_closed_streams
 
 WORK = """
 import sys
-from orchestra_flwr.console.output_streams import outlast_output
+from orchestra_flwr.console.output_streams import ignore_closed_streams
 
-outlast_output()
+ignore_closed_streams()
 for number in range(3):
     print("line", number, flush=True)
     print("error", number, file=sys.stderr)
@@ -84,5 +84,5 @@ def test_a_slow_reader_of_a_pipe_that_does_not_wait(work):
 
 def test_streams_in_the_place_of_the_process_own_are_left_alone(capsys):
     before = sys.stdout, sys.stderr
-    outlast_output()
+    ignore_closed_streams()
     assert (sys.stdout, sys.stderr) == before

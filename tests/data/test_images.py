@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from orchestra_flwr.data import ImageSet, different_images, first_copies, resize
+from orchestra_flwr.data import ImageSet, different_images, first_copies
+from orchestra_flwr.square_image import resize
 
 
 def test_image_sets_select_and_move():

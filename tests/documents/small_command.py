@@ -79,9 +79,9 @@ def main():
     if program == "orchestra-sim":
         arguments += small(arguments)
     if program == "orchestra-experiment":
-        from orchestra_flwr import experiments
+        from orchestra_flwr.experiments import planning
 
-        experiments.make_plan = first_run_alone(experiments.make_plan)
+        planning.make_plan = first_run_alone(planning.make_plan)
     sys.argv = [program, *arguments]
     return PROGRAMS[program]()
 

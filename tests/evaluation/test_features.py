@@ -3,8 +3,7 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import ModelConfig
-from orchestra_flwr.evaluation import extract_features, feature_std
-from orchestra_flwr.evaluation.features import weights_digest
+from orchestra_flwr.evaluation.features import extract_features, feature_std, weights_digest
 from orchestra_flwr.models import Encoder, EncoderSpec
 
 
@@ -76,8 +75,10 @@ def test_feature_std_is_one_when_spread_out_and_zero_when_collapsed():
 
 def test_progress_of_the_passes():
     seen = []
-    extract_features(convnet(), images(7), batch_size=3, passed=seen.append)
-    assert seen == [3, 6, 7]
+    extract_features(
+        convnet(), images(7), batch_size=3, on_progress=lambda *counts: seen.append(counts)
+    )
+    assert seen == [(3, 7), (6, 7), (7, 7)]
 
 
 def test_features_in_bfloat16_are_those_in_float32_but_for_rounding():

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from orchestra_flwr.evaluation import labelled_subset, linear_accuracy
-from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
+from orchestra_flwr.evaluation import linear_accuracy
+from orchestra_flwr.evaluation.few_labels import FRACTIONS, labelled_subset, probe_accuracies
 
 
 def clusters(count, seed):

@@ -6,14 +6,14 @@ import torch
 
 from orchestra_flwr.config import AugmentationConfig, ModelConfig
 from orchestra_flwr.data import epoch_batches
-from orchestra_flwr.evaluation import finetune, labelled_subset
 from orchestra_flwr.evaluation.classifier import Schedule
-from orchestra_flwr.evaluation.few_labels import Accuracies
+from orchestra_flwr.evaluation.few_labels import Accuracies, labelled_subset
 from orchestra_flwr.evaluation.finetune import (
     BATCH_SIZE,
-    LEAST_STEPS,
-    _finetuned,
-    _schedule,
+    MIN_STEPS,
+    fine_tuned,
+    finetune,
+    schedule_of,
 )
 from orchestra_flwr.models import Encoder, EncoderSpec
 
@@ -59,14 +59,14 @@ def test_all_labels():
 
 
 def test_schedules_are_fixed_by_the_number_of_labels():
-    assert (_schedule(0.01, 500).epochs, _schedule(0.1, 5000).epochs) == (60, 30)
-    assert _schedule(0.01, 20).epochs == LEAST_STEPS
+    assert (schedule_of(0.01, 500).epochs, schedule_of(0.1, 5000).epochs) == (60, 30)
+    assert schedule_of(0.01, 20).epochs == MIN_STEPS
     for count in (150, 300, 447, 640):
-        schedule = _schedule(0.1, count)
+        schedule = schedule_of(0.1, count)
         batches = epoch_batches(count, schedule.batch_size, torch.Generator())
-        assert LEAST_STEPS <= schedule.epochs * len(batches) < LEAST_STEPS + len(batches)
-    assert _schedule(0.1, 5000).batch_size == BATCH_SIZE
-    assert _schedule(0.1, 5000).lr == pytest.approx(0.025)
+        assert MIN_STEPS <= schedule.epochs * len(batches) < MIN_STEPS + len(batches)
+    assert schedule_of(0.1, 5000).batch_size == BATCH_SIZE
+    assert schedule_of(0.1, 5000).lr == pytest.approx(0.025)
 
 
 def test_few_labels_teach_and_the_encoder_stays_as_it_is():
@@ -82,7 +82,7 @@ def test_few_labels_teach_and_the_encoder_stays_as_it_is():
 
 def test_every_parameter_of_backbone_and_head_is_trained():
     encoder, (images, labels) = convnet(), striped(40)
-    model = _finetuned(
+    model = fine_tuned(
         encoder, (images, labels), torch.arange(40), Schedule(2, 16, 0.1),
         augmentation=NO_FLIP, seed=0, purpose="test",
     )  # fmt: skip

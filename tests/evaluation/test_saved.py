@@ -47,7 +47,7 @@ def command(capsys):
 def test_the_file_holds_what_the_runs_own_images_give(run, command, tiny, monkeypatch):
     fine_tuning = importlib.import_module("orchestra_flwr.evaluation.finetune")
     monkeypatch.setattr(fine_tuning, "EPOCHS", dict.fromkeys(fine_tuning.EPOCHS, 2))
-    monkeypatch.setattr(fine_tuning, "LEAST_STEPS", 4)
+    monkeypatch.setattr(fine_tuning, "MIN_STEPS", 4)
     code, out, _ = command(f"run={run}", "protocols=[knn,linear,finetune]", "seeds=2")
     assert code == 0
     assert "| kNN " in out and "fine-tuned with 1 % of the labels" in out and "±" in out

@@ -4,13 +4,9 @@ from torch import nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.evaluation import (
-    evaluate,
-    evaluate_by,
-    knn_accuracy,
-    linear_accuracy,
-)
+from orchestra_flwr.evaluation import knn_accuracy, linear_accuracy
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
+from orchestra_flwr.evaluation.scores import evaluate, evaluate_by
 from orchestra_flwr.models import Encoder, EncoderSpec, recalibrated
 from orchestra_flwr.training import build_learner
 
@@ -104,7 +100,7 @@ def test_features_in_bfloat16_leave_the_figures_alone(tiny):
         passes.clear()
         return evaluate(
             encoder, train, test, config=given, augmentation=AugmentationConfig(),
-            passed=lambda done, total: passes.append((done, total)),
+            on_progress=lambda done, total: passes.append((done, total)),
         )  # fmt: skip
 
     exact, rounded = scored_in("float32"), scored_in("bfloat16")

@@ -8,10 +8,10 @@ import pytest
 
 from orchestra_flwr.cli import experiment_main
 from orchestra_flwr.config import EvaluateConfig, config_to_yaml, load, load_config
-from orchestra_flwr.experiments import make_plan
+from orchestra_flwr.experiments.planning import make_plan
 from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.runs import STARTED, last_error, read_run
-from orchestra_flwr.experiments.sweep import Job, _Sweep, jobs_of, run_plan
+from orchestra_flwr.experiments.sweep import Job, jobs_of, run_jobs, run_plan
 
 
 @pytest.fixture
@@ -328,8 +328,7 @@ def python(code):
 
 
 def sweep(tmp_path, *jobs, announce=lambda line: None, at_once=2):
-    (tmp_path / "logs").mkdir(exist_ok=True)
-    return _Sweep(list(jobs), tmp_path, at_once, announce)
+    return run_jobs(list(jobs), tmp_path, at_once, announce)
 
 
 def printed(tmp_path, name):
@@ -342,7 +341,7 @@ def test_steps_follow_each_other_and_stop_at_the_first_that_fails(tmp_path):
     said = []
     good = Job("good", [python("print('one')"), python("print('two')")])
     bad = Job("bad", [python("print('error: no'); raise SystemExit(3)"), python("print('two')")])
-    assert sweep(tmp_path, good, bad, announce=said.append).run() == ["bad"]
+    assert sweep(tmp_path, good, bad, announce=said.append) == ["bad"]
     assert printed(tmp_path, "good") == ["one", "two"]
     assert printed(tmp_path, "bad") == ["error: no"]
     assert any("FAILED (exit code 3): no: bad" in line for line in said)
@@ -350,29 +349,41 @@ def test_steps_follow_each_other_and_stop_at_the_first_that_fails(tmp_path):
 
 def test_what_another_command_has_done_meanwhile_is_not_done_again(tmp_path):
     """Two that share a folder: each has its list of runs from before the other began."""
+    said = []
+    old = [python("print('as it was')")]
+    resumed = Job("begun", [python("print('resumed')")], was_begun=True)
+    jobs = [
+        Job("complete", old.copy(), refresh=lambda: None),
+        Job("begun", old.copy(), refresh=lambda: resumed),
+        Job("missing", old.copy(), refresh=lambda: Job("missing", old.copy())),
+    ]
+    assert sweep(tmp_path, *jobs, announce=said.append) == []
+    assert "[1/3] complete meanwhile: complete" in said and "[2/3] resumed: begun" in said
+    assert not (tmp_path / "logs" / "complete.log").exists()
+    assert printed(tmp_path, "begun") == ["resumed"]
+    assert printed(tmp_path, "missing") == ["as it was"]
+
+
+def test_a_job_looks_again_at_what_its_run_needs(tmp_path):
     plan, configs = make_plan("table6", "small", seeds=[0, 1, 2], only=["base"])
     complete, begun, missing = jobs_of(plan, tmp_path)
     for job in (complete, begun):
         (tmp_path / job.name).mkdir()
         (tmp_path / job.name / "config.yaml").write_text(config_to_yaml(configs[job.name]))
     (tmp_path / complete.name / "summary.json").write_text('{"rounds": 8}')
-
-    said = []
-    other = sweep(tmp_path, complete, begun, missing, announce=said.append)
-    assert not other._is_still_to_do(complete) and complete.state == "done"
-    assert said == [f"[1/3] complete meanwhile: {complete.name}"]
-    assert other._is_still_to_do(begun) and begun.was_begun
-    assert f"resume={tmp_path / begun.name}" in begun.steps[0]
-    steps = missing.steps
-    assert other._is_still_to_do(missing) and not missing.was_begun and missing.steps == steps
+    assert complete.refresh() is None
+    again = begun.refresh()
+    assert again.was_begun and f"resume={tmp_path / begun.name}" in again.steps[0]
+    again = missing.refresh()
+    assert not again.was_begun and again.steps == missing.steps
 
 
 def test_a_start_ends_what_the_log_says_of_the_one_before(tmp_path):
     bad = [python("print('error: the disk is full'); raise SystemExit(1)")]
-    assert sweep(tmp_path, Job("run", bad)).run() == ["run"]
+    assert sweep(tmp_path, Job("run", bad)) == ["run"]
     log = tmp_path / "logs" / "run.log"
     assert last_error(log) == "the disk is full"
-    assert sweep(tmp_path, Job("run", [python("print('resumed')")])).run() == []
+    assert sweep(tmp_path, Job("run", [python("print('resumed')")])) == []
     assert last_error(log) is None
     assert "the disk is full" in log.read_text() and printed(tmp_path, "run") == ["resumed"]
 
@@ -386,7 +397,7 @@ def test_no_more_run_side_by_side_than_were_allowed(tmp_path):
     there = tmp_path / "there"
     there.mkdir()
     jobs = [Job(str(n), [python(code.format(str(there)))]) for n in range(4)]
-    assert sweep(tmp_path, *jobs).run() == []
+    assert sweep(tmp_path, *jobs) == []
     seen = [int(*printed(tmp_path, str(n))) for n in range(4)]
     assert max(seen) <= 2
 
@@ -409,7 +420,7 @@ def test_ctrl_c_ends_all_processes_in_order(tmp_path):
 
     first, second, third = (Job(name, [python(code)]) for name in ("first", "second", "third"))
     with pytest.raises(KeyboardInterrupt):
-        sweep(tmp_path, first, second, third, announce=interrupt).run()
+        sweep(tmp_path, first, second, third, announce=interrupt)
     assert first.process.poll() == 0
     assert printed(tmp_path, "first") == ["ready", "ended in order"]
     assert third.state == "waiting" and third.process is None

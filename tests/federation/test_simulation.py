@@ -42,7 +42,7 @@ def test_the_untrained_encoder_is_evaluated_while_an_engine_starts(simulated, mo
         return at_once(self, serve, clients)
 
     monkeypatch.setattr(InlineEngine, "run", later)
-    monkeypatch.setattr(InlineEngine, "starts_at_once", False)
+    monkeypatch.setattr(InlineEngine, "starts_immediately", False)
     found = run()
     assert found["untrained"] == expected["untrained"] and found["knn"] == expected["knn"]
 

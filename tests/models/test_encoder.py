@@ -104,7 +104,7 @@ def test_encode_reports_its_progress(encoder, capsys):
     assert capsys.readouterr() == ("", "")
     encoder.encode(_pictures(3), progress=True)
     out, error = capsys.readouterr()
-    assert not out and "images" in error and "100%" in error
+    assert not out and error.startswith("embedded 3 of 3 images, ")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from PIL import Image
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.reporting import TrackedRun, Trackers, check_trackers
+from orchestra_flwr.reporting.trackers.several import ROOM
 
 RECORD = {
     "round": 1,
@@ -162,14 +163,16 @@ def test_a_tracker_that_fails_does_not_end_the_run(tracked, tracker, monkeypatch
     opened, _ = tracked
     lines = []
     with opened(lines.append) as trackers:
-        (one,) = trackers._open.values()
+        asked = []
 
-        def full(*_):
+        def full(one, *_):
+            asked.append(one)
             raise OSError("no space left\non device")
 
-        monkeypatch.setattr(one, "numbers", full)
+        monkeypatch.setattr(ROOM.find(tracker), "numbers", full)
         trackers.add(1, RECORD)
         trackers.add(2, RECORD)
+        (one,) = asked
         one.close(False)
     assert lines == [f"logging.{tracker}: no space left on device; nothing more is logged there"]
 

@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import augment
 from orchestra_flwr.data.augment import PLAIN, SIMCLR
 from orchestra_flwr.methods import Received, Role, build_method
+from orchestra_flwr.methods.orchestra import Orchestra
 from orchestra_flwr.models import normalise
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import TrainingError, build_learner, observe_round, train_round
@@ -46,11 +48,13 @@ def test_steps_losses_and_centroids(tiny):
 
 
 def test_what_is_only_recorded_is_made_in_the_first_step_alone(tiny, monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        "orchestra_flwr.methods.orchestra.assignment_measures",
-        lambda *_: made.append(1) or {"agreement": torch.tensor(0.25)},
-    )
+    made, loss = [], Orchestra.loss
+
+    def measured(method, batch):
+        measures = lambda: made.append(1) or {"agreement": torch.tensor(0.25)}  # noqa: E731
+        return replace(loss(method, batch), measures=measures)
+
+    monkeypatch.setattr(Orchestra, "loss", measured)
     _, result = train(tiny("training.local_epochs=3"))
     assert result.steps > 1 and len(made) == 1
     assert result.measures == {"agreement": 0.25}

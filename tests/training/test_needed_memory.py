@@ -4,18 +4,37 @@ import time
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.training import build_learner, check_memory, needed_memory
+from orchestra_flwr.training import build_learner, check_memory
 
 
-def test_the_size_is_that_of_the_learner_that_is_built(tiny):
+def size_of(config):
+    """Numbers and bytes of a learner's whole state."""
+    state = build_learner(config, 3).state_dict().values()
+    return sum(t.numel() for t in state), sum(t.numel() * t.element_size() for t in state)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """This machine has so many bytes."""
+
+    def has(count):
+        monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": count}.get)
+
+    return has
+
+
+def test_the_size_is_that_of_the_learner_that_is_built(tiny, memory):
     for overrides in (
         (), ("method=byol", "terms.proximal.weight=1"), ("model=resnet18",), ("method=dino",),
         ("method=mae", "model=vit_tiny", "model.width=24"),
     ):  # fmt: skip
         config = tiny(*overrides)
-        state = build_learner(config, 3).state_dict().values()
-        size = sum(t.numel() * t.element_size() for t in state)
-        assert needed_memory._state_size(config, 3) == (sum(t.numel() for t in state), size)
+        numbers, size = size_of(config)
+        memory(4 * size)
+        check_memory(config, 3)
+        memory(4 * size - 1)
+        with pytest.raises(ConfigError, match=f"the state has {numbers:,} numbers"):
+            check_memory(config, 3)
 
 
 def test_what_no_memory_holds_is_refused_before_any_is_asked_for(tiny):
@@ -28,14 +47,13 @@ def test_what_no_memory_holds_is_refused_before_any_is_asked_for(tiny):
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 4), ("adam", 5), ("adamw", 5)])
-def test_so_many_copies_must_fit(tiny, monkeypatch, optimizer, copies):
+def test_so_many_copies_must_fit(tiny, memory, optimizer, copies):
     """The state, as it was received, its gradients, and what the optimizer remembers."""
     config = tiny(f"optimizer={optimizer}")
-    _, size = needed_memory._state_size(config, 3)
-    pages = {"SC_PAGE_SIZE": size, "SC_PHYS_PAGES": copies}
-    monkeypatch.setattr(os, "sysconf", pages.get)
+    _, size = size_of(config)
+    memory(copies * size)
     check_memory(config, 3)
-    pages["SC_PHYS_PAGES"] = copies - 1
+    memory(copies * size - 1)
     with pytest.raises(ConfigError, match=r"model.width=8: with model.projector_dim=16"):
         check_memory(config, 3)
 

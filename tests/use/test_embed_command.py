@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -206,7 +207,7 @@ def test_a_killed_process_goes_on(run, photos, tmp_path):
         for file in sorted(photos.glob("red/??.png")):
             (photos / "red" / f"{file.stem}-{copy}.png").write_bytes(file.read_bytes())
     arguments = [
-        sys.executable, "-m", "orchestra_flwr.embed", f"run={run}", f"images={photos}",
+        Path(sys.executable).with_name("orchestra-embed"), f"run={run}", f"images={photos}",
         "device=cpu", "page.write=false",
     ]  # fmt: skip
     folder = tmp_path / "results"

@@ -48,13 +48,13 @@ def test_it_goes_on_where_it_was_interrupted(run, photos, tmp_path, parts_of_eig
     whole = embedded(run, photos, tmp_path / "whole")
     done = []
 
-    def interrupted(count):
+    def interrupted(count, total):
         done.append(count)
         if len(done) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        embedded(run, photos, tmp_path, advance=interrupted)
+        embedded(run, photos, tmp_path, on_progress=interrupted)
     decoded = []
     real = image_embeddings.decode_files
 
@@ -64,8 +64,9 @@ def test_it_goes_on_where_it_was_interrupted(run, photos, tmp_path, parts_of_eig
 
     monkeypatch.setattr(image_embeddings, "decode_files", counted)
     steps = []
-    again = embedded(run, photos, tmp_path, advance=steps.append)
-    assert len(decoded) == 36 - 16 and sum(steps) == 36  # before the third call, two parts of eight
+    again = embedded(run, photos, tmp_path, on_progress=lambda *counts: steps.append(counts))
+    assert steps[0] == (16, 36) and steps[-1] == (36, 36)
+    assert len(decoded) == 36 - 16  # before the third call, two parts of eight
     assert again.paths == whole.paths and torch.equal(again.vectors, whole.vectors)
 
 

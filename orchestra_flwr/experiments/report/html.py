@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-LARGEST_SVG = 300_000  # bytes; pictures of thousands of points are smaller as PNG
+MAX_SVG = 300_000  # bytes; pictures of thousands of points are smaller as PNG
 STYLE = """
 :root { color-scheme: light dark; --ink: #24292f; --quiet: #626b76; --page: #fdfdfc; --card: #fff;
   --line: #dfe3e8; --stripe: #f5f7f9; --accent: #0b62a8; --warn: #fff4d6; --warn-ink: #6b4800;
@@ -119,6 +119,6 @@ def _picture(self: Any, tokens: Sequence[Token], index: int, options: Any, env: 
 
 def _inlined(png: Path) -> str:
     picture, kind = png.with_suffix(".svg"), "svg+xml"
-    if picture.stat().st_size > LARGEST_SVG:
+    if picture.stat().st_size > MAX_SVG:
         picture, kind = png, "png"
     return f"data:image/{kind};base64,{base64.b64encode(picture.read_bytes()).decode()}"

@@ -140,14 +140,14 @@ def show_tuning(results: Results, file: Path) -> Iterator[str]:
             pairs = {measure: _pairs(members, measure) for measure in WITH_LABELS}
             if not any(pairs.values()):
                 continue
-            for measure, found in pairs.items():
-                if found:
-                    panels.setdefault(measure, {}).setdefault(title, {})[name] = found
+            for measure, points in pairs.items():
+                if points:
+                    panels.setdefault(measure, {}).setdefault(title, {})[name] = points
             beside = f"{title}, " if title else ""
             if selection := select(members):
                 reasons.append(f"{beside}{selection.why(show.row_axes)}.")
-            found_r = {measure: correlation(found) for measure, found in pairs.items()}
-            correlations.append((f"{beside}{name}", found_r))
+            by_measure = {measure: correlation(points) for measure, points in pairs.items()}
+            correlations.append((f"{beside}{name}", by_measure))
     if not panels:
         yield warning("No run has a score without labels yet.")
         return
@@ -212,24 +212,24 @@ def _mean_knn(runs: Sequence[Run]) -> dict[int, float]:
 
 def _pairs(rows: Sequence[Result], measure: str) -> list[tuple[float, float]]:
     """Score and an accuracy in percent of every run that has both."""
-    found = []
+    pairs = []
     for row in rows:
         for run in row.runs:
             score, accuracy = run.measure("unsupervised"), run.measure(measure)
             if score is not None and accuracy is not None:
-                found.append((score, 100 * accuracy))
-    return found
+                pairs.append((score, 100 * accuracy))
+    return pairs
 
 
-def _correlations(found: Sequence[tuple[str, Mapping[str, float | None]]]) -> Table:
+def _correlations(correlations: Sequence[tuple[str, Mapping[str, float | None]]]) -> Table:
     """Of the score with each measure that needs labels; the paper prints that with kNN."""
     rows = [
         (name, *(NOTHING if by[m] is None else f"{by[m]:z.2f}" for m in WITH_LABELS), NOTHING)
-        for name, by in found
+        for name, by in correlations
     ]
     means = []
     for measure in WITH_LABELS:
-        values = [r for _, by in found if (r := by[measure]) is not None]
+        values = [r for _, by in correlations if (r := by[measure]) is not None]
         means.append(f"{sum(values) / len(values):z.2f}" if values else NOTHING)
     printed = paper_value("tuning", {}, "correlation")
     rows.append(("mean", *means, NOTHING if printed is None else f"{printed.mean:.2f}"))

@@ -125,7 +125,7 @@ def read_results(plan: Plan, folder: Path) -> Results:
             incomplete[row.run] = Incomplete(row.run, why)
         elif run is not None and run.summary:
             runs.append(run)
-            missing = [m for m in plan.experiment.measures if run.lacks(m, plan.transfer)]
+            missing = [m for m in plan.experiment.measures if run.is_missing(m, plan.transfer)]
             if missing:
                 titles = ", ".join(UNITS[measure].title for measure in missing)
                 why_not = _with_error(f"not measured: {titles}", log)

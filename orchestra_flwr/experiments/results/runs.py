@@ -118,7 +118,7 @@ class Run:
             return lookup(self.evaluations.get(transfer or "", {}), *TRANSFER[name])
         return lookup(self.summary, *IN_SUMMARY.get(name, (name,)))
 
-    def lacks(self, name: str, transfer: str | None = None) -> bool:
+    def is_missing(self, name: str, transfer: str | None = None) -> bool:
         """Whether a measure is missing that the run should have: only methods that see labels
         have a classifier whose accuracy can be taken.
         """

@@ -1,5 +1,5 @@
 """What runs the clients of a simulation: one file an engine, found by its name."""
 
-from orchestra_flwr.federation.engines.base import Engine, Serve
+from orchestra_flwr.federation.engines.base import Engine
 
-__all__ = ["Engine", "Serve"]
+__all__ = ["Engine"]

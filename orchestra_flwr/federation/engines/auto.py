@@ -1,77 +1,69 @@
-"""The inline engine for runs that would have ended before Ray has started, Ray for all others."""
+"""The inline engine for small runs, Ray for all others."""
 
 from __future__ import annotations
 
 import importlib.util
 from typing import Any
 
-from orchestra_flwr.config.sections import EngineConfig
+from orchestra_flwr.config import Config
 from orchestra_flwr.federation.engines.base import Engine, Serve
-from orchestra_flwr.federation.engines.inline import InlineEngine
+from orchestra_flwr.federation.engines.inline import InlineEngine, InlineSettings
 from orchestra_flwr.federation.engines.ray import RayEngine, RaySettings
-from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
-from orchestra_flwr.federation.engines.trial import seconds_of_training
-from orchestra_flwr.federation.population import Population
-from orchestra_flwr.reporting.text import duration
+from orchestra_flwr.training import usable_cpus
 
-RAY_START = 10.0  # seconds until its workers can train, on two cores
+MIN_EPOCHS = 100  # local epochs; on digits they take about as long as Ray's start, 10 s
 
 
 class AutoEngine(Engine):
-    """Chooses by the time that training takes; the bits are the same either way.
+    """Ray, but for runs that are small, on one core, or where it is not installed.
 
-    Its options are those of Ray: where one is given, Ray is chosen.
+    A run is small with fewer than 100 local epochs, those of all clients in all rounds. Where an
+    option is given, which are those of Ray, Ray is chosen. The bits are the same either way.
     """
 
     Settings = RaySettings
 
     settings: RaySettings
 
+    def __init__(self, settings: RaySettings, config: Config) -> None:
+        super().__init__(settings, config)
+        reason = None if settings != RaySettings() else self._reason_against_ray()
+        self.chosen: Engine = RayEngine(settings, config)
+        if reason is not None:
+            self.chosen = InlineEngine(InlineSettings(), config)
+            self.remark = f"engine=inline was chosen: {reason}"
+        self.chosen.is_over = self.is_over
+        self.starts_immediately = self.chosen.starts_immediately
+
     @classmethod
     def is_remote(cls, settings: RaySettings) -> bool:
-        """As :meth:`RayEngine.is_remote`."""
+        """On a cluster that was joined."""
         return RayEngine.is_remote(settings)
 
     def check_resources(self) -> None:
-        """As :meth:`Engine.check_resources`."""
-        (self._ray() if self._may_take_ray else self._inline()).check_resources()
+        """Those of the chosen engine."""
+        self.chosen.check_resources()
 
-    def chosen(self, population: Population) -> tuple[Engine, str | None]:
-        """As :meth:`Engine.chosen`."""
-        if not self._may_take_ray:
-            return self._inline(), "engine=inline was chosen: Ray is not installed"
-        if self.settings != RaySettings():
-            return self._ray(), None
-        seconds, workers = seconds_of_training(self.config, population), self._workers()
-        training = f"the clients' training takes about {duration(seconds)} in one process"
-        if seconds - seconds / workers > RAY_START:
-            return self._ray(), f"engine=ray was chosen: {training}"
-        why = (
-            "and Ray would save less than its start takes"
-            if workers > 1
-            else "and there is one core"
-        )
-        return self._inline(), f"engine=inline was chosen: {training}, {why}"
+    def begin(self) -> None:
+        """Begins the chosen engine's start."""
+        self.chosen.begin()
+
+    def end(self) -> None:
+        """Ends what was begun."""
+        self.chosen.end()
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
-        """As :meth:`Engine.run`; only what it chose is ever run."""
-        raise NotImplementedError("run what chosen() returned")
+        """On the chosen engine."""
+        return self.chosen.run(serve, clients)
 
-    @property
-    def _may_take_ray(self) -> bool:
-        asked = self.settings != RaySettings()  # then a missing Ray is an error
-        return asked or importlib.util.find_spec("ray") is not None
-
-    def _workers(self) -> int:
-        resources = ray_backend(self.config)["client_resources"]
-        return worker_count(
-            available_nodes(self.config), resources["num_cpus"], resources["num_gpus"]
-        )
-
-    def _ray(self) -> RayEngine:
-        return RayEngine(self.settings, self.config)
-
-    def _inline(self) -> InlineEngine:
-        engine = EngineConfig(name="inline")
-        settings = engine.settings
-        return InlineEngine(settings, self.config.model_copy(update={"engine": engine}))
+    def _reason_against_ray(self) -> str | None:
+        federation, training = self.config.federation, self.config.training
+        cohort = federation.clients * federation.participation
+        epochs = cohort * federation.rounds * training.local_epochs
+        if importlib.util.find_spec("ray") is None:
+            return "Ray is not installed"
+        if usable_cpus() < 2 * training.threads:
+            return "there is one core" + (" for each client" if training.threads > 1 else "")
+        if epochs < MIN_EPOCHS:
+            return f"{epochs:.0f} local epochs in all are fewer than {MIN_EPOCHS}"
+        return None

@@ -10,7 +10,6 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config, Plugin
-from orchestra_flwr.federation.population import Population
 
 # Runs the whole federation on a grid with so many clients at work at the same time.
 Serve = Callable[[Grid, int], dict[str, Any]]
@@ -25,9 +24,12 @@ class Engine(Plugin, ABC):
 
     Attributes:
         is_over: set when the run is to end, as by a signal: what takes long looks at it.
+        starts_immediately: whether :meth:`run` calls `serve` without a wait.
+        remark: a line about this engine that the run begins with, if there is something to say.
     """
 
-    starts_at_once = False  # whether :meth:`run` calls `serve` without a wait
+    starts_immediately = False
+    remark: str | None = None
 
     def __init__(self, settings: Any, config: Config) -> None:
         self.settings = settings
@@ -49,19 +51,11 @@ class Engine(Plugin, ABC):
     def begin(self) -> None:
         """Starts in the background what takes long and needs no images; :meth:`run` waits for it.
 
-        Called when resources have been checked, before images are loaded. The engine that runs may
-        be another object of this class.
+        Called when resources have been checked, before images are loaded.
         """
 
     def end(self) -> None:
         """Ends what :meth:`begin` started, whether a run has made use of it or not."""
-
-    def chosen(self, population: Population) -> tuple[Engine, str | None]:
-        """The engine that runs this population, and a line about why.
-
-        Itself, without a line, unless it is one that leaves that to another.
-        """
-        return self, None
 
     @abstractmethod
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:

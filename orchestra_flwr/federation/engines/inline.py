@@ -90,7 +90,7 @@ class InlineEngine(Engine):
     """The grid above, with the ClientApp of simulations."""
 
     Settings = InlineSettings
-    starts_at_once = True
+    starts_immediately = True
 
     settings: InlineSettings
 

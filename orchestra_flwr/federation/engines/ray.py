@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import logging
@@ -21,9 +22,9 @@ from pydantic import Field, model_validator
 from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
-from orchestra_flwr.federation.engines import ray_start
 from orchestra_flwr.federation.engines.base import Engine, Serve
-from orchestra_flwr.federation.engines.ray_processes import end_workers, ended_process, load_ray
+from orchestra_flwr.federation.engines.ray_processes import end_workers, ended_process
+from orchestra_flwr.federation.engines.ray_start import RayStart
 from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
 from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
 from orchestra_flwr.federation.messages.arrays import CONFIG
@@ -35,8 +36,8 @@ from orchestra_flwr.training import resolve_device
 logger = logging.getLogger("orchestra_flwr.federation")
 
 POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
-LONGEST_FAREWELL = 30.0  # seconds that a signal waits for the server's thread, perhaps in a probe
-MOST_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
+MAX_FAREWELL = 30.0  # seconds that a signal waits for the server's thread, perhaps in a probe
+MAX_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
 
 
 class RaySettings(Section):
@@ -62,6 +63,7 @@ class RayEngine(Engine):
     Settings = RaySettings
 
     settings: RaySettings
+    _start: RayStart | None = None
 
     @classmethod
     def is_remote(cls, settings: RaySettings) -> bool:
@@ -80,13 +82,14 @@ class RayEngine(Engine):
         ray_backend(self.config)
 
     def begin(self) -> None:
-        """As :meth:`Engine.begin`."""
+        """Begins to start Ray, unless a cluster is joined; without this :meth:`run` does it."""
         if self.settings.address is None:
-            ray_start.begin(ray_backend(self.config)["init_args"])
+            self._start = RayStart(ray_backend(self.config)["init_args"])
 
     def end(self) -> None:
-        """As :meth:`Engine.end`."""
-        ray_start.end()
+        """Ends a Ray that was started here."""
+        if self._start is not None:
+            self._start.end()
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
         """As :meth:`Engine.run`."""
@@ -96,13 +99,28 @@ class RayEngine(Engine):
             available_nodes(self.config), resources["num_cpus"], resources["num_gpus"]
         )
         window = workers + 2  # enough to keep all workers busy, and bounds the memory
-        nodes = min(clients, max(MOST_NODES, window))
+        nodes = min(clients, max(MAX_NODES, window))
 
         def warmed(grid: Grid) -> dict[str, Any]:
             warm_up(grid, workers, self.config)
             return serve(grid, workers)
 
-        return _run_ray(nodes, backend, window, warmed, self.is_over)
+        with self._ray_is_up():
+            return _run_ray(nodes, backend, window, warmed, self.is_over)
+
+    @contextlib.contextmanager
+    def _ray_is_up(self) -> Iterator[None]:
+        begins_here = self._start is None and self.settings.address is None
+        if begins_here:
+            self.begin()
+        try:
+            importlib.import_module("flwr.simulation")  # takes seconds, in which Ray starts
+            if self._start is not None:
+                self._start.wait()
+            yield
+        finally:
+            if begins_here:
+                self.end()
 
 
 def warm_up(grid: Grid, workers: int, config: Config) -> None:
@@ -125,7 +143,7 @@ def _stop_clients(grid: StreamingGrid) -> None:
     """
     with contextlib.suppress(Exception):  # a cluster that was joined may be gone
         end_workers()
-    until = time.monotonic() + LONGEST_FAREWELL
+    until = time.monotonic() + MAX_FAREWELL
     while grid.unanswered and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
         grid.pull_messages(set(grid.unanswered))
@@ -144,10 +162,8 @@ def _run_ray(
     serve: Callable[[Grid], dict[str, Any]],
     over: threading.Event,
 ) -> dict[str, Any]:
-    load_ray()
     from flwr.simulation import run_simulation  # takes seconds, which inline runs are spared
 
-    ray_start.finish(backend["init_args"])
     served = threading.Event()
     served.set()  # nothing is served yet
     outcome: dict[str, Any] = {}
@@ -172,7 +188,7 @@ def _run_ray(
             ended.extend(filter(None, [ended_process()]))
             raise
         finally:
-            # From here on Ray only tells that it could retry what its workers are ended in.
+            # From here on Ray only logs retries of tasks whose workers are being stopped.
             farewell.enter_context(contextlib.redirect_stdout(io.StringIO()))
             if not ended:
                 _stop_clients(streaming)
@@ -213,7 +229,7 @@ def _ended_before_ray(over: threading.Event, served: threading.Event) -> Iterato
 
     def end(number: int, frame: FrameType | None) -> None:
         over.set()
-        served.wait(LONGEST_FAREWELL)
+        served.wait(MAX_FAREWELL)
         handler = before[signal.Signals(number)]
         if callable(handler):
             handler(number, frame)

@@ -40,8 +40,8 @@ class Evaluator:
         config: the run's configuration.
         dataset: its training images are the bank of the kNN and train the linear probe; None:
             there is nothing to evaluate with.
-        passed: called while features are made, with the backbone's name, how many images have been
-            passed through it, and of how many.
+        on_progress: called while features are made, with the backbone's name, how many images are
+            done, and of how many.
         is_over: set when the run is to end; an evaluation ends with it, after a batch or a probe.
     """
 
@@ -49,7 +49,7 @@ class Evaluator:
         self,
         config: Config,
         dataset: Dataset | None,
-        passed: Callable[[str, int, int], None] = lambda name, done, total: None,
+        on_progress: Callable[[str, int, int], None] = lambda name, done, total: None,
         is_over: threading.Event | None = None,
     ) -> None:
         self.config = config
@@ -57,7 +57,7 @@ class Evaluator:
         self.dataset = dataset and replace(dataset, train=dataset.train.labelled)
         self.spec = EncoderSpec.of(config)
         self._norms = BatchNormPolicy.of(config)
-        self._passed = passed
+        self._on_progress = on_progress
         self._remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._is_over = is_over or threading.Event()
         self._one_at_a_time = threading.Lock()
@@ -159,9 +159,9 @@ class Evaluator:
     def _recalibrated(self, backbone: Backbone, name: str = "") -> Encoder:
         assert self.dataset is not None
         images, size = self.dataset.train.images, self.config.evaluation.batch_size
-        normalise, passed = self.config.data.normalise, partial(self._show, name)
+        normalise, on_progress = self.config.data.normalise, partial(self._show, name)
         with torch_threads(self.config.training.threads):  # the same bits on every machine
-            return Encoder(self.spec, recalibrated(backbone, images, size, normalise, passed))
+            return Encoder(self.spec, recalibrated(backbone, images, size, normalise, on_progress))
 
     def _go_on(self) -> None:
         if self._is_over.is_set():
@@ -170,7 +170,7 @@ class Evaluator:
     def _show(self, name: str, done: int, total: int) -> None:
         self._go_on()
         if name:  # otherwise nothing is evaluated
-            self._passed(name, done, total)
+            self._on_progress(name, done, total)
 
     def _scores(
         self, name: str, backbone: Backbone, head: nn.Module | None, untrained: bool
@@ -208,7 +208,7 @@ class Evaluator:
                 seed=self.config.seed,
                 shown=self.dataset.shown,
                 classifier=None if head is None or targets is None else (head, targets),
-                passed=partial(self._show, name),
+                on_progress=partial(self._show, name),
             )
         except ValueError as error:
             raise FederationError(f"the encoder cannot be evaluated: {error}") from error

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.cluster import KMeans
 
 from orchestra_flwr.config import ConfigError, ModelConfig
 from orchestra_flwr.config.sections import PartitionConfig
 from orchestra_flwr.data import ImageSet, partition_by_name
-from orchestra_flwr.data.partitions import features
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 
 KIND = torch.arange(120) % 3
@@ -65,7 +65,7 @@ def test_groups_are_dealt_as_classes_are(config, images, deal):
 
 def test_groups_are_computed_once(config, images, monkeypatch, tmp_path):
     first = config().build().groups(images)[0]
-    monkeypatch.setattr(features, "_clusters", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(KMeans, "fit_predict", lambda *_: pytest.fail("computed again"))
     assert torch.equal(config().build().groups(images)[0], first)
     (file,) = (tmp_path / "cache" / "orchestra_flwr").iterdir()
     file.write_bytes(file.read_bytes()[:-1] + b"\1")

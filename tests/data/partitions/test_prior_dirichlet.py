@@ -4,7 +4,6 @@ import torch
 
 from orchestra_flwr.config.sections import PartitionConfig
 from orchestra_flwr.data import class_counts, partition
-from orchestra_flwr.data.partitions.prior_dirichlet import _drawn
 
 
 def _counts(classes: int, clients: int, count: int, alpha: float, seed: int) -> np.ndarray:
@@ -53,10 +52,10 @@ def test_a_client_of_more_images_than_a_class_has_takes_two_or_more():
 
 def test_the_shares_concentration_is_alpha_times_the_prior():
     """E sum q^2 = (alpha / C + 1) / (alpha + 1) for C even classes: .918 here."""
-    random, plenty = np.random.default_rng(0), np.full(10, 10**6)
-    counts = [_drawn(np.full(10, 0.01), plenty, 10_000, random) for _ in range(400)]
-    squares = ((np.array(counts) / 10_000) ** 2).sum(axis=1)
-    assert abs(squares.mean() - 0.918) < 3 * squares.std() / np.sqrt(400)
+    counts = np.array([_counts(10, 20, 40_000, 0.1, seed)[0] for seed in range(400)])
+    squares = ((counts / 2000) ** 2).sum(axis=1)
+    expected = 0.918 + (1 - 0.918) / 2000  # of shares, and of the images drawn by them
+    assert abs(squares.mean() - expected) < 3 * squares.std() / np.sqrt(400)
 
 
 def _log_dirichlet(alpha: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -82,12 +81,12 @@ def _one_by_one(alpha, left, size, random) -> np.ndarray:
 @pytest.mark.parametrize("concentration", [0.05, 5e-4])
 def test_a_clients_draw_is_that_of_images_one_by_one(concentration):
     """Also where a class runs out and where shares are too small for a float."""
-    alpha, left = np.full(12, concentration), np.full(12, 15)
+    alpha, left, random = np.full(12, concentration), np.full(12, 15), np.random.default_rng(1)
+    literal = [_one_by_one(alpha, left, 45, random) for _ in range(250)]
+    ours = [_counts(12, 4, 12 * 15, 12 * concentration, seed)[0] for seed in range(250)]
     sides = []
-    for draw in (_drawn, _one_by_one):
-        random = np.random.default_rng(1)
-        taken = np.array([draw(alpha, left, 40, random) for _ in range(250)])
-        assert np.all(taken.sum(axis=1) == 40)
+    for taken in map(np.array, (ours, literal)):
+        assert np.all(taken.sum(axis=1) == 45)
         assert np.all(taken <= left)
         held = (taken > 0).sum(axis=1)
         sides.append((held.mean(), held.std() / np.sqrt(250), np.sort(taken)[:, ::-1].mean(0)))

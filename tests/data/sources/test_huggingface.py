@@ -12,7 +12,6 @@ from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.config.sections import PartitionConfig
 from orchestra_flwr.data import load_dataset, partition_by_name
-from orchestra_flwr.data.sources import huggingface
 
 datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
 
@@ -95,15 +94,15 @@ def test_a_folder_of_images(config, tmp_path):
 
 def test_an_image_that_could_not_be_read_is_tried_again(config, saved, monkeypatch):
     made = config(saved(train=split(9), test=split(6, first=100)))
-    real = huggingface._Rows._read
+    real = datasets.Dataset.__getitem__
 
-    def damaged(rows, name):
-        if name in ("train/2", "test/3"):
+    def damaged(rows, key):
+        if (len(rows), key) in ((9, 2), (6, 3)):
             raise OSError(5, "Input/output error")
-        return real(rows, name)
+        return real(rows, key)
 
     with monkeypatch.context() as patched:
-        patched.setattr(huggingface._Rows, "_read", damaged)
+        patched.setattr(datasets.Dataset, "__getitem__", damaged)
         for _ in range(2):  # decoded, and from the cache
             dataset = load_dataset(made)
             assert (len(dataset.train), len(dataset.test)) == (8, 5)

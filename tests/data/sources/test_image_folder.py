@@ -15,7 +15,6 @@ from PIL import Image, features
 
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data import UNLABELLED, Dataset, load_dataset
-from orchestra_flwr.data.image_files import archive as archive_module
 from orchestra_flwr.data.image_files.archive import Archive
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "cifar10-jpeg.zip"
@@ -263,15 +262,15 @@ def test_a_member_of_a_zip_that_was_repaired_is_there_again(tmp_path: Path, capl
 def test_a_file_that_could_not_be_opened_is_there_again(tmp_path: Path, monkeypatch):
     """Neither its size nor its time changes, and it is none of those whose content is compared."""
     root = _write(tmp_path / "images", [f"{number:02}.png" for number in range(20)])
-    real = archive_module._read_regular
+    real = os.open
 
-    def forbidden(path: Path) -> bytes:
-        if path.name == "01.png":
+    def forbidden(path, *options, **named):
+        if Path(path).name == "01.png":
             raise PermissionError(13, "Permission denied")
-        return real(path)
+        return real(path, *options, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(archive_module, "_read_regular", forbidden)
+        patched.setattr(os, "open", forbidden)
         assert len(_load(root).train) == 19
     assert _shades(_load(root).train.images) == list(range(20))
 

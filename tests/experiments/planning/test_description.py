@@ -1,14 +1,17 @@
+import json
+
 import pytest
 
 from orchestra_flwr.config import ConfigError, parse
-from orchestra_flwr.experiments import (
+from orchestra_flwr.experiments.planning import (
     SCALES,
     Experiment,
+    description,
     experiment_names,
     load_experiment,
     load_scale,
 )
-from orchestra_flwr.experiments.planning.description import _check_axes, covers
+from orchestra_flwr.experiments.planning.description import covers
 
 VALID = {
     "title": "t",
@@ -90,9 +93,12 @@ def test_wrong_files_are_refused_in_one_line(change, says):
         ({"small": {"axes": {"ema": {}}}}, "x.small.axes: ema"),
     ],
 )
-def test_an_unknown_axis_is_refused(change, says):
+def test_an_unknown_axis_is_refused(change, says, tmp_path, monkeypatch):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "x.yaml").write_text(json.dumps({**VALID, **change}))
+    monkeypatch.setattr(description, "conf_dir", lambda: tmp_path)
     with pytest.raises(ConfigError, match=says):
-        _check_axes("x", parse(Experiment, {**VALID, **change}, "x"))
+        load_experiment("x")
 
 
 def test_cells_cover_rows_whose_values_are_all_among_theirs():

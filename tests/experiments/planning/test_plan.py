@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from orchestra_flwr.config import ConfigError, load_config
-from orchestra_flwr.experiments import (
+from orchestra_flwr.experiments.planning import (
     SCALES,
     experiment_names,
     make_plan,

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from orchestra_flwr.config import ConfigError, load_config
-from orchestra_flwr.experiments import make_plan, run_name
+from orchestra_flwr.experiments.planning import make_plan, run_name
 
 
 def cell(plan, configs, **values):

@@ -1,7 +1,7 @@
 import pytest
 
 from orchestra_flwr.config import load_config
-from orchestra_flwr.experiments import scaled_local_epochs, scaled_lr
+from orchestra_flwr.experiments.planning import scaled_local_epochs, scaled_lr
 from orchestra_flwr.experiments.planning.scaling import scaled_override
 
 

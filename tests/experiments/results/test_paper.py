@@ -1,8 +1,14 @@
-import pytest
+from pathlib import Path
 
-from orchestra_flwr.experiments import experiment_names, load_experiment, load_scale
-from orchestra_flwr.experiments.results.paper import FILES, _values, paper_source, paper_value
+import pytest
+import yaml
+
+from orchestra_flwr.experiments import results
+from orchestra_flwr.experiments.planning import experiment_names, load_experiment, load_scale
+from orchestra_flwr.experiments.results.paper import paper_source, paper_value
 from orchestra_flwr.experiments.results.statistics import Sample
+
+FOLDER = Path(results.__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,8 @@ def test_what_is_not_printed():
 def test_every_entry_belongs_to_one_row_of_its_experiment():
     """A misspelt value would never be found."""
     settings, seen = load_scale("paper"), 0
-    tables = [item for file in FILES for item in _values(file).items()]
+    files = {file.stem: yaml.safe_load(file.read_text()) for file in FOLDER.glob("*.yaml")}
+    tables = [item for file in files.values() for item in file.items()]
     for name, entries in tables:
         if name in ("source", "seeds", "tuning"):
             continue
@@ -59,4 +66,4 @@ def test_every_entry_belongs_to_one_row_of_its_experiment():
     dec_ssl = 6 + 5 + 10 + 2 * 5
     assert seen == orchestra + mutual_information + dec_ssl
     others = {name for name in experiment_names() if name.startswith(("dec_ssl", "featarc"))}
-    assert others <= _values("dec_ssl").keys()  # or another paper would be cited
+    assert others <= files["dec_ssl"].keys()  # or another paper would be cited

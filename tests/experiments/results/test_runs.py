@@ -33,10 +33,12 @@ def test_measures_are_found_where_runs_leave_them(make_run):
 
 def test_only_runs_with_a_classifier_can_lack_its_accuracy(make_run):
     unsupervised = read_run(make_run("simclr", {"linear": 0.5}, overrides=["method=simclr"]))
-    assert not unsupervised.lacks("linear") and unsupervised.lacks("linear_recalibrated")
-    assert not unsupervised.lacks("accuracy") and not unsupervised.lacks("own_accuracy_worst")
+    assert not unsupervised.is_missing("linear") and unsupervised.is_missing("linear_recalibrated")
+    assert not unsupervised.is_missing("accuracy") and not unsupervised.is_missing(
+        "own_accuracy_worst"
+    )
     supervised = read_run(make_run("supervised", {}, overrides=["method=supervised"]))
-    assert supervised.lacks("accuracy") and supervised.lacks("linear")
+    assert supervised.is_missing("accuracy") and supervised.is_missing("linear")
 
 
 def test_the_kept_backbone(make_run):
@@ -124,7 +126,7 @@ def test_a_broken_evaluation_counts_as_missing(make_run):
     assert read_run(path).measure("finetune_1") == 0.31
     (path / "evaluation" / "finetuning.json").write_text("")
     run = read_run(path)
-    assert unreadable([run]) == {} and run.measure("knn") == 0.5 and run.lacks("finetune_1")
+    assert unreadable([run]) == {} and run.measure("knn") == 0.5 and run.is_missing("finetune_1")
 
 
 def test_the_last_error_of_a_log(tmp_path):

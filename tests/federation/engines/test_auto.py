@@ -1,120 +1,81 @@
 """Which engine is chosen, and that a chosen one runs. The same bits on both: test_ray.py."""
 
 import importlib.util
-import time
-from dataclasses import replace
+import re
 
-import numpy as np
 import pytest
-import torch
 
 from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data import epoch_batches
-from orchestra_flwr.federation.engines import auto, trial
+from orchestra_flwr.federation.engines import auto
 from orchestra_flwr.federation.engines.inline import InlineEngine
 from orchestra_flwr.federation.engines.ray import RayEngine
-from orchestra_flwr.federation.population import load_population
 
 
-def epoch(part, **options):
-    return epoch_batches(len(part), 16, torch.Generator(), **options)
+@pytest.fixture(autouse=True)
+def cores(monkeypatch):
+    """Two, unless a test asks for another number."""
 
+    def there_are(count):
+        monkeypatch.setattr(auto, "usable_cpus", lambda: count)
 
-def chosen(config):
-    return config.engine.build(config).chosen(load_population(config))
+    there_are(2)
+    return there_are
 
 
 @pytest.fixture
-def training(monkeypatch):
-    """Training of so many seconds, on so many workers."""
+def engine(tiny):
+    def of(*overrides):
+        config = tiny("engine=auto", "federation.clients=10", *overrides)
+        return config.engine.build(config)
 
-    def takes(seconds, workers):
-        monkeypatch.setattr(auto, "seconds_of_training", lambda config, population: seconds)
-        monkeypatch.setattr(auto.AutoEngine, "_workers", lambda self: workers)
-
-    return takes
+    return of
 
 
 @pytest.mark.parametrize(
-    ("seconds", "workers", "kind", "line"),
+    ("overrides", "kind"),
     [
-        (5.0, 2, InlineEngine, "about 5.0 s in one process, and Ray would save less"),
-        (
-            19.0,
-            2,
-            InlineEngine,
-            "about 19 s in one process, and Ray would save less than its start takes",
-        ),
-        (21.0, 2, RayEngine, "engine=ray was chosen: the clients' training takes about 21 s"),
-        (11.0, 16, RayEngine, "about 11 s"),
-        (1000.0, 1, InlineEngine, "and there is one core"),
+        (("federation.rounds=9", "training.local_epochs=1"), InlineEngine),
+        (("federation.rounds=10", "training.local_epochs=1"), RayEngine),
+        (("federation.rounds=4", "training.local_epochs=3"), RayEngine),
+        (("federation.rounds=10", "federation.participation=0.5"), InlineEngine),
     ],
 )
-def test_the_longer_training_takes_the_more_ray_pays(tiny, training, seconds, workers, kind, line):
-    training(seconds, workers)
-    engine, why = chosen(tiny("engine=auto"))
-    assert type(engine) is kind and line in why
+def test_fewer_than_100_local_epochs_are_inline(engine, overrides, kind):
+    built = engine("training.local_epochs=1", *overrides)
+    assert type(built.chosen) is kind
+    assert built.starts_immediately == (kind is InlineEngine)
+    small = "engine=inline was chosen: [59]0 local epochs in all are fewer than 100"
+    assert (built.remark is None) == (kind is RayEngine)
+    assert built.remark is None or re.fullmatch(small, built.remark)
 
 
-def test_whoever_gives_an_option_of_ray_gets_ray(tiny, training):
-    training(1.0, 1)
-    engine, why = chosen(tiny("engine=auto", "engine.workers=2"))
-    assert type(engine) is RayEngine and why is None
-    assert engine.settings.workers == 2
+def test_one_core_is_inline(engine, cores):
+    long = ("federation.rounds=100",)
+    cores(1)
+    assert "there is one core" in engine(*long).remark
+    cores(3)
+    assert type(engine(*long, "training.threads=2").chosen) is InlineEngine
+    assert type(engine(*long).chosen) is RayEngine
 
 
-def test_without_ray_clients_run_inline_unless_it_was_asked_for(tiny, monkeypatch):
-    found = importlib.util.find_spec
+def test_whoever_gives_an_option_of_ray_gets_ray(engine, cores):
+    cores(1)
+    built = engine("engine.workers=2")
+    assert type(built.chosen) is RayEngine and built.remark is None
+    assert built.chosen.settings.workers == 2
+
+
+def test_without_ray_clients_run_inline_unless_it_was_asked_for(engine, monkeypatch):
+    spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
+        importlib.util, "find_spec", lambda name: None if name == "ray" else spec(name)
     )
-    monkeypatch.setattr(auto, "seconds_of_training", lambda *given: 1e6)
-    config = tiny("engine=auto")
-    config.engine.build(config).check_resources()
-    engine, why = chosen(config)
-    assert type(engine) is InlineEngine and "Ray is not installed" in why
-    config = tiny("engine=auto", "engine.workers=2")
+    built = engine("federation.rounds=100")
+    built.check_resources()
+    assert type(built.chosen) is InlineEngine and "Ray is not installed" in built.remark
     with pytest.raises(ConfigError, match="Ray is not installed"):
-        config.engine.build(config).check_resources()
-
-
-def test_steps_are_those_of_all_clients_and_rounds(tiny):
-    config = tiny("federation.participation=0.5", "training.local_epochs=3", "federation.rounds=7")
-    population = load_population(config)
-    batches = sum(len(epoch(part)) for part in population.parts.values())
-    assert trial.local_steps(config, population) == batches * 3 * 7 * 0.5
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_as_many_images_are_tried_as_the_largest_batch_has(tiny, monkeypatch, drop_last):
-    """Batches of nearly equal size may be larger than training.batch_size: 23 images are one."""
-    config = tiny(f"training.drop_last={str(drop_last).lower()}")
-    population = load_population(config)
-    parts = {"0": np.arange(23), "1": np.arange(23, 54)}
-    seen = []
-    monkeypatch.setattr(trial, "train_round", lambda learner, images, *_, **__: seen.append(images))
-    trial.trial_round(config, replace(population, parts=parts))(1)
-    largest = max(len(b) for part in parts.values() for b in epoch(part, drop_last=drop_last))
-    assert len(seen[0]) == largest == (16 if drop_last else 23)
-
-
-def test_the_estimate_is_near_the_time_that_training_takes(tiny, monkeypatch):
-    """On a clock that counts steps: each takes a second."""
-    config = tiny("federation.rounds=3")
-    population = load_population(config)
-    now = 0.0
-    train_round = trial.train_round
-
-    def counted(learner, images, config, *given, **named):
-        nonlocal now
-        done = train_round(learner, images, config, *given, **named)
-        now += done.steps
-        return done
-
-    monkeypatch.setattr(trial, "train_round", counted)
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-    assert trial.seconds_of_training(config, population) == trial.local_steps(config, population)
+        engine("engine.workers=2").check_resources()
 
 
 def test_a_small_run_is_inline_and_says_so(tiny_overrides, tmp_path, capsys):
@@ -124,3 +85,12 @@ def test_a_small_run_is_inline_and_says_so(tiny_overrides, tmp_path, capsys):
     assert "engine=inline was chosen" in capsys.readouterr().out
     first, second = ((f / "encoder.safetensors").read_bytes() for f in folders.values())
     assert first == second
+
+
+@pytest.mark.slow
+def test_a_long_run_is_on_ray(tiny_overrides, tmp_path, capfd):
+    """Its start begins before the run, and ends with it."""
+    long = ("federation.rounds=26", "training.local_epochs=1", "federation.clients=4")
+    assert main([*tiny_overrides, *long, "engine=auto", f"run_dir={tmp_path / 'run'}"]) == 0
+    out = capfd.readouterr().out
+    assert "engine=auto" in out and "was chosen" not in out

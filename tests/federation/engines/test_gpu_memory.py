@@ -27,8 +27,12 @@ def test_a_client_that_does_not_fit_alone_is_refused_at_once():
         share_of(41 * GB, 40 * GB)
 
 
-def test_what_is_measured_is_a_round_of_this_configuration(tiny):
-    train_a_batch(tiny())
+@pytest.mark.parametrize(("drop_last", "images"), [(True, 16), (False, 23)])
+def test_what_is_measured_is_a_round_with_the_largest_batch(tiny, drop_last, images):
+    """Batches of nearly equal size may be larger than training.batch_size: 23 images are one."""
+    config = tiny("data.train_limit=23", "federation.clients=1", "partition=iid")
+    training = config.training.model_copy(update={"drop_last": drop_last})
+    assert train_a_batch(config.model_copy(update={"training": training})) == images
     with pytest.raises(ValueError):
         train_a_batch(tiny("method.temperature=-1"))
 

@@ -21,8 +21,8 @@ from orchestra_flwr.data import load_dataset
 from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines import ray as ray_engine
-from orchestra_flwr.federation.engines import ray_start
 from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.engines.ray_start import NICENESS, RayStart
 from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.federation.server.round_report import FederationError
@@ -339,7 +339,7 @@ def test_ray_that_does_not_start_is_one_line():
     """Really Ray: it refuses to start with less than no core."""
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(FederationError, match="^engine=ray: Ray does not start here: ") as error:
-        ray_start.finish({"num_cpus": -1})
+        RayStart({"num_cpus": -1}).wait()
     assert "\n" not in str(error.value)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -347,15 +347,17 @@ def test_ray_that_does_not_start_is_one_line():
 @pytest.mark.parametrize("own", [None, "7"])
 def test_rays_processes_find_the_same_modules_and_workers_give_way_to_nobody(monkeypatch, own):
     if own is None:
-        monkeypatch.delenv(ray_start.NICENESS, raising=False)
+        monkeypatch.delenv(NICENESS, raising=False)
     else:
-        monkeypatch.setenv(ray_start.NICENESS, own)
+        monkeypatch.setenv(NICENESS, own)
     import ray
 
     before, seen = dict(os.environ), {}
     monkeypatch.setattr(ray, "init", lambda **options: seen.update(os.environ))
-    ray_start._init_ray({})
-    assert seen[ray_start.NICENESS] == (own or "0")
+    start = RayStart({})
+    start.wait()
+    start.end()
+    assert seen[NICENESS] == (own or "0")
     assert seen["PYTHONPATH"].split(os.pathsep) == sys.path
     assert dict(os.environ) == before
 
@@ -363,14 +365,18 @@ def test_rays_processes_find_the_same_modules_and_workers_give_way_to_nobody(mon
 def test_ray_is_started_a_second_time(monkeypatch, caplog):
     asked = []
 
-    def fail_once(init_args):
-        asked.append(init_args)
+    import ray
+
+    def fail_once(num_cpus, logging_level):
+        asked.append(num_cpus)
         if len(asked) == 1:
             raise RuntimeError("timed out during startup")
 
-    monkeypatch.setattr(ray_start, "_init_ray", fail_once)
-    ray_start.finish({"num_cpus": 1})
-    assert asked == [{"num_cpus": 1}] * 2
+    monkeypatch.setattr(ray, "init", fail_once)
+    start = RayStart({"num_cpus": 1})
+    start.wait()
+    start.end()
+    assert asked == [1, 1]
     assert "Ray did not start: starting it again" in caplog.text
 
 
@@ -423,6 +429,7 @@ def test_a_large_population_shares_a_hundred_nodes(tiny, monkeypatch, clients, w
     asked = []
     monkeypatch.setattr(simulation, "recorded_split", lambda *_: nullcontext())
     monkeypatch.setattr(ray_engine, "worker_count", lambda *_: workers)
+    monkeypatch.setattr(ray_engine.RayEngine, "_ray_is_up", lambda self: nullcontext())
     monkeypatch.setattr(ray_engine, "_run_ray", lambda count, *_: asked.append(count) or {})
     config = tiny("engine=ray")
     parts = dict.fromkeys(map(str, range(clients)))

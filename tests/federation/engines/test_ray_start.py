@@ -8,7 +8,8 @@ import pytest
 
 from orchestra_flwr.cli import main
 from orchestra_flwr.federation import simulation
-from orchestra_flwr.federation.engines import ray_start
+from orchestra_flwr.federation.engines import ray as ray_engine
+from orchestra_flwr.federation.engines.ray_start import RayStart
 from orchestra_flwr.federation.server.round_report import FederationError
 
 ARGUMENTS = {"num_cpus": 2}
@@ -23,7 +24,7 @@ def ray(monkeypatch):
         assert state.may.wait(20)
         if state.fails:
             raise RuntimeError("no memory for it\nand more")
-        state.started.append({key: named[key] for key in ARGUMENTS})
+        state.started.append(named["num_cpus"])
         state.running = True
 
     def shutdown():
@@ -35,7 +36,7 @@ def ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr.simulation", SimpleNamespace())
     yield state
     state.may.set()
-    ray_start.end()
+    threads_end()
 
 
 def threads():
@@ -45,53 +46,65 @@ def threads():
 def threads_end():
     for thread in threads():
         thread.join(20)
+        assert not thread.is_alive()
 
 
-def test_what_was_begun_is_used_once(ray):
-    ray_start.begin(ARGUMENTS)
+def test_it_runs_until_its_end_in_a_thread_that_lives_as_long(ray):
+    start = RayStart(ARGUMENTS)
     assert not ray.running  # images are decoded meanwhile
     ray.may.set()
-    ray_start.finish(ARGUMENTS)
-    assert ray.running and ray.started == [ARGUMENTS]
+    start.wait()
+    assert ray.running and ray.started == [2]
     (thread,) = threads()  # to which Ray ties its processes
     assert thread.is_alive()
-    ray_start.end()
+    start.end()
     threads_end()
     assert ray.ended == 1
 
 
-def test_without_a_beginning_it_is_started_where_it_is_needed(ray):
-    ray.may.set()
-    ray_start.finish(ARGUMENTS)
-    assert ray.started == [ARGUMENTS]
-
-
 def test_a_run_that_does_not_come_about_leaves_no_ray_and_waits_for_none(ray):
-    ray_start.begin(ARGUMENTS)
-    ray_start.end()  # returns though Ray is not up
+    start = RayStart(ARGUMENTS)
+    start.end()  # returns though Ray is not up
     ray.may.set()
     threads_end()
     assert ray.ended == 1 and not ray.running
-    ray_start.begin(ARGUMENTS)
-    ray_start._begun[0].wait()
-    ray_start.end()
-    threads_end()
-    assert ray.ended == 2 and not ray.running
 
 
-def test_a_run_with_other_resources_gets_a_ray_of_its_own(ray):
-    ray_start.begin(ARGUMENTS)
+def test_the_next_one_begins_when_the_last_has_ended(ray):
+    first, second = RayStart(ARGUMENTS), RayStart({"num_cpus": 1})
     ray.may.set()
-    ray_start.finish({"num_cpus": 1})
-    assert ray.started == [ARGUMENTS, {"num_cpus": 1}] and ray.ended == 1
+    first.wait()
+    assert ray.started == [2]
+    first.end()
+    second.wait()
+    assert ray.started == [2, 1] and ray.ended == 1
+    second.end()
 
 
 def test_what_kept_it_from_starting_is_told_where_it_is_needed(ray):
     ray.fails = True
     ray.may.set()
-    ray_start.begin(ARGUMENTS)
+    start = RayStart(ARGUMENTS)
     with pytest.raises(FederationError, match="Ray does not start here: no memory for it"):
-        ray_start.finish(ARGUMENTS)
+        start.wait()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_uses_what_was_begun_or_starts_and_ends_it(ray, tiny, monkeypatch, begun):
+    ray.may.set()
+    states = []
+    monkeypatch.setattr(ray_engine, "_run_ray", lambda *_: states.append(ray.running) or {})
+    config = tiny("engine=ray", "engine.workers=1")
+    engine = config.engine.build(config)
+    if begun:
+        engine.begin()
+    engine.run(lambda *_: {}, 2)
+    assert states == [True] and ray.started == [1]
+    if begun:
+        assert ray.running
+        engine.end()
+    threads_end()
+    assert ray.ended == 1
 
 
 def test_it_begins_before_images_are_decoded_and_ends_if_they_cannot_be(monkeypatch, tmp_path):

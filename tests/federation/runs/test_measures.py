@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.data import load_dataset, shift_images
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.evaluation import extract_features, labelled_subset, linear_accuracy
+from orchestra_flwr.evaluation import extract_features, linear_accuracy
+from orchestra_flwr.evaluation.few_labels import labelled_subset
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 from orchestra_flwr.evaluation.own_classes import weighted_accuracy
 from orchestra_flwr.experiments.results.runs import read_run

@@ -1,0 +1,54 @@
+"""How many images are done: a bar on a terminal or in a notebook, now and then a line elsewhere.
+
+Whoever goes through images calls a function with how many are done and how many there are.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+OnProgress = Callable[[int, int], None]
+
+INTERVAL = 10.0  # seconds between lines
+
+
+def no_progress(done: int, total: int | None) -> None:
+    """Shows nothing."""
+
+
+@contextmanager
+def image_count(total: int | None) -> Iterator[Callable[[int, int | None], None]]:
+    """Shows the progress on stderr within the block; yields what is called with it.
+
+    Args:
+        total: how many images there are; None: not known.
+    """
+    console = Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        yield _lines()
+        return
+    columns = (TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bars:
+        task = bars.add_task("images", total=total)
+        yield lambda done, total: bars.update(task, completed=done)
+
+
+def _lines() -> Callable[[int, int | None], None]:
+    began = last = time.monotonic()
+
+    def show(done: int, total: int | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= INTERVAL or done == total:
+            last = now
+            of = "" if total is None else f" of {total:,}"
+            line = f"embedded {done:,}{of} images, {now - began:.0f} s"
+            print(line, file=sys.stderr, flush=True)
+
+    return show
