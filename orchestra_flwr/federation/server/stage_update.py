@@ -11,17 +11,17 @@ import numpy as np
 import torch
 
 from orchestra_flwr.evaluation import StreamingDrift
+from orchestra_flwr.federation.aggregations import Aggregation
+from orchestra_flwr.federation.aggregations.clipped_mean import ClippedMean
+from orchestra_flwr.federation.aggregations.streaming_mean import StreamingMean
 from orchestra_flwr.federation.exchanges import Result, Stage, Task
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
-from orchestra_flwr.federation.server.aggregation import ClippedMean, StreamingMean
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.privacy.updates import standard_normals
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import torch_threads
-
-Aggregation = StreamingMean | ClippedMean
 
 
 class StageUpdate:
