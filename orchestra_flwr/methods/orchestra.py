@@ -171,6 +171,7 @@ class Orchestra(Method):
             {"local_centroids": (rows, config.model.projector_dim)},
             label="features" if features else "centroids",
             least_images=privacy.k_min,
+            longest=1.0,
             may_be_empty=True,
             first_round=FIRST_PRIVATE_ROUND if clustering.name == "private" else 0,
             epsilon=privacy.epsilon,

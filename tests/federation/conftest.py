@@ -140,7 +140,7 @@ def federate():
             summary = run_federation(
                 made,
                 config,
-                members(made, list(population.parts)),
+                members(made, population.parts),
                 evaluator=Evaluator(config, population.dataset if evaluate else None),
                 folder=folder,
                 progress=progress,

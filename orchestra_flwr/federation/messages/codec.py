@@ -156,7 +156,7 @@ class BlockCodec:
         self._spans: list[_Span] = []
         self._size = 0
         for name, shape in entries:
-            count, vectors = math.prod(shape), "float32" if _is_variance(name) else "float16"
+            count, vectors = math.prod(shape), "float32" if is_variance(name) else "float16"
             small = matrices == "int4" and count <= SMALL
             self._plan(count, ("int8" if small else matrices) if len(shape) >= 2 else vectors)
 
@@ -213,7 +213,8 @@ class BlockCodec:
         return values.numpy()
 
 
-def _is_variance(name: str) -> bool:
+def is_variance(name: str) -> bool:
+    """Whether a tensor holds BatchNorm's running variances, by its full name."""
     return name.endswith("running_var")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.federation.server.named_models import Models
+from orchestra_flwr.federation.server.plausibility import with_last
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.reporting import folder_record
@@ -35,6 +36,7 @@ class Position:
         exchange: what the exchange remembers.
         known: of real clients, by their names: the latest rounds in which their replies and their
             rows were used.
+        usual: how far replies moved the model in the last stages.
     """
 
     round: int
@@ -46,6 +48,7 @@ class Position:
     clients: list[str] = field(default_factory=list)
     exchange: dict[str, Any] = field(default_factory=dict)
     known: dict[str, dict[str, int]] = field(default_factory=dict)
+    usual: dict[str, list[float]] = field(default_factory=dict)
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Position:
         """With one more round in what is counted.
@@ -62,6 +65,7 @@ class Position:
             seconds=self.seconds + seconds,
             bytes_up=self.bytes_up + report.bytes_up,
             bytes_down=self.bytes_down + report.bytes_down,
+            usual=with_last(self.usual, report.moved),
             smallest_cluster=min((size for size in smallest if size is not None), default=None),
         )
 

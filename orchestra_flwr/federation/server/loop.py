@@ -132,7 +132,13 @@ class _Run:
         )
         told = config.model_copy(update={"init": None})  # clients begin with what they are sent
         self.federation = Federation(
-            told, self.models, exchange, self.release, progress.client_done, self.privacy.key
+            told,
+            self.models,
+            exchange,
+            self.release,
+            progress.client_done,
+            self.privacy.key,
+            folder.path,
         )
         self.cohorts = Cohorts(
             config,
@@ -263,6 +269,8 @@ class _Run:
             timeout = self.config.federation.round_timeout
             replies = self.grid.send_and_receive(messages, timeout=timeout)
             strategy.aggregate_train(round_.number, replies)
+        for note in [*report.notes, *map(str, report.left_out)]:
+            self.progress.message(f"round {round_.number}: {note}")
         check_round(self.federation, round_, report)
         if report.server_state_kept and not round_.exhausted.issuperset(round_.cohort):
             why = why_nothing_came(self.federation, round_, report)
