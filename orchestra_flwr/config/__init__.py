@@ -19,6 +19,7 @@ from orchestra_flwr.config.section import (
     path_keys,
 )
 from orchestra_flwr.config.sections import (
+    KEPT_ROUNDS,
     AugmentationConfig,
     DataConfig,
     Device,
@@ -77,6 +78,7 @@ else:
 
 
 __all__ = [
+    "KEPT_ROUNDS",
     "MAY_GROW",
     "RESUME_MAY_CHANGE",
     "AugmentationConfig",

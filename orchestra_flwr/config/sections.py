@@ -14,6 +14,7 @@ from orchestra_flwr.plugins import Room
 Precision = Literal["float32", "bfloat16"]
 Normalisation = Literal["half", "cifar", "imagenet"]
 Setting = Literal["small", "device", "silo", "dec_ssl"]
+KEPT_ROUNDS = 3  # whose checkpoints are kept, and states of clients: a run can go back to them
 MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8", "int4"]
 Views = Literal["default", "plain"]

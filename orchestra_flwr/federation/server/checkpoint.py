@@ -1,4 +1,4 @@
-"""The one file from which a run goes on: written whole or not at all, read without pickle."""
+"""The file from which a run goes on: written whole or not at all, read without pickle."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from orchestra_flwr.federation.server.plausibility import with_last
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.reporting import folder_record
+from orchestra_flwr.reporting.kept_checkpoints import (
+    EARLIER_VALUES,
+    LATEST,
+    drop_old,
+    keep_latest,
+)
 from orchestra_flwr.tensor_files import load_tensors, save_tensors
 
-FILE = Path(folder_record.CHECKPOINT).name
 KEY_FILE = "noise.key"
 RUN_FILE = "run.id"
 
@@ -73,10 +78,12 @@ class Position:
 def save_checkpoint(
     folder: Path, models: Models, position: Position, record: str | None = None
 ) -> None:
-    """Replaces the folder's checkpoint atomically; on an error the old one stays.
+    """Replaces the folder's latest checkpoint atomically; on an error it stays.
+
+    That of the round before, and some before it, are kept under their numbers.
 
     Args:
-        folder: of the checkpoint.
+        folder: of the checkpoints.
         models: the server's.
         position: where the run stands.
         record: what :class:`orchestra_flwr.reporting.folder_record.FolderRecord` says of the other
@@ -90,14 +97,16 @@ def save_checkpoint(
         values[folder_record.VALUE] = record
     try:
         make_private_folder(folder)
-        save_tensors(folder / FILE, models.tensors(), values)
+        keep_latest(folder, position.round - 1)
+        save_tensors(folder / LATEST, models.tensors(), values)
+        drop_old(folder, position.round)
     except Exception as error:  # safetensors raises its own type when a disk is full
         raise FederationError(f"cannot write the checkpoint in {folder}: {error}") from error
 
 
 def is_begun(folder: Path) -> bool:
     """Whether there is a checkpoint from which the run goes on."""
-    return (folder / FILE).is_file()
+    return (folder / LATEST).is_file()
 
 
 def load_checkpoint(folder: Path, models: Models) -> Position | None:
@@ -106,11 +115,11 @@ def load_checkpoint(folder: Path, models: Models) -> Position | None:
     Raises:
         FederationError: the file is damaged or holds other models.
     """
-    path = folder / FILE
+    path = folder / LATEST
     if not is_begun(folder):
         return None
     try:
-        saved, values = load_tensors(path, earlier=folder_record.EARLIER)
+        saved, values = load_tensors(path, earlier=EARLIER_VALUES)
         position = Position(**json.loads(values["position"]))
         models.load_tensors(saved)
     except Exception as error:

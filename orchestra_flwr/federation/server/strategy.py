@@ -265,22 +265,36 @@ class OrchestraStrategy(Strategy):
         self.federation.on_client(dropped.client, False)
 
 
-def check_round(federation: Federation, round_: Round, report: RoundReport) -> None:
+def check_round(
+    federation: Federation, round_: Round, report: RoundReport, earlier: int | None = None
+) -> None:
     """Says, when all stages are over, whether the round's result may be kept.
+
+    Args:
+        federation: its.
+        round_: the round.
+        report: what happened in it.
+        earlier: the round before the last one to which the run can go back; None: to none.
 
     Raises:
         FederationError: fewer good replies than `federation.min_success` asks for, or no
             contribution at all to the first server state, without which nothing can be trained.
+            If clients tried to train, and none could, it names the earlier round.
     """
     asked, answered = report.asked, report.answered
     needed = max(1, int(np.ceil(federation.config.federation.min_success * asked)))
     if asked and answered < needed:
         first = report.dropped[0]
-        raise FederationError(
+        why = (
             f"round {round_.number}: {answered} of {asked} clients answered well, "
             f"federation.min_success={federation.config.federation.min_success:g} asks for "
             f"{needed}; client {first.client}: {first.reason}"
         )
+        tried = not all(each.silent for each in report.dropped)
+        if answered or not round_.trains or not tried or earlier is None:
+            raise FederationError(why)
+        why = f"{why}. Nobody could train the model of round {round_.number - 1}"
+        raise FederationError(why, resume_round=earlier)
     release = federation.release
     due = release is not None and round_.number >= release.first_round
     report.server_state_kept = due and not report.contributed
