@@ -131,8 +131,7 @@ class _Run:
             replays=members.replays,
             message=progress.message,
         )
-        # Clients begin with what they are sent.
-        told = config.model_copy(update={"init": None, "resume_round": None})
+        told = config.model_copy(update={"init": None, "resume_round": None})  # not for clients
         self.federation = Federation(
             told,
             self.models,
