@@ -92,7 +92,7 @@ class Plausibility:
         if reply.model not in self._models:
             self._models[reply.model] = self._norms(sent)
         moved = self._moved[task.client] = self._norms(reply.shared, sent)
-        if all(moved[kind] <= self._bound(reply.model, kind, []) for kind in moved):
+        if all(norm <= self._bound(reply.model, kind) for kind, norm in moved.items()):
             return True
         if self._file is None:
             self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115 (closed by `late`)
@@ -128,12 +128,15 @@ class Plausibility:
                 )
         return None
 
-    def _bound(self, model: str, kind: str, others: Sequence[float]) -> float:
+    def _bound(self, model: str, kind: str, others: Sequence[float] | None = None) -> float:
+        """What a norm may be, as far as it is known without the others."""
         assert self._times is not None
         own = self._models[model][kind] or self._size**0.5  # a model of zeros has no size
         last = self._usual.get(kind, ())
-        usual = [statistics.median(each) for each in (last, [*last, *others]) if each]
-        return max(own, self._times * max(usual, default=own))
+        usual = [statistics.median(last)] if last else []
+        if others is not None:
+            usual.append(statistics.median([*last, *others] or [own]))
+        return max(own, self._times * max(usual, default=0))
 
     def _norms(self, state: np.ndarray, before: np.ndarray | None = None) -> Norms:
         """Of the difference of two states; of the state itself without another."""
