@@ -227,8 +227,8 @@ class FederationConfig(Section):
     rounds: int = Field(ge=1)
     min_success: float = Field(0.5, gt=0, le=1)
     weighting: Literal["samples", "batches", "uniform"] = "samples"
-    max_weight: float | None = Field(10, ge=1)  # in medians of the clients' images; None: any
-    max_update: float | None = Field(20, ge=2)  # in usual updates; None: any
+    max_weight: float | None = Field(10.0, ge=1)  # in medians of the clients' images; None: any
+    max_update: float | None = Field(20.0, ge=2)  # in usual updates; None: any
     round_timeout: float = Field(3600, gt=0)
     min_images: int = Field(1, ge=1)
     wire: Wire = "float32"

@@ -207,6 +207,8 @@ def check_scores(
     for name, limit in limits.items():
         if name in metrics and abs(metrics[name]) > limit * (1 + ROUNDING):
             raise BadReplyError(f"{name} is {metrics[name]:g}, at most {limit:g} in size expected")
+        if name.startswith(OWN) and metrics.get(name, 0) < 0:
+            raise BadReplyError(f"{name} is {metrics[name]:g}, at least 0 expected")
     return _no_more(int(metrics.pop("examples")), images), metrics
 
 

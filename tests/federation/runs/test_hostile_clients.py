@@ -7,6 +7,7 @@ import torch
 from orchestra_flwr import load_encoder
 from orchestra_flwr.federation.messages.arrays import ARRAYS, METRICS, from_record, to_record
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server.plausibility import Plausibility
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.training import build_learner
@@ -195,11 +196,28 @@ def test_whatever_the_run_is_made_of(attacked, overrides):
     assert_usable(run)
 
 
-def test_the_order_of_replies_makes_no_difference(attacked, scrambled_grid):
-    """Honest replies wait as well: in a first round BatchNorm moves by more than its own size."""
-    overrides = ("federation.max_update=2", "training.lr=0.1", "training.local_epochs=6")
+@pytest.fixture
+def late(monkeypatch):
+    """The clients whose replies had to wait and were taken then."""
+    names, original = [], Plausibility.late
+
+    def late(self):
+        for task, reply, reason in original(self):
+            names.extend([task.client] if reason is None else [])
+            yield task, reply, reason
+
+    monkeypatch.setattr(Plausibility, "late", late)
+    return names
+
+
+@pytest.mark.parametrize("exchange", ["star", "cycle"])
+def test_the_order_of_replies_makes_no_difference(attacked, scrambled_grid, late, exchange):
+    """Honest replies wait as well, since in a first round they move the model by its own size."""
+    overrides = ("method=simclr", "training.lr=0.1", "training.local_epochs=6",
+                 f"exchange={exchange}")  # fmt: skip
     attack = REFUSED["x1000"][0]
     one = attacked("one", attack, *overrides)
+    assert late and set(late) <= {"0", "2", "3"}
     other = attacked("other", attack, *overrides, grid=scrambled_grid)
     assert same_bits(one, other.state) and dropped(one) == dropped(other)
     assert [r["moved"] for r in one.records[1:]] == [r["moved"] for r in other.records[1:]]
