@@ -8,9 +8,10 @@ A case is a run of its own: server, SuperLink, gate, two clients over TLS, or a 
 One fault is done to it: SIGKILL, SIGTERM or SIGSTOP to any process, a link that is cut or stalls, a
 full disk, a clock that jumps, requests that come again, another CA. Then: the bits of the
 undisturbed run, or one clear line with a documented exit code and the same bits after `resume=`;
-no process left, no temporary folder left, ledgers that agree, no secret that others can read. The
-faults and all that is drawn follow from the seed; the moments, in milliseconds, do not. Every fault
-of a kind comes before one comes again: `faults/cases.py` lists them.
+no process left, no temporary folder left, ledgers that agree, no secret that others can read. Or a
+client sends what is absurd: then it is named, and encoder, losses and all checkpoints are as large
+as usual. The faults and all that is drawn follow from the seed; the moments, in milliseconds, do
+not. Every fault of a kind comes before one comes again: `faults/cases.py` lists them.
 
 The logs of a case that failed stay in outputs/faults/seed-<seed>-case-<number>/, all lines in
 outputs/faults/seed-<seed>.json. Exit code 1 if a case failed. As root, disks and their mounts are
@@ -33,11 +34,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common import table
-from faults.cases import FAULTS, FEDERATION, NotHitError, faults_in_turn, signals
+from faults.cases import (
+    FAULTS,
+    FEDERATION,
+    NotHitError,
+    faults_in_turn,
+    hostile_rounds,
+    signals,
+)
 from faults.disk import with_own_mounts
-from faults.federation import MOST_RELEASES, ROUNDS, Federation, make_photos, quiet_environment
+from faults.federation import (
+    HOSTILE,
+    MOST_RELEASES,
+    ROUNDS,
+    Federation,
+    make_photos,
+    quiet_environment,
+)
+from faults.hostile_client import REFUSED
 from faults.invariants import (
     bit_problems,
+    hostile_problems,
     ledger_problems,
     mode_problems,
     record_problems,
@@ -122,6 +139,8 @@ class Suite:
                     run.make_clocks()
                 except OSError as error:
                     return f"not done: {error}", [], []
+            if kind == "hostile":
+                run.hostile = hostile_rounds(rng, which)
             run.start()
             fault = _try(lambda: FEDERATION[kind](rng, run, which))
             run.problems += mode_problems(folder)  # while it runs, and at its end
@@ -134,6 +153,8 @@ class Suite:
                 ):
                     run.problems.append("the server does not say that the total is spent")
                 run.problems += run.refused_at_the_total()
+            elif kind == "hostile":
+                run.problems += self._after_hostile(run, which)
             else:
                 reference = self._reference("federation")
                 run.problems += bit_problems(run.run / "r", reference, ROUNDS)
@@ -142,6 +163,20 @@ class Suite:
                 for name in ("run", "state"):
                     shutil.copytree(folder / name, folder / f"{name}.kept", ignore=_no_regular_file)
         return fault, run.events, run.problems
+
+    def _after_hostile(self, run: Federation, which: str) -> list[str]:
+        """The run is as usual, and goes on from its oldest checkpoint with the same clients."""
+        folder, refused = run.run / "r", which in REFUSED
+        rounds = [int(number) for number in run.hostile] if refused else []
+        reference = self._reference("federation")
+        problems = record_problems(folder, ROUNDS)
+        problems += hostile_problems(folder, reference, HOSTILE, rounds)
+        run.start_server(f"resume={folder}", "resume_round=1", f"federation.rounds={ROUNDS + 1}")
+        for name in PHOTOS:
+            run.start_client(name)
+        run.finish()
+        problems += record_problems(folder, ROUNDS + 1)
+        return problems + hostile_problems(folder, reference, HOSTILE, rounds)
 
     def _simulate(
         self, rng: random.Random, folder: Path, which: str

@@ -258,11 +258,16 @@ def _run_and_show(config: Config, folder: Any, run: Callable[[Any, Any], dict[st
     def work() -> None:
         with make_progress(config.logging.progress, config.federation.rounds) as progress:
             progress.message(f"run folder: {folder.path}")
+            if folder.note:
+                progress.message(folder.note)
             summary = run(folder, progress)
         print_summary(summary, folder.path)
 
-    advice = f"continue with: resume={folder.path}"
-    return run_command(work, f"stopped; {advice}", OSError, FederationError, advice=advice)
+    def advice(error: Exception) -> str:
+        return str(folder.how_to_continue(getattr(error, "resume_round", None)))
+
+    stopped = f"stopped; {folder.how_to_continue()}"
+    return run_command(work, stopped, OSError, FederationError, advice=advice)
 
 
 def _evaluate(config: EvaluateConfig, command: str) -> int:

@@ -61,7 +61,7 @@ def simulate(
             with _display(config, progress) as shown:
                 run(folder, shown)
         except FederationError as error:
-            error.add_note(f"continue with: resume={folder.path}")
+            error.add_note(folder.how_to_continue(error.resume_round))
             raise
     return Result(folder.path)
 

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from flwr.supercore.primitives.asymmetric import sign_message
 
 from faults.disk import full
-from faults.federation import NAMES, PATIENCE, Federation, make_keys
+from faults.federation import HOSTILE, NAMES, PATIENCE, ROUNDS, Federation, make_keys
+from faults.hostile_client import REFUSED, TAKEN
 from faults.invariants import STOPPED, TERMINATED
 from faults.link import header, post, with_header
 from faults.processes import having_role, send, wait_for
@@ -189,6 +190,22 @@ def authority(rng: random.Random, run: Federation, which: str) -> str:
     return f"CA {which} and the server restarted, {when}"
 
 
+def hostile(rng: random.Random, run: Federation, which: str) -> str:
+    """Client b sends something absurd in some rounds, as it was drawn before the start."""
+    if not wait_for(lambda: run.server.code is not None, PATIENCE):
+        raise NotHitError(f"the run did not end within {PATIENCE} s")
+    rounds = ", ".join(run.hostile)
+    if not all(run.clients[HOSTILE].has(f"hostile: {what}") for what in run.hostile.values()):
+        raise NotHitError(f"client {HOSTILE} was not asked in rounds {rounds}")
+    return f"client {HOSTILE} sends {which} in rounds {rounds}"
+
+
+def hostile_rounds(rng: random.Random, which: str) -> dict[str, str]:
+    """In which rounds client b sends something absurd; there is at least one."""
+    rounds = rng.sample(range(1, ROUNDS + 1), rng.randint(1, ROUNDS))
+    return {str(number): which for number in sorted(rounds)}
+
+
 def _signals_to(places: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{number.name} to {place}" for place in places for number in SIGNALS)
 
@@ -201,6 +218,7 @@ FEDERATION: dict[str, Callable[[random.Random, Federation, str], str]] = {
     "requests": requests,
     "authority": authority,
     "private": signals,
+    "hostile": hostile,
 }
 # All faults of each kind, by the words that their functions take.
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -211,6 +229,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "requests": ("replayed", "expired", "signed by another", "with an altered signature"),
     "authority": ("replaced",),
     "private": _signals_to(PROCESSES),
+    "hostile": (*REFUSED, *TAKEN),
     "ray": _signals_to(RAY),
 }
 TURN = (*FAULTS, "signals", "ray")  # the kinds that have most faults come twice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from orchestra_flwr.deployment import keys
 
 ROUNDS = 3
 NAMES = ("a", "b")
+HOSTILE = "b"  # the client that is, where one is
 MODEL = (
     "model.width=8",
     "model.projector_dim=16",
@@ -53,6 +55,7 @@ class Federation:
         disks: whether file systems can be mounted.
 
     Attributes:
+        hostile: what client b sends, by the round, see `hostile_client.py`; set before the start.
         events: what happened, in words.
         problems: what must not have happened.
         forgiven: exit codes of the server that the fault explains.
@@ -72,6 +75,7 @@ class Federation:
         self.security, self.logs = folder / "security", folder / "logs"
         self.port = free_port()
         self.private, self.listened, self._disks = private, listened, disks
+        self.hostile: dict[str, str] = {}
         self.events: list[str] = []
         self.problems: list[str] = []
         self.forgiven: set[int] = set()
@@ -114,7 +118,8 @@ class Federation:
 
     def start(self) -> None:
         """The first session of the server, and both clients."""
-        self.start_server(*MODEL, f"run_dir={self.run / 'r'}", *self._privacy())
+        lenient = ["federation.min_success=0.5"] if self.hostile else []
+        self.start_server(*MODEL, f"run_dir={self.run / 'r'}", *self._privacy(), *lenient)
         for name in NAMES:
             self.start_client(name)
 
@@ -129,8 +134,10 @@ class Federation:
 
     def start_client(self, name: str) -> None:
         own = [TOTAL] if self.private else []
+        is_hostile = self.hostile and name == HOSTILE
+        program = "benchmarks/faults/hostile_client.py" if is_hostile else "run_client.py"
         self.clients[name] = Command(
-            ["run_client.py", f"server=127.0.0.1:{self.links[name].port}",
+            [program, f"server=127.0.0.1:{self.links[name].port}",
              f"security={self.security / 'bundles' / name}", f"data.root={self.photos / name}",
              f"state={self.state}", "device=cpu", "training.threads=1", *own],
             self.logs / f"{name}.log",
@@ -191,6 +198,7 @@ class Federation:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
+            "HOSTILE": json.dumps(self.hostile),
         }
         return own | (self.clocks[side].environment if side in self.clocks else {})
 

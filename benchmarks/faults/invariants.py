@@ -6,6 +6,7 @@ import json
 import signal
 import stat
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 FAILED, STOPPED = 1, 130  # exit codes of a run that can be resumed, README.md
 TERMINATED = 128 + signal.SIGTERM
+FAR = 100  # times what is usual: a model or a loss that somebody has taken over
 SAME_BITS = ("encoder.safetensors", "checkpoint/state.safetensors")
 
 
@@ -74,6 +76,39 @@ def record_problems(run: Path, rounds: int) -> list[str]:
         return [f"metrics.jsonl cannot be read: {error}"]
     wanted = list(range(rounds + 1))
     return [] if found == wanted else [f"metrics.jsonl holds the rounds {found}, not {wanted}"]
+
+
+def hostile_problems(
+    run: Path, reference: Path, client: str, refused: Collection[int]
+) -> list[str]:
+    """One client's absurd replies were refused by name, and left encoder and checkpoints as usual.
+
+    Args:
+        run: the run's folder.
+        reference: that of an undisturbed run.
+        client: its name.
+        refused: the rounds in which its replies must have been refused; in no other any was.
+    """
+    from safetensors.torch import load_file
+
+    usual = {n: float(t.abs().max()) for n, t in load_file(reference / SAME_BITS[1]).items()}
+    problems = []
+    for file in (run / SAME_BITS[0], *sorted((run / "checkpoint").glob("state*.safetensors"))):
+        for name, tensor in load_file(file).items():
+            largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+            if not largest <= FAR * max(usual.get(name, 0.0), 1.0):
+                problems.append(f"{file.name}: {name} reaches {largest:g}")
+    found = {
+        (record["round"], each["client"])
+        for record in _records(run / "metrics.jsonl")
+        for each in record["clients"]["dropped"]
+    }
+    if found != (wanted := {(number, client) for number in refused}):
+        problems.append(f"refused were {sorted(found)} instead of {sorted(wanted)}")
+    for record in _records(run / "metrics.jsonl"):
+        if not abs(record["loss"].get("total", 0.0)) <= FAR:
+            problems.append(f"round {record['round']}: a loss of {record['loss']['total']:g}")
+    return problems
 
 
 def ledger_problems(run: Path, state: Path, most: int) -> list[str]:

@@ -28,7 +28,10 @@ def stop_on_sigterm() -> None:
 
 
 def run_command(
-    work: Callable[[], int | None], stopped: str, *failures: type[Exception], advice: str = ""
+    work: Callable[[], int | None],
+    stopped: str,
+    *failures: type[Exception],
+    advice: Callable[[Exception], str] | None = None,
 ) -> int:
     """Runs a command's work; returns its exit code, or that of what ended it after a line about it.
 
@@ -36,7 +39,7 @@ def run_command(
         work: returns an exit code; None: 0.
         stopped: the line for a signal, whose code is 128 and its number, as shells count.
         failures: errors whose code is 1. That of a :class:`ConfigError` is 2, whatever stands here.
-        advice: a line after that of a failure.
+        advice: makes a line after that of a failure.
     """
     try:
         return work() or 0
@@ -46,7 +49,7 @@ def run_command(
     except failures as error:
         _show(f"error: {error}")
         if advice:
-            _show(advice)
+            _show(advice(error))
         return 1
     except KeyboardInterrupt as stop:
         _show(stopped)

@@ -58,6 +58,7 @@ usage: run_sim.py [key=value ...]      train an encoder in a simulated federatio
   run_sim.py data=cifar10                             the paper's cross-device run
   run_sim.py resume=outputs/<name>/<date_time>        go on with an interrupted run
   run_sim.py resume=... federation.rounds=40          give a finished one more rounds
+  run_sim.py resume=... resume_round=12               go back to one of the last three checkpoints
   run_sim.py init=outputs/<name>/<date_time>          begin with the encoder of another run
   run_sim.py -m method=simclr,orchestra seed=0,1      four runs, one table
 
@@ -75,6 +76,7 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
   run_server.py host=0.0.0.0                          clients on a network, with TLS and keys
   run_server.py data.root=labelled.zip                evaluate the encoder with labelled images
   run_server.py resume=outputs/<name>/<date_time>     go on with an interrupted run
+  run_server.py resume=... resume_round=12            go back to one of the last three checkpoints
 
 Keys: python -m orchestra_flwr.deployment.keys server host=<name or address of this machine>
 

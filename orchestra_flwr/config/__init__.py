@@ -19,6 +19,7 @@ from orchestra_flwr.config.section import (
     why_unread,
 )
 from orchestra_flwr.config.sections import (
+    KEPT_ROUNDS,
     AugmentationConfig,
     BatchNorm,
     DataConfig,
@@ -73,6 +74,7 @@ else:
 
 
 __all__ = [
+    "KEPT_ROUNDS",
     "MAY_GROW",
     "RESUME_MAY_CHANGE",
     "AugmentationConfig",

@@ -75,6 +75,7 @@ class Config(WithPlugins, Composed):
     run_dir: OptionalPathText = None
     init: OptionalPathText = None
     resume: OptionalPathText = None
+    resume_round: int | None = Field(None, ge=0)
 
     @field_validator("name")
     @classmethod
@@ -145,9 +146,22 @@ class Config(WithPlugins, Composed):
             _ = choice.settings
         self._check_normalisation()
         self._check_update_privacy()
+        self._check_resume_round()
         for choice in self.used_choices():
             choice.plugin.check(self)
         return self
+
+    def _check_resume_round(self) -> None:
+        if self.resume_round is None:
+            return
+        if self.resume is None:
+            raise ValueError(f"resume_round={self.resume_round}: needs resume=<run folder>")
+        if self.privacy.noise_multiplier > 0:
+            raise ValueError(
+                f"resume_round={self.resume_round}: must not be given for a run with "
+                "privacy.noise_multiplier, whose later rounds would get the noise that they had: "
+                "the difference of two averages would have none"
+            )
 
     def _check_normalisation(self) -> None:
         by, channels = self.data.normalise, self.data.channels

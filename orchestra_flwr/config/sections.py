@@ -14,6 +14,7 @@ from orchestra_flwr.plugins import Room
 Precision = Literal["float32", "bfloat16"]
 Normalisation = Literal["half", "cifar", "imagenet"]
 Setting = Literal["small", "device", "silo", "dec_ssl"]
+KEPT_ROUNDS = 3  # whose checkpoints are kept, and states of clients: a run can go back to them
 MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8", "int4"]
 Views = Literal["default", "plain"]
@@ -255,6 +256,8 @@ class FederationConfig(Section):
     rounds: int = Field(ge=1)
     min_success: float = Field(0.5, gt=0, le=1)
     weighting: Literal["samples", "batches", "uniform"] = "samples"
+    max_weight: float | None = Field(10.0, ge=1)  # in medians of the clients' images; None: any
+    max_update: float | None = Field(20.0, ge=2)  # in usual updates; None: any
     round_timeout: float = Field(3600, gt=0)
     min_images: int = Field(1, ge=1)
     wire: Wire = "float32"

@@ -90,6 +90,7 @@ class ServerConfig(Config):
             "run_dir": None,
             "init": None,
             "resume": None,
+            "resume_round": None,
             "engine": "inline",
             "partition": "iid",
         }

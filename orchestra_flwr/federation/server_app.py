@@ -43,7 +43,7 @@ def main(grid: Grid, context: Context) -> None:
     ):
         progress.message(f"run folder: {folder.path.resolve()}")
         streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), alone=ran_out_of_memory)
-        members = SimulatedMembers(streaming, list(population.parts))
+        members = SimulatedMembers(streaming, population.parts)
         images = evaluation_dataset(named, population)
         evaluator = Evaluator(named, images, progress.images_evaluated)
         run_federation(

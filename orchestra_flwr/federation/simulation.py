@@ -80,7 +80,7 @@ def simulate(
     starting = ExitStack()
 
     def serve(grid: Grid, workers: int) -> dict[str, Any]:
-        members = SimulatedMembers(grid, list(population.parts))
+        members = SimulatedMembers(grid, population.parts)
         starting.close()
         progress.message(f"clients at the same time: {workers}")
         return run_federation(

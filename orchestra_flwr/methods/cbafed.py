@@ -114,7 +114,13 @@ class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
         classes = classes_of(config)
         if classes is None:
             return None
-        return Release({COUNTS: (1, classes.count)}, label="class counts", first_round=0)
+        return Release(
+            {COUNTS: (1, classes.count)},
+            label="class counts",
+            longest=1.0,
+            longest_by_images=True,
+            first_round=0,
+        )
 
     @classmethod
     def weight(cls, images: int, contributions: Mapping[str, Tensor]) -> float:

@@ -21,6 +21,8 @@ class Release:
         label: what the rows are, in the plural, for messages.
         least_images: different images that each row stands for, at least; None: rows do not stand
             for images.
+        longest: L2 norm of a row at most; None: any.
+        longest_by_images: whether `longest` is that for each image of the client.
         may_be_empty: whether a client may send arrays of no rows, as one must that has fewer than
             `least_images` images.
         first_round: in which clients contribute for the first time; 0: before anything is trained.
@@ -35,6 +37,8 @@ class Release:
     rows: Mapping[str, tuple[int, int]]
     label: str
     least_images: int | None = None
+    longest: float | None = None
+    longest_by_images: bool = False
     may_be_empty: bool = False
     first_round: int = 1
     epsilon: float | None = None

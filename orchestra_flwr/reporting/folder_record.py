@@ -18,18 +18,18 @@ from orchestra_flwr.config import (
     ConfigError,
     read_config_file,
 )
+from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST
 from orchestra_flwr.tensor_files import DamagedFileError, read_values
 
-CHECKPOINT = "checkpoint/state.safetensors"
+CHECKPOINT = f"checkpoint/{LATEST}"
 VALUE = "folder"  # the name of the record in the checkpoint
-EARLIER = ("position",)  # the values of a checkpoint of an earlier version
 # Files that only grow; after a kill they may hold more than the checkpoint has seen.
 GROWING = ("metrics.jsonl", "checkpoint/releases.jsonl")
 FIXED = ("checkpoint/run.id", "checkpoint/noise.key")
 REMOVED_AT_THE_END = "checkpoint/noise.key"
 ENDED = "summary.json"
 MOST_NAMED = 5  # differences in one message
-FREE = (*RESUME_MAY_CHANGE, "run_dir", "resume")
+FREE = (*RESUME_MAY_CHANGE, "run_dir", "resume", "resume_round")
 
 
 class FolderRecord:
@@ -59,8 +59,8 @@ class FolderRecord:
         return json.dumps({"config": self._config, "files": files}, default=str)
 
 
-def check_folder(folder: Path) -> None:
-    """Refuses a run folder that was changed or damaged behind its last checkpoint.
+def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
+    """Refuses a run folder that was changed or damaged behind a checkpoint, mostly the latest.
 
     One with a checkpoint of an earlier version passes, and so does one without any, unless the run
     had one: it would begin anew, and lose the records and the encoder that are there.
@@ -69,7 +69,7 @@ def check_folder(folder: Path) -> None:
         ConfigError: one line; what differs, and what to do.
         OSError: a file cannot be read.
     """
-    path = folder / CHECKPOINT
+    path = folder / checkpoint
     if not path.is_file():
         if (folder / ENDED).exists() or _lines(folder / "metrics.jsonl") > 1:
             raise ConfigError(
@@ -78,7 +78,7 @@ def check_folder(folder: Path) -> None:
             )
         return
     try:
-        record = read_values(path, earlier=EARLIER).get(VALUE)
+        record = read_values(path, earlier=EARLIER_VALUES).get(VALUE)
     except DamagedFileError as error:
         raise ConfigError(f"{error}; put back a copy of it, or start a new run") from None
     if record is None:

@@ -6,15 +6,23 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Self
 
-from orchestra_flwr.config import Config, ConfigError, config_to_yaml, read_config_file
+from orchestra_flwr.config import KEPT_ROUNDS, Config, ConfigError, config_to_yaml, read_config_file
 from orchestra_flwr.files import append_durably, write_atomically
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.reporting.folder_record import check_folder
+from orchestra_flwr.reporting.kept_checkpoints import (
+    LATEST,
+    earlier_path,
+    earlier_rounds,
+    make_latest,
+    round_of,
+)
+from orchestra_flwr.tensor_files import DamagedFileError
 
 LOCK = ".lock"
 
@@ -25,11 +33,13 @@ class RunFolder:
     Attributes:
         path: the folder.
         lock: the file whose descriptor holds the folder's lock; None: it is not locked by this.
+        note: a line for a person about what was done to the folder; "": nothing.
     """
 
-    def __init__(self, path: Path, lock: IO[bytes] | None = None) -> None:
+    def __init__(self, path: Path, lock: IO[bytes] | None = None, note: str = "") -> None:
         self.path = path
         self.lock = lock
+        self.note = note
 
     @classmethod
     @contextmanager
@@ -47,12 +57,13 @@ class RunFolder:
             key = f"run_dir={path}"
         try:
             with locked(path, LOCK) as lock:
+                note = ""
                 if config.resume is not None:
-                    cls.resume(path)
+                    note = cls.resume(path, config.resume_round).note
                     _write_rounds(path, config.federation.rounds)
                 else:
                     _begin(path, config)
-                yield cls(path, lock)
+                yield cls(path, lock, note)
         except FolderInUseError as owner:
             raise ConfigError(
                 f"{key}: {owner} writes to this folder; wait until it has ended, or stop it"
@@ -74,23 +85,63 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def resume(cls, path: str | Path) -> Self:
+    def resume(cls, path: str | Path, round_: int | None = None) -> Self:
         """The folder of a run that was started, with what its checkpoint needs.
 
+        Args:
+            path: the folder.
+            round_: the run is to go on after this round; those after it are set aside. None: after
+                the last one.
+
         Raises:
-            ConfigError: there is no run in `path`, or a file in it is damaged, or was changed since
-                the checkpoint.
-            OSError: a file cannot be read.
+            ConfigError: there is no run in `path`, a file in it is damaged, or was changed since
+                the checkpoint, or there is no checkpoint of that round.
+            OSError: a file cannot be read or written.
         """
         folder = cls(Path(path))
         if not (folder.path / "config.yaml").is_file():
             raise ConfigError(f"resume={path}: no run folder (it holds no config.yaml)")
-        check_folder(folder.path)
+        earlier = None if round_ is None else folder._earlier_checkpoint(round_)
+        check_folder(folder.path, *([] if earlier is None else [f"checkpoint/{earlier.name}"]))
         try:
             folder.read_metrics()
         except ValueError as error:  # in what the checkpoint has not seen, or of an earlier version
             raise ConfigError(f"{error}; remove it, or start a new run") from None
+        if round_ is not None and earlier is not None:
+            folder._go_back(round_)
         return folder
+
+    def _earlier_checkpoint(self, round_: int) -> Path | None:
+        """The checkpoint of a round; None: it is the latest one."""
+        rounds = earlier_rounds(self.checkpoint)
+        with suppress(OSError, DamagedFileError):  # one may go back just because of that
+            if (latest := round_of(self.checkpoint / LATEST)) == round_:
+                return None
+            rounds = [each for each in [*rounds, latest] if each <= latest]
+        if round_ not in rounds:
+            kept = ", ".join(map(str, rounds)) or "none"
+            raise ConfigError(
+                f"resume_round={round_}: must be a round whose checkpoint {self.path} holds "
+                f"({kept}); there are those of the last {KEPT_ROUNDS}"
+            )
+        return earlier_path(self.checkpoint, round_)
+
+    def _go_back(self, round_: int) -> None:
+        """Makes a round the last one. What came after it is set aside, then forgotten."""
+        later = [line for line, record in self._lines() if record["round"] > round_]
+        if later:
+            append_durably(self.set_aside, b"".join(later))
+        make_latest(self.checkpoint, round_)
+        self.truncate_after(round_)
+        self.note = (
+            f"goes back to round {round_}: the records of {len(later)} later rounds are in "
+            f"{self.set_aside.name}, their checkpoints are removed"
+        )
+
+    def how_to_continue(self, round_: int | None = None) -> str:
+        """A line for a person; with a round, after which the run is to go on."""
+        back = "" if round_ is None else f" resume_round={round_}"
+        return f"continue with: resume={self.path}{back}"
 
     @property
     def label(self) -> str:
@@ -121,6 +172,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON record a line, in the order of the rounds."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def set_aside(self) -> Path:
+        """The records of rounds that the run went back behind."""
+        return self.path / "metrics.set_aside.jsonl"
 
     @property
     def summary(self) -> Path:

@@ -222,6 +222,66 @@ def test_other_bits_and_rounds_are_found(tmp_path):
     assert len(bit_problems(tmp_path / "missing", reference, 3)) == 3
 
 
+def attacked(folder, value=1.0, dropped=(1,), loss=2.0):
+    """A run with two checkpoints, the older of which holds `value`."""
+    a_run(folder, 0.5)
+    save_file({"w": torch.full((2,), value)}, folder / "checkpoint" / "state-2.safetensors")
+    records = [
+        {"round": n, "loss": {"total": loss} if n else {},
+         "clients": {"dropped": [{"client": "b"}] if n in dropped else []}}
+        for n in range(4)
+    ]  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"value": float("nan")}, "state-2.safetensors: w reaches nan"),
+        ({"value": -1e30}, "state-2.safetensors: w reaches 1e+30"),
+        ({"dropped": ()}, "refused were [] instead of [(1, 'b')]"),
+        ({"dropped": (1, 2)}, "refused were [(1, 'b'), (2, 'b')]"),
+        ({"loss": 3e38}, "round 1: a loss of 3e+38"),
+    ],
+)
+def test_what_a_hostile_client_has_done_is_found(tmp_path, changes, problem):
+    from faults.invariants import hostile_problems
+
+    run, reference = attacked(tmp_path / "run", **changes), a_run(tmp_path / "reference", 0.5)
+    problems = hostile_problems(run, reference, "b", [1])
+    assert (problems == []) if problem is None else (problem in problems[0])
+
+
+def test_a_hostile_client_does_what_the_seed_says():
+    from faults.cases import FAULTS, hostile_rounds
+
+    def drawn(seed):
+        return hostile_rounds(random.Random(seed), "1e30")  # noqa: S311 (no secret)
+
+    assert {len(drawn(seed)) for seed in range(30)} == {1, 2, 3}
+    assert {*drawn(0).values()} == {"1e30"} and "1e30" in FAULTS["hostile"]
+    assert drawn(7) == drawn(7)
+
+
+def test_every_attack_changes_a_reply_into_another_finite_one():
+    import numpy as np
+    from faults.hostile_client import REFUSED, TAKEN
+    from flwr.app import Array, ArrayRecord, MetricRecord
+
+    for name, attack in (REFUSED | TAKEN).items():
+        state, rows = np.ones(9, np.float32), np.eye(3, dtype=np.float32)
+        arrays = ArrayRecord({"shared": Array(state), "local_centroids": Array(rows)})
+        before = {"examples": 20, "loss/cluster": 2.0, "seconds": 1.0, "smallest_group": 3}
+        metrics = MetricRecord(dict(before))
+        attack(arrays, metrics)
+        sent = [array.numpy() for array in arrays.values()]
+        assert all(np.isfinite(array).all() and array.dtype == np.float32 for array in sent)
+        same = all(map(np.array_equal, sent, (state, rows)))
+        assert not same or dict(metrics) != before, name
+
+
 def ledgers(folder, asked, released):
     (folder / "run" / "checkpoint").mkdir(parents=True)
     lines = [json.dumps({"round": number, "clients": names}) + "\n" for number, names in asked]

@@ -13,11 +13,11 @@ from orchestra_flwr.federation.engines.inline import InlineGrid
 from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
 from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.population import load_population
-from orchestra_flwr.federation.server.checkpoint import FILE
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.reporting import RunFolder, make_progress
+from orchestra_flwr.reporting.kept_checkpoints import LATEST
 
 SHADES = """
     import torch
@@ -140,12 +140,12 @@ def federate():
             summary = run_federation(
                 made,
                 config,
-                members(made, list(population.parts)),
+                members(made, population.parts),
                 evaluator=Evaluator(config, population.dataset if evaluate else None),
                 folder=folder,
                 progress=progress,
             )
-        state = load_file(folder.checkpoint / FILE)
+        state = load_file(folder.checkpoint / LATEST)
         records = folder.read_metrics()
         return SimpleNamespace(summary=summary, folder=folder, records=records, state=state)
 

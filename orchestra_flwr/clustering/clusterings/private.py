@@ -71,6 +71,7 @@ class Private(Clustering):
             {LOCAL_CENTROIDS: (rows, config.model.projector_dim)},
             label="centroids",
             least_images=privacy.k_min,
+            longest=1.0,
             may_be_empty=True,
             first_round=FIRST_ROUND,
             epsilon=privacy.epsilon,

@@ -46,6 +46,7 @@ class Sinkhorn(MemoryClustering):
             {LOCAL_CENTROIDS: (rows, config.model.projector_dim)},
             label="centroids",
             least_images=config.privacy.k_min,
+            longest=1.0,
             may_be_empty=True,
             first_round=0,
             made_private_by="clustering=private",

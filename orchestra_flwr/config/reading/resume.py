@@ -15,7 +15,8 @@ from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import Composed, ConfigError, parse
 from orchestra_flwr.files import at_home
 
-# What may differ when a run is resumed: where it runs and what is shown, never what is computed.
+# What may differ when a run is resumed: where it runs, who takes part and what is shown, never what
+# is computed.
 RESUME_MAY_CHANGE = (
     "engine",
     "device",
@@ -28,6 +29,7 @@ RESUME_MAY_CHANGE = (
     "security",
     "federation.min_clients",
     "federation.round_timeout",
+    "federation.max_update",
 )
 MAY_GROW = "federation.rounds"
 
@@ -69,9 +71,10 @@ def resumed(
                 f"run_dir={new}: a resumed run stays in its own folder; a copy of that can be "
                 "resumed elsewhere"
             )
-        elif key not in ("resume", "run_dir"):
+        elif key not in ("resume", "resume_round", "run_dir"):
             _refuse_difference(key, new, old)
-    return {**saved, "resume": str(folder), "run_dir": str(folder)}
+    here = {"resume": str(folder), "run_dir": str(folder), "resume_round": composed.resume_round}
+    return {**saved, **here}
 
 
 def _may_change(key: str) -> bool:

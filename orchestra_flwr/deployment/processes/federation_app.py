@@ -33,7 +33,8 @@ def main() -> None:
         except ChannelClosedError:
             os._exit(1)  # nobody reads a message any more
         except Exception as error:
-            channel.send({"event": "failed", "error": _failure(error)})
+            back = getattr(error, "resume_round", None)
+            channel.send({"event": "failed", "error": _failure(error), "resume_round": back})
             raise
         finally:
             finished.set()

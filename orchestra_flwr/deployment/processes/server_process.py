@@ -179,7 +179,7 @@ def _follow(
                 summary: dict[str, Any] = event["summary"]
                 return summary
             if event["event"] == "failed":
-                raise FederationError(event["error"])
+                raise FederationError(event["error"], event["resume_round"])
             if event["event"] == "sent":
                 gate.wake(event["node"])
             else:

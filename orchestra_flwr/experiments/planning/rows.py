@@ -182,7 +182,7 @@ def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -
     values = config.model_dump()
     values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
     root = config.data.options.get("root")
-    for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume"):
+    for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume", "resume_round"):
         *path, last = key.split(".")
         section = values
         for part in path:

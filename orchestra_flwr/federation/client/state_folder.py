@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestra_flwr.config import KEPT_ROUNDS
 from orchestra_flwr.files import make_private_folder
 from orchestra_flwr.merging import ClientState
 from orchestra_flwr.tensor_files import load_tensors, save_tensors
@@ -19,10 +20,10 @@ SUFFIX = ".safetensors"
 class ClientStateFolder:
     """A client's state after each of its last rounds: `<folder>/<run>/<round>.safetensors`.
 
-    A round that is asked for once more, because the server was killed in it, starts from the state
-    before that round. So the newest state from before the latest round is kept beside the latest,
-    and everything older goes, as does the state of other runs. After a round's later stages the
-    file is `<round>-<stage>.safetensors`; all of the latest round's stay.
+    A round that is asked for once more, because the server was killed in it or goes back to one of
+    its checkpoints, starts from the state before that round. So the states of the last rounds are
+    kept, with the newest one from before them; everything older goes, as does the state of other
+    runs. After a round's later stages the file is `<round>-<stage>.safetensors`.
 
     Args:
         folder: the client's own.
@@ -73,10 +74,10 @@ class ClientStateFolder:
             make_private_folder(folder)
         values = {"values": json.dumps(dict(state.values))}
         save_tensors(self._path((round_, stage)), state.tensors, values, mode=0o600)
-        saved = self._saved()
-        before = max((when for when in saved if when < (round_, 0)), default=None)
+        saved, first = self._saved(), (round_ - KEPT_ROUNDS + 1, 0)
+        before = max((when for when in saved if when < first), default=None)
         for when in saved:
-            if when != before and not (round_, 0) <= when <= (round_, stage):
+            if when != before and not first <= when <= (round_, stage):
                 self._path(when).unlink()
         for other in self._others.iterdir():
             if other != self._folder:

@@ -194,7 +194,10 @@ class Exchange(Plugin, ABC):
         return 1
 
     def result(self, result: Result) -> None:
-        """Called on the server with every good result, in the order of the tasks."""
+        """Called on the server with every good result, in the order of the tasks.
+
+        Those that had to wait for the others (:class:`Plausibility`) come after them.
+        """
 
     def evaluated(self) -> Mapping[str, float]:
         """The models that are evaluated and saved, with their weights in the run's scores.

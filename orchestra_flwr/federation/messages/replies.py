@@ -35,9 +35,10 @@ from orchestra_flwr.privacy.release import Release
 
 SLACK = 1 << 20  # bytes of a reply beside its arrays
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
-MOST_IMAGES = 2**40  # of a client: as a weight more of them would make sums infinite
+MOST_IMAGES = 10**8  # of a client: no machine's memory holds more
 MOST = float(np.finfo(np.float32).max)  # of a metric: no client measures more, and sums stay finite
 ROUNDING = 1e-4  # by which float32 may exceed a limit
+LONGER = 0.1  # by which rows of low precision may exceed their length
 
 
 class BadReplyError(ValueError):
@@ -54,7 +55,7 @@ class Reply:
     Attributes:
         shared: (size,) float32 shared state; None where nothing was trained.
         contributions: name to (rows, width) float32.
-        examples: images that the client trained on, at least 1.
+        examples: images that the client trained on, at least 1; no more than it joined with.
         metrics: all numbers that the client reported.
         model: which of the models that it was sent it trained.
     """
@@ -73,7 +74,8 @@ def check_reply(
     *,
     models: Sequence[str],
     trained: bool,
-    received: Callable[[str], np.ndarray | None] = lambda model: None,
+    images: int | None = None,
+    received: Callable[[str], np.ndarray] | None = None,
 ) -> Reply:
     """Turns a client's message into a :class:`Reply`.
 
@@ -84,12 +86,13 @@ def check_reply(
             client says: nobody else can know, and one that lies exposes its own images.
         models: names of the models that it was sent.
         trained: whether shared state is expected.
+        images: that the client joined with; None: that is not known.
         received: (size,) state of a model as the client received it, if clients send updates.
 
     Raises:
         BadReplyError: an error reply, another schema, a model that was not sent, missing or unknown
-            arrays, wrong shapes or sizes, values that are not finite, no images, or rows of fewer
-            images than the release allows.
+            arrays, wrong shapes or sizes, values that are not finite, variances below 0, no
+            images, too long rows, or rows of fewer images than the release allows.
     """
     content, metrics = _content(message, schemas)
     model = _model(content, models)
@@ -101,14 +104,20 @@ def check_reply(
     if record.keys() != form.keys() | rows.keys():
         wanted = sorted(form.keys() | rows.keys())
         raise BadReplyError(f"arrays {sorted(record)} instead of {wanted}")
-    state = _shared(record, schemas, form, received(model)) if trained else None
-    contributions = _contributions(record, release) if release else {}
+    state = None
+    if trained:
+        before = received(model) if received and schemas.sends_updates else None
+        state = _shared(record, schemas, form, before)
+    examples = _no_more(int(metrics["examples"]), images)
+    contributions = _contributions(record, release, examples) if release else {}
     least = release.least_images if release else None
     smallest = metrics.get(SMALLEST_GROUP)
     sent = any(map(len, contributions.values()))
     if least is not None and smallest is not None and smallest < least and sent:
         raise BadReplyError(f"rows of {smallest:g} images, privacy.k_min={least}")
-    return Reply(state, contributions, int(metrics["examples"]), metrics, model)
+    if smallest is not None and (smallest != int(smallest) or not 0 <= smallest <= MOST_IMAGES):
+        raise BadReplyError(f"rows of {smallest:g} images")
+    return Reply(state, contributions, examples, metrics, model)
 
 
 def reply_limit(config: Config, schemas: Schemas) -> int:
@@ -132,8 +141,15 @@ def _model(content: RecordDict, models: Sequence[str]) -> str:
     return model
 
 
-def _contributions(record: ArrayRecord, release: Release) -> dict[str, np.ndarray]:
+def _no_more(examples: int, images: int | None) -> int:
+    return examples if images is None else min(examples, images)
+
+
+def _contributions(record: ArrayRecord, release: Release, images: int) -> dict[str, np.ndarray]:
     contributions = {}
+    longest = release.longest
+    if longest is not None and release.longest_by_images:
+        longest *= images
     least = 0 if release.may_be_empty else 1
     for name, (rows, width) in release.rows.items():
         array = _array(record, name, np.dtype(np.float32), rows * width)
@@ -141,6 +157,9 @@ def _contributions(record: ArrayRecord, release: Release) -> dict[str, np.ndarra
             raise BadReplyError(
                 f"{name} of shape {array.shape} instead of ({least} to {rows}, {width})"
             )
+        length = float(np.sqrt(np.square(array, dtype=np.float64).sum(1)).max(initial=0))
+        if longest is not None and length > longest * (1 + LONGER):
+            raise BadReplyError(f"{name} holds a row of length {length:g}, at most {longest:g}")
         contributions[name] = array.copy()  # a view may keep the whole reply in Ray's store
     return contributions
 
@@ -171,6 +190,7 @@ def check_scores(
     schemas: Schemas,
     limits: Mapping[str, float],
     optional: Set[str] = frozenset(),
+    images: int | None = None,
 ) -> tuple[int, dict[str, float]]:
     """Turns a client's answer to an evaluation into its number of images and its scores.
 
@@ -179,6 +199,7 @@ def check_scores(
         schemas: of the run.
         limits: as :func:`score_limits` gives them.
         optional: names of scores that the client may keep to itself.
+        images: that the client joined with; None: that is not known.
 
     Raises:
         BadReplyError: an error reply, another schema, no images, any array or other metric than
@@ -192,7 +213,9 @@ def check_scores(
     for name, limit in limits.items():
         if name in metrics and abs(metrics[name]) > limit * (1 + ROUNDING):
             raise BadReplyError(f"{name} is {metrics[name]:g}, at most {limit:g} in size expected")
-    return int(metrics.pop("examples")), metrics
+        if name.startswith(OWN) and metrics.get(name, 0) < 0:
+            raise BadReplyError(f"{name} is {metrics[name]:g}, at least 0 expected")
+    return _no_more(int(metrics.pop("examples")), images), metrics
 
 
 def _content(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, float]]:
@@ -239,6 +262,9 @@ def _shared(
     state = schemas.unpack_trained(arrays, received)
     if schemas.sends_updates:  # codes and scales that are finite may come to values that are not
         _demand_finite(schemas.reply, state)
+    for span, is_variance in schemas.shared.statistics:
+        if is_variance and state[span].min(initial=0) < 0:
+            raise BadReplyError(f"{schemas.reply} holds variances below 0")
     return state
 
 

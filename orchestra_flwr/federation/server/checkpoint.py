@@ -1,4 +1,4 @@
-"""The one file from which a run goes on: written whole or not at all, read without pickle."""
+"""The file from which a run goes on: written whole or not at all, read without pickle."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.federation.server.named_models import Models
+from orchestra_flwr.federation.server.plausibility import with_last
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.reporting import folder_record
+from orchestra_flwr.reporting.kept_checkpoints import (
+    EARLIER_VALUES,
+    LATEST,
+    drop_old,
+    keep_latest,
+)
 from orchestra_flwr.tensor_files import load_tensors, save_tensors
 
-FILE = Path(folder_record.CHECKPOINT).name
 KEY_FILE = "noise.key"
 RUN_FILE = "run.id"
 
@@ -35,6 +41,7 @@ class Position:
         exchange: what the exchange remembers.
         known: of real clients, by their names: the latest rounds in which their replies and their
             rows were used.
+        usual: how far replies moved the model in the last stages.
     """
 
     round: int
@@ -46,6 +53,7 @@ class Position:
     clients: list[str] = field(default_factory=list)
     exchange: dict[str, Any] = field(default_factory=dict)
     known: dict[str, dict[str, int]] = field(default_factory=dict)
+    usual: dict[str, list[float]] = field(default_factory=dict)
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Position:
         """With one more round in what is counted.
@@ -62,6 +70,7 @@ class Position:
             seconds=self.seconds + seconds,
             bytes_up=self.bytes_up + report.bytes_up,
             bytes_down=self.bytes_down + report.bytes_down,
+            usual=with_last(self.usual, report.moved),
             smallest_cluster=min((size for size in smallest if size is not None), default=None),
         )
 
@@ -69,10 +78,12 @@ class Position:
 def save_checkpoint(
     folder: Path, models: Models, position: Position, record: str | None = None
 ) -> None:
-    """Replaces the folder's checkpoint atomically; on an error the old one stays.
+    """Replaces the folder's latest checkpoint atomically; on an error it stays.
+
+    That of the round before, and some before it, are kept under their numbers.
 
     Args:
-        folder: of the checkpoint.
+        folder: of the checkpoints.
         models: the server's.
         position: where the run stands.
         record: what :class:`orchestra_flwr.reporting.folder_record.FolderRecord` says of the other
@@ -86,14 +97,16 @@ def save_checkpoint(
         values[folder_record.VALUE] = record
     try:
         make_private_folder(folder)
-        save_tensors(folder / FILE, models.tensors(), values)
+        keep_latest(folder, position.round - 1)
+        save_tensors(folder / LATEST, models.tensors(), values)
+        drop_old(folder, position.round)
     except Exception as error:  # safetensors raises its own type when a disk is full
         raise FederationError(f"cannot write the checkpoint in {folder}: {error}") from error
 
 
 def is_begun(folder: Path) -> bool:
     """Whether there is a checkpoint from which the run goes on."""
-    return (folder / FILE).is_file()
+    return (folder / LATEST).is_file()
 
 
 def load_checkpoint(folder: Path, models: Models) -> Position | None:
@@ -102,11 +115,11 @@ def load_checkpoint(folder: Path, models: Models) -> Position | None:
     Raises:
         FederationError: the file is damaged or holds other models.
     """
-    path = folder / FILE
+    path = folder / LATEST
     if not is_begun(folder):
         return None
     try:
-        saved, values = load_tensors(path, earlier=folder_record.EARLIER)
+        saved, values = load_tensors(path, earlier=EARLIER_VALUES)
         position = Position(**json.loads(values["position"]))
         models.load_tensors(saved)
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import numpy_generator
+
+MOST_NAMED = 5  # clients in a line
 
 
 class Cohorts:
@@ -48,6 +51,7 @@ class Cohorts:
         self._keep_state = keep_state
         self._message = message
         self._late: set[str] = set()  # clients for whom there was no number any more
+        self._capped: set[str] = set()  # clients of which a person knows that not all images count
 
     def draw(self, number: int, position: Position, *, evaluated: bool) -> tuple[Round, Position]:
         """Waits for the clients and draws the round's cohort; new clients get their numbers.
@@ -63,6 +67,9 @@ class Cohorts:
         nodes = self._members.connected()
         clients = numbered(position.clients, nodes, self._capacity)
         nodes = self._with_numbers(nodes, clients)
+        images = {name: self._members.images[name] for name in nodes}
+        most = most_images(images.values(), self._config.federation.max_weight)
+        self._show_capped(images, most)
         size = self._config.federation.cohort_size(len(nodes))
         seed = cohort_seed(self._config, self._privacy.key)
         round_ = Round(
@@ -74,6 +81,9 @@ class Cohorts:
             self._place(),
             position.known,
             evaluated,
+            images,
+            most,
+            position.usual,
         )
         return round_, replace(position, clients=clients)
 
@@ -94,6 +104,19 @@ class Cohorts:
         self._late.update(late)
         return {name: node for name, node in nodes.items() if name not in late}
 
+    def _show_capped(self, images: Mapping[str, int], most: int | None) -> None:
+        if most is None or self._config.federation.weighting == "uniform":
+            return
+        new = {name for name, count in images.items() if count > most} - self._capped
+        self._capped |= new
+        if new:
+            named = ", ".join(sorted(new, key=client_order)[:MOST_NAMED])
+            more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
+            self._message(
+                f"of client {named}{more} {most} images count in means, "
+                f"federation.max_weight={self._config.federation.max_weight:g} times the median"
+            )
+
     def _place(self) -> dict[str, str]:
         """For tasks: which run this is, and where clients on this machine keep their state."""
         if not self._keep_state:
@@ -102,6 +125,20 @@ class Cohorts:
         if self._members.share_disk:
             place[CLIENTS] = str(self._folder.clients.resolve())
         return place
+
+
+def most_images(images: Collection[int], times: float | None) -> int | None:
+    """Images of a client that count in a mean, at most; None: all do.
+
+    Args:
+        images: that each client says it has.
+        times: the median of which is the most, the lower one of two. A client may say what it
+            likes: with fewer than half of all clients it can neither raise nor lower the median
+            beyond what others have.
+    """
+    if times is None or not images:
+        return None
+    return max(1, int(times * statistics.median_low(images)))
 
 
 def client_order(name: str) -> tuple[int, str]:

@@ -45,6 +45,7 @@ from orchestra_flwr.methods import ordered_backbones, release_of
 from orchestra_flwr.models.batch_norm import INITIAL
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
+from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
 from orchestra_flwr.training import starting_learner
 
 Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
@@ -131,9 +132,15 @@ class _Run:
             replays=members.replays,
             message=progress.message,
         )
-        told = config.model_copy(update={"init": None})  # clients begin with what they are sent
+        told = config.model_copy(update={"init": None, "resume_round": None})  # not for clients
         self.federation = Federation(
-            told, self.models, exchange, self.release, progress.client_done, self.privacy.key
+            told,
+            self.models,
+            exchange,
+            self.release,
+            progress.client_done,
+            self.privacy.key,
+            folder.path,
         )
         self.cohorts = Cohorts(
             config,
@@ -264,7 +271,11 @@ class _Run:
             timeout = self.config.federation.round_timeout
             replies = self.grid.send_and_receive(messages, timeout=timeout)
             strategy.aggregate_train(round_.number, replies)
-        check_round(self.federation, round_, report)
+        for note in [*report.notes, *map(str, report.left_out)]:
+            self.progress.message(f"round {round_.number}: {note}")
+        latest = round_.number - 1  # which may be kept under its number as well
+        earlier = [each for each in earlier_rounds(self.folder.checkpoint) if each < latest]
+        check_round(self.federation, round_, report, max(earlier, default=None))
         if report.server_state_kept and not round_.exhausted.issuperset(round_.cohort):
             why = why_nothing_came(self.federation, round_, report)
             self.progress.message(f"{why}; the server's state stays as it is")

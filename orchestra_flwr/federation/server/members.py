@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sized
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Protocol
@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
 from orchestra_flwr.federation.messages.received_arrays import UnreadableReplyError
+from orchestra_flwr.federation.messages.replies import MOST_IMAGES
 from orchestra_flwr.federation.server.round_report import FederationError
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
@@ -38,6 +39,10 @@ class Members(Protocol):
     share_disk: bool
     names: tuple[str, ...]
 
+    @property
+    def images(self) -> Mapping[str, int]:
+        """How many images each client has, by its name; real ones said so when they joined."""
+
     def connected(self) -> Mapping[str, int]:
         """Node id of each client that can be asked now, by the client's name.
 
@@ -57,14 +62,15 @@ class SimulatedMembers:
 
     Args:
         grid: the simulation's grid.
-        names: the clients.
+        parts: of the images, by the clients' names.
     """
 
     replays = True
     share_disk = True
 
-    def __init__(self, grid: Grid, names: Sequence[str]) -> None:
-        self.names = tuple(names)
+    def __init__(self, grid: Grid, parts: Mapping[str, Sized]) -> None:
+        self.names = tuple(parts)
+        self.images = {name: len(part) for name, part in parts.items()}
         self._grid = grid
         self._nodes: dict[str, int] = {}
 
@@ -123,6 +129,7 @@ class ConnectedMembers:
         self._least = least
         self._tell = tell
         self._pause = pause
+        self.images: dict[str, int] = {}
         self._nodes: dict[str, int] = {}
         self._greeted: dict[int, tuple[str, float]] = {}  # node -> message id, when it was sent
         self._settled: set[int] = set()  # nodes that have answered, with a yes or a no
@@ -153,6 +160,7 @@ class ConnectedMembers:
         """As :meth:`Members.mark_lost`: their nodes are greeted anew."""
         for name in names:
             node = self._nodes.pop(name, None)
+            self.images.pop(name, None)
             if node is not None:
                 self._settled.discard(node)
                 self._lost.add(node)
@@ -160,7 +168,7 @@ class ConnectedMembers:
     def _forget_absent(self, present: Collection[int]) -> None:
         for name, node in list(self._nodes.items()):
             if node not in present:
-                del self._nodes[name]
+                del self._nodes[name], self.images[name]
                 self._tell(f"client {name} has left")
         self._settled &= set(present)
         self._lost &= set(present)  # one that comes back counts as new
@@ -200,21 +208,24 @@ class ConnectedMembers:
             return
         answer = reply.content.config_records.get(CONFIG, ConfigRecord())
         name, word = str(answer.get("client", "")), str(answer.get("refusal", ""))
-        images = int(count) if isinstance(count := answer.get("images"), int) else None
+        count = answer.get("images")
+        images = count if isinstance(count, int) else 0
         refusal = Failure.named(word).line if word else ""
         if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
             name, refusal = who, "it gives no name"
         elif registered_name and registered_name != name:
             refusal = f"its key is registered as {registered_name}: start it with that name"
-        elif not word and images is None:
+        elif not word and not isinstance(count, int):
             refusal = "it does not say how many images it has"
+        elif not word and not 1 <= images <= MOST_IMAGES:
+            refusal = f"it says that it has {images} images"
         if refusal:
             self._rest(node, f"client {name} is refused: {refusal}")
             return
         self._refused.pop(node, None)
         # One without a key that was started anew has a new node, and so has its twin.
         twin = self._nodes.get(name, node) != node
-        self._nodes[name] = node
+        self._nodes[name], self.images[name] = node, images
         place = f", in place of another client {name}: if both run, give one another name"
         self._tell(f"client {name} joined with {images} images{place * twin}")
 

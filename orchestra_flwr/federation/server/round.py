@@ -5,8 +5,9 @@ A round is: who can be asked, who is, and what a message must know beside the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.exchanges import Exchange
@@ -29,6 +30,9 @@ class Round:
         place: for tasks: which run this is, and where clients on this machine keep their state.
         known: for each real client's task: what it was used for before, which it must remember.
         evaluated: whether the round's models are evaluated.
+        images: that each client joined with; {}: that is not known.
+        most_images: of a client that count in a mean; None: all do.
+        usual: of what moved the model before, see :class:`Plausibility`.
     """
 
     number: int
@@ -39,11 +43,18 @@ class Round:
     place: Mapping[str, str] = field(default_factory=dict)
     known: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     evaluated: bool = False
+    images: Mapping[str, int] = field(default_factory=dict)
+    most_images: int | None = None
+    usual: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def trains(self) -> bool:
         """Whether clients train in it."""
         return self.number > 0
+
+    def counted(self, images: int) -> int:
+        """As how many a client's images count in a mean."""
+        return images if self.most_images is None else min(images, self.most_images)
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class Federation:
         exchange: who talks with whom.
         release: what clients contribute beside their state; None: nothing.
         on_client: called with each client's name and whether its reply was used.
+        folder: for what does not fit into memory; None: the system's.
         key: the run's secret, from which noise and cohorts are drawn; only with
             `privacy.noise_multiplier`.
 
@@ -69,6 +81,7 @@ class Federation:
     release: Release | None
     on_client: Callable[[str, bool], None] = lambda client, ok: None
     key: bytes | None = None
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         if self.config.privacy.noise_multiplier > 0 and self.key is None:

@@ -38,6 +38,10 @@ def round_record(
         "bytes_down": report.bytes_down,
         "server_seconds": report.server_seconds,
     }
+    if report.left_out:
+        record["clients"]["left_out"] = [asdict(each) for each in report.left_out]
+    if report.moved and report.moved[-1]:
+        record["moved"] = {kind: asdict(moved) for kind, moved in report.moved[-1].items()}
     if measures := with_prefix(report.metrics, "measure/") | report.server_measures:
         record["measures"] = measures
     if merged := with_prefix(report.metrics, "merge/"):

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from orchestra_flwr.evaluation import Drift, Similarities
 from orchestra_flwr.federation.messages.arrays import CONTRIBUTED, SMALLEST_GROUP, TRAINED
 
+FAR = 100  # times the median of the clients, or 1: a metric beyond is in no mean
 Known = dict[str, dict[str, int]]  # client to what it was used for to the latest such round
 
 
 class FederationError(RuntimeError):
-    """A federation that cannot go on; its text says why."""
+    """A federation that cannot go on; its text says why.
+
+    Attributes:
+        resume_round: the round after which the run is to go on; None: the last one.
+    """
+
+    def __init__(self, text: str, resume_round: int | None = None) -> None:
+        super().__init__(text)
+        self.resume_round = resume_round
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,26 @@ class Dropped:
     silent: bool = False  # it did not answer itself: too late, or its node is gone
 
 
+@dataclass(frozen=True)
+class Moved:
+    """Of the norms of what a stage's good replies changed."""
+
+    median: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A metric of a client that is not in the mean of all."""
+
+    client: str
+    metric: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.value:g} of client {self.client} is in no mean"
+
+
 @dataclass
 class RoundReport:
     """What happened in a round, for the metrics.
@@ -33,8 +64,11 @@ class RoundReport:
         answered: those of them that were answered well.
         dropped: those whose replies were not used.
         examples: images of the others.
-        results: weight and metrics of each good reply.
+        results: client, weight and metrics of each good reply.
         metrics: means of the clients' metrics, weighted as the average is.
+        notes: lines for a person.
+        moved: how far good replies moved the models, by kind of value, stage by stage.
+        left_out: metrics that are in no mean, since they are far from what others report.
         smallest_groups: images behind the row with the fewest of them, of each client that
             reported it; 0 for one that sent no rows. The server sees no images to check it by.
         trained: clients whose trained state was used.
@@ -58,8 +92,11 @@ class RoundReport:
     answered: int = 0
     dropped: list[Dropped] = field(default_factory=list)
     examples: int = 0
-    results: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    results: list[tuple[str, float, dict[str, float]]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    moved: list[Mapping[str, Moved]] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
     smallest_groups: dict[str, int] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
     contributors: set[str] = field(default_factory=set)
@@ -95,13 +132,20 @@ class RoundReport:
         return known
 
     def summarise(self) -> None:
-        """Sets `examples` and `metrics` from the results so far."""
-        if not self.results:
-            return
-        total = sum(weight for weight, _ in self.results)
-        names = set.intersection(*(set(metrics) for _, metrics in self.results))
-        self.examples = int(sum(metrics["examples"] for _, metrics in self.results))
-        self.metrics = {
-            name: sum(weight * metrics[name] for weight, metrics in self.results) / total
-            for name in sorted(names - {SMALLEST_GROUP})
-        }
+        """Sets `metrics` and `left_out` from the results so far.
+
+        A metric counts if more than half of the clients report it.
+        """
+        reported = Counter(name for *_, metrics in self.results for name in metrics)
+        names = {name for name, count in reported.items() if 2 * count > len(self.results)}
+        self.left_out = []
+        self.metrics = {name: self._mean(name) for name in sorted(names - {SMALLEST_GROUP})}
+
+    def _mean(self, name: str) -> float:
+        """Of one metric, without what is out of all proportion."""
+        found = [(c, w, metrics[name]) for c, w, metrics in self.results if name in metrics]
+        if "/" in name:  # losses and the like; images and seconds are bounded
+            most = FAR * max(1.0, median_low(abs(value) for *_, value in found))
+            self.left_out += [LeftOut(c, name, value) for c, _, value in found if abs(value) > most]
+            found = [each for each in found if abs(each[2]) <= most]
+        return sum(w * value for _, w, value in found) / sum(w for _, w, _ in found)

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 from orchestra_flwr.evaluation import StreamingDrift
+from orchestra_flwr.federation.aggregations import Aggregation
+from orchestra_flwr.federation.aggregations.clipped_mean import ClippedMean
+from orchestra_flwr.federation.aggregations.streaming_mean import StreamingMean
 from orchestra_flwr.federation.exchanges import Result, Stage, Task
 from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
-from orchestra_flwr.federation.server.aggregation import ClippedMean, StreamingMean
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.methods import Contributes, weight_of
 from orchestra_flwr.privacy.updates import standard_normals
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import torch_threads
-
-Aggregation = StreamingMean | ClippedMean
 
 
 class StageUpdate:
@@ -55,7 +55,7 @@ class StageUpdate:
         self._config = federation.config
         self._schemas = federation.schemas
         self._models = federation.models
-        self._received: dict[str, np.ndarray] = {}  # by model, as clients decode it
+        self._sent: dict[str, np.ndarray] = {}  # by model, as clients decode it
         self._means: dict[str, Aggregation] = {}
         self._origins: dict[str, dict[str, float]] = {}  # weights by the models trained for a mean
         self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
@@ -78,7 +78,7 @@ class StageUpdate:
         # All before any is set: a model may take in what was made of another.
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
-            self._update_model(name, states.pop(name), self._received.get(name))
+            self._update_model(name, states.pop(name), self._sent.get(name))
         drifts = [drift.result() for drift in self._drifts.values()]
         self._report.drifts += [drift for drift in drifts if drift is not None]
         if self._stage.mixing:
@@ -103,13 +103,14 @@ class StageUpdate:
                 origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
                 if name in self._apart:
                     state = self._new_state(name)
-                    self._update_model(name, state, self._received.pop(name, None))
+                    self._update_model(name, state, self._sent.pop(name, None))
         for name in shares:
             self._results[name] = self._results.get(name, 0) + 1
             rows = self._contributions.setdefault(name, {})
             for array_name, array in reply.contributions.items():
                 rows.setdefault(array_name, []).append(array)
-        self._report.results.append((weight, reply.metrics))
+        self._report.results.append((task.client, weight, reply.metrics))
+        self._report.examples += reply.examples
         self._report.client_seconds += reply.metrics.get("seconds", 0.0)
         sent = any(map(len, reply.contributions.values()))
         if self._round.trains:
@@ -138,11 +139,7 @@ class StageUpdate:
 
     def _show(self, task: Task, model: str, state: np.ndarray) -> None:
         """Lets the exchange see a result."""
-
-        def before() -> np.ndarray:
-            received = self.as_received(model)
-            return self._models.shared(model) if received is None else received
-
+        before = partial(self.as_received, model)
         result = Result(task.client, model, state, before, self._models.trained_spans)
         self._federation.exchange.result(result)
 
@@ -154,31 +151,30 @@ class StageUpdate:
 
     def _weight(self, reply: Reply) -> float:
         weighting = self._config.federation.weighting
+        images = self._round.counted(reply.examples)
         if weighting == "batches":  # full ones, as the published code counts them
-            return max(1, reply.examples // self._config.training.batch_size)
+            return max(1, images // self._config.training.batch_size)
         if weighting == "uniform":
             return 1.0
         rows = {name: torch.from_numpy(array) for name, array in reply.contributions.items()}
-        return weight_of(self._config, reply.examples, rows)
+        return weight_of(self._config, images, rows)
 
-    def as_received(self, model: str) -> np.ndarray | None:
-        """A model's shared state as clients received it; None where nothing depends on it."""
-        if not self._schemas.sends_updates and self._config.privacy.clip is None:
-            return None
-        if model not in self._received:
-            self._received[model] = self._models.as_received(model)
-        return self._received[model]
+    def as_received(self, model: str) -> np.ndarray:
+        """(size,) shared state of a model as clients received it."""
+        if model not in self._sent:
+            for name in self._apart & self._sent.keys():  # nobody needs it any more
+                del self._sent[name]
+            self._sent[model] = self._models.as_received(model)
+        return self._sent[model]
 
     def _aggregation(self, model: str) -> Aggregation:
-        privacy, size = self._config.privacy, self._schemas.shared.size
-        received = self.as_received(model)
+        privacy = self._config.privacy
         if privacy.clip is None:
-            return StreamingMean(size)
-        assert received is not None
+            return StreamingMean(self._schemas.shared.size)
         noise = None
         if self._federation.key is not None:
             noise = partial(self._noise, privacy.noise_multiplier * privacy.clip)
-        return ClippedMean(received, privacy.clip, len(self._stage.tasks), noise)
+        return ClippedMean(self.as_received(model), privacy.clip, len(self._stage.tasks), noise)
 
     def _noise(self, deviation: float) -> np.ndarray:
         assert self._federation.key is not None

@@ -5,9 +5,10 @@ Which method runs and which exchange makes no difference here.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from orchestra_flwr.federation.messages.replies import (
     score_limits,
 )
 from orchestra_flwr.federation.messages.schema import for_models
+from orchestra_flwr.federation.server.plausibility import Plausibility, with_last
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import with_prefix
 from orchestra_flwr.federation.server.round_report import Dropped, FederationError, RoundReport
@@ -71,6 +73,7 @@ class OrchestraStrategy(Strategy):
         self._config = federation.config
         self._schemas = federation.schemas
         self._models = federation.models
+        self._began = time.perf_counter()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -110,12 +113,18 @@ class OrchestraStrategy(Strategy):
             Whether a round may count is only known after its last stage: :func:`check_round`.
         """
         update = StageUpdate(self.federation, self.round, self.stage, self.report, self.number)
+        plausibility = self._plausibility(update)
         self.report.asked += len(self.stage.tasks)
         for task, message in zip(self.stage.tasks, replies, strict=True):
             reply = self._checked(task, message, update)
-            if reply is not None:
-                self.report.answered += 1
-                update.add(task, reply)
+            if reply is not None and plausibility.is_plausible(task, reply):
+                self._take(task, reply, update)
+        for task, reply, reason in plausibility.late():
+            if reason is None:
+                self._take(task, reply, update)
+            else:
+                self._drop(Dropped(task.client, str(reason)))
+        self.report.moved.append(plausibility.moved())
         update.apply()
         self.report.summarise()
         return None, MetricRecord(dict(self.report.metrics))
@@ -142,8 +151,9 @@ class OrchestraStrategy(Strategy):
         optional = {PERSONAL} if self._config.evaluation.personal_by_clients else frozenset()
         for task, message in zip(self.stage.tasks, replies, strict=True):
             self._count_up(message)
+            joined = self.round.images.get(task.client)
             try:
-                images, told = check_scores(message, self._schemas, limits, optional)
+                images, told = check_scores(message, self._schemas, limits, optional, joined)
             except BadReplyError as reason:
                 self.report.unscored.append(_dropped(task.client, message, reason))
                 self.federation.on_client(task.client, False)
@@ -151,7 +161,7 @@ class OrchestraStrategy(Strategy):
                 self.federation.on_client(task.client, True)
                 if self._config.evaluation.unsupervised:
                     both = Similarities(told["alignment"], told["uniformity"])
-                    scores.append((images, both))
+                    scores.append((self.round.counted(images), both))
                 if own := with_prefix(told, OWN):
                     self.report.own_classes.append(own)
         if not scores:
@@ -221,32 +231,70 @@ class OrchestraStrategy(Strategy):
                 self.federation.release,
                 models=task.models,
                 trained=self.round.trains,
+                images=self.round.images.get(task.client),
                 received=update.as_received,
             )
         except BadReplyError as reason:
-            self.report.dropped.append(_dropped(task.client, message, reason))
-            self.federation.on_client(task.client, False)
+            self._drop(_dropped(task.client, message, reason))
             return None
+        if (reported := reply.metrics["examples"]) > reply.examples:
+            self.report.notes.append(
+                f"client {task.client} reports {reported:g} images and joined with "
+                f"{reply.examples}, which count"
+            )
+        elapsed = time.perf_counter() - self._began
+        seconds = min(max(0.0, reply.metrics.get("seconds", 0.0)), elapsed)
+        return replace(reply, metrics={**reply.metrics, "seconds": seconds})
+
+    def _plausibility(self, update: StageUpdate) -> Plausibility:
+        """For the replies of the stage. A clip bounds all updates; and what is refused because of
+        what others sent would let a client move more than itself."""
+        config = self._config
+        times = config.federation.max_update if config.privacy.clip is None else None
+        usual = with_last(self.round.usual, self.report.moved)
+        schema, folder = self._schemas.shared, self.federation.folder
+        return Plausibility(schema, times, usual, update.as_received, folder)
+
+    def _take(self, task: Task, reply: Reply, update: StageUpdate) -> None:
+        self.report.answered += 1
         self.federation.on_client(task.client, True)
-        return reply
+        update.add(task, reply)
+
+    def _drop(self, dropped: Dropped) -> None:
+        self.report.dropped.append(dropped)
+        self.federation.on_client(dropped.client, False)
 
 
-def check_round(federation: Federation, round_: Round, report: RoundReport) -> None:
+def check_round(
+    federation: Federation, round_: Round, report: RoundReport, earlier: int | None = None
+) -> None:
     """Says, when all stages are over, whether the round's result may be kept.
+
+    Args:
+        federation: its.
+        round_: the round.
+        report: what happened in it.
+        earlier: the round before the last one to which the run can go back; None: to none.
 
     Raises:
         FederationError: fewer good replies than `federation.min_success` asks for, or no
             contribution at all to the first server state, without which nothing can be trained.
+            If clients tried to train, and none could, it names the earlier round.
     """
     asked, answered = report.asked, report.answered
     needed = max(1, int(np.ceil(federation.config.federation.min_success * asked)))
     if asked and answered < needed:
         first = report.dropped[0]
-        raise FederationError(
+        why = (
             f"round {round_.number}: {answered} of {asked} clients answered well, "
             f"federation.min_success={federation.config.federation.min_success:g} asks for "
             f"{needed}; client {first.client}: {first.reason}"
         )
+        tried = not all(each.silent for each in report.dropped)
+        if answered or not round_.trains or not tried or earlier is None:
+            raise FederationError(why)
+        why = f"{why}. Nobody could train the model of round {round_.number - 1}"
+        raise FederationError(why, resume_round=earlier)
     release = federation.release
     due = release is not None and round_.number >= release.first_round
     report.server_state_kept = due and not report.contributed

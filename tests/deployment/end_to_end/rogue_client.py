@@ -14,7 +14,7 @@ from flwr.app import Array, ConfigRecord
 from orchestra_flwr import cli
 from orchestra_flwr.deployment.client_work import trainer
 from orchestra_flwr.deployment.processes import client_process
-from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG
+from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS
 
 BEHAVIOUR = json.loads(os.environ["ROGUE"])
 
@@ -30,6 +30,13 @@ class Rogue(trainer.Trainer):
         reply = super().train(content)
         arrays = reply.array_records[ARRAYS]
         shared = arrays["shared"].numpy() if "shared" in arrays else None
+        metrics = reply.metric_records[METRICS]
+        if what == "absurd":
+            arrays["shared"] = Array(np.full_like(shared, 1e30))
+        if what == "many images":
+            metrics["examples"] = 10**8
+        if what == "loss":
+            metrics.update({name: 3e38 for name in [*metrics] if name.startswith("loss/")})
         if what == "nan":
             arrays["shared"] = Array(np.full_like(shared, np.nan))
         if what == "huge":

@@ -215,6 +215,28 @@ def test_bad_replies_are_dropped_by_name_and_the_run_goes_on(machines):
 
 
 @pytest.mark.slow
+def test_an_absurd_client_of_two_harms_neither_the_run_nor_its_checkpoints(machines):
+    machines.make_photos(good=32, rogue=20)
+    server = machines.server("federation.min_clients=2", "federation.rounds=4")
+    server.wait_for("listening on")
+    machines.client("good")
+    machines.rogue("rogue", {"1": "absurd", "2": "many images", "3": "loss"})
+    assert server.wait() == 0, server.text
+    ((round_, client, reason),) = machines.dropped()
+    assert (round_, client) == (1, "rogue") and "the model's weights by" in reason
+    assert "client rogue reports 1e+08 images and joined with 20, which count" in server.text
+    assert "round 3: loss/cluster=3e+38 of client rogue is in no mean" in server.text
+    records = machines.metrics()
+    assert [r["clients"]["examples"] for r in records] == [52, 32, 52, 52, 52]
+    assert all(0 < r["loss"]["total"] < 20 for r in records[1:])
+    assert all(t.isfinite().all() for t in load_file(machines.run / "encoder.safetensors").values())
+    again = machines.server(f"resume={machines.run}", "resume_round=2", "federation.rounds=5")
+    assert again.wait() == 0, again.text
+    assert "goes back to round 2" in again.text and "resumed after round 2" in again.text
+    assert [record["round"] for record in machines.metrics()] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
 def test_hanging_killed_late_and_returning_clients(machines):
     machines.make_photos(good=32, hanging=32, killed=32, late=32)
     server = machines.server(

@@ -36,14 +36,24 @@ def test_a_round_that_is_repeated_starts_from_before_it(tmp_path):
     assert number(folder.before(4)) == 33
 
 
-def test_only_the_last_two_rounds_stay_on_the_disk(tmp_path):
+def on_disk(folder):
+    return sorted(path.stem for path in (folder / "run").iterdir())
+
+
+def test_the_last_three_rounds_stay_on_the_disk_and_what_was_before_them(tmp_path):
     folder = ClientStateFolder(tmp_path, "run")
-    for round_ in (1, 2, 5, 9):
+    for round_, kept in ((1, "1"), (2, "12"), (3, "123"), (4, "1234"), (5, "2345"), (9, "59")):
         folder.save(round_, own(round_))
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        "5.safetensors",
-        "9.safetensors",
-    ]
+        assert on_disk(tmp_path) == [*kept]
+
+
+def test_what_a_run_went_back_behind_goes_with_the_next_state(tmp_path):
+    folder = ClientStateFolder(tmp_path, "run")
+    for round_ in range(1, 6):
+        folder.save(round_, own(round_))
+    assert number(folder.before(3)) == 2  # the oldest round that can be asked for again
+    folder.save(3, own(33))
+    assert on_disk(tmp_path) == ["2", "3"] and number(folder.before(6)) == 33
 
 
 def test_another_run_starts_without(tmp_path):
@@ -123,10 +133,8 @@ def test_a_later_stage_of_a_round_starts_from_the_one_before(tmp_path):
     assert [number(folder.before(2, stage)) for stage in (0, 1, 2, 3)] == [10, 20, 20, 22]
     assert number(folder.before(3)) == 22
     folder.save(3, own(30))
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        "2-2.safetensors",
-        "3.safetensors",
-    ]
+    folder.save(5, own(50))
+    assert on_disk(tmp_path) == ["2-2", "3", "5"]
 
 
 def test_a_round_of_stages_that_is_repeated_starts_from_before_it(tmp_path):

@@ -103,7 +103,10 @@ def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
         (reply(metrics={"examples": -3}), "it reports -3 images"),
         (reply(metrics={"examples": 2.5}), "it reports 2.5 images"),
         (reply(metrics={"examples": 1e308}), "metric examples is 1e[+]308"),
-        (reply(metrics={"examples": 2**41}), "images"),
+        (reply(metrics={"examples": 10**8 + 1}), "it reports 1e[+]08 images"),
+        (reply(metrics={"smallest_group": -1}), "rows of -1 images"),
+        (reply(metrics={"smallest_group": 2.5}), "rows of 2.5 images"),
+        (reply(metrics={"smallest_group": 1e30}), "rows of 1e[+]30 images"),
         (reply(metrics={"loss/x": 10**400}), "metric loss/x is 1000"),
         (reply(metrics={"loss/x": -1e308}), "metric loss/x is -1e[+]308"),
         (reply(metrics={"loss/x": float("nan")}), "metric loss/x is nan"),
@@ -113,6 +116,51 @@ def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
 def test_a_bad_reply_is_dropped_with_its_reason(message, says):
     with pytest.raises(BadReplyError, match=says):
         check(message)
+
+
+def test_no_more_images_count_than_a_client_joined_with():
+    def count(message, images):
+        return check_reply(
+            message, SCHEMAS, RELEASE, models=["model"], trained=True, images=images
+        ).examples
+
+    assert [count(reply(), images) for images in (None, 3, 10, 50)] == [10, 3, 10, 10]
+    found = [check_scores(scores(), SCHEMAS, LIMITS, images=images)[0] for images in (None, 3, 50)]
+    assert found == [10, 3, 10]
+
+
+@pytest.mark.parametrize(("longest", "by_images"), [(2.0, False), (0.2, True)])
+def test_accuracies_are_not_negative():
+    sent = scores(alignment=None, uniformity=None, **{"own/personal": -0.5})
+    with pytest.raises(BadReplyError, match="own/personal is -0.5, at least 0"):
+        check_scores(sent, SCHEMAS, {"own/personal": 1.0})
+
+
+def test_rows_are_no_longer_than_the_release_allows(longest, by_images):
+    """2 each: of all clients, or of one with ten images."""
+    release = replace(RELEASE, longest=longest, longest_by_images=by_images)
+
+    def rows(*lengths):
+        array = np.float32([[length, 0, 0] for length in lengths])
+        message = reply({"local_centroids": array})
+        return check_reply(message, SCHEMAS, release, models=["model"], trained=True)
+
+    rows(2, 0, 2.1)
+    for lengths in ((1, 2.3), (-1e30, 0)):
+        with pytest.raises(BadReplyError, match="local_centroids holds a row of length .*most 2"):
+            rows(*lengths)
+
+
+def test_variances_are_not_negative():
+    schema = Schemas(Schema((("running_mean", (2,)), ("running_var", (3,)))), SCHEMAS.server)
+
+    def check(state):
+        message = reply({"shared": np.float32(state)}, schema=schema.fingerprint)
+        return check_reply(message, schema, RELEASE, models=["model"], trained=True)
+
+    check([-1, -1, 0, 0, 1])
+    with pytest.raises(BadReplyError, match="shared holds variances below 0"):
+        check([0, 0, 1, -1e-9, 1])
 
 
 @pytest.mark.parametrize(

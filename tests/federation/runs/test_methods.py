@@ -38,7 +38,7 @@ def run(config):
     population = load_population(config)
     check_population(config, population)
     grid = ListeningGrid(client_app)
-    members = SimulatedMembers(grid, list(population.parts))
+    members = SimulatedMembers(grid, population.parts)
     folder = RunFolder.create(config)
     with make_progress("off", config.federation.rounds) as progress:
         summary = run_federation(

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.cli import main
+from orchestra_flwr.federation.aggregations.streaming_mean import StreamingMean
 from orchestra_flwr.federation.population import evaluation_dataset, load_population
 from orchestra_flwr.federation.server import stage_update
-from orchestra_flwr.federation.server.aggregation import StreamingMean
 from orchestra_flwr.methods.labels import shown_labels
 
 SIZE = 16

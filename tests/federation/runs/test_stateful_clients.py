@@ -42,7 +42,7 @@ def run(config, app=client_app, folder=None):
     grid = InlineGrid(app)
     with make_progress("off", config.federation.rounds) as progress:
         summary = run_federation(
-            grid, config, SimulatedMembers(grid, list(population.parts)),
+            grid, config, SimulatedMembers(grid, population.parts),
             evaluator=Evaluator(config, population.dataset), folder=folder, progress=progress,
         )  # fmt: skip
     return summary, folder

@@ -9,7 +9,6 @@ from safetensors.torch import save_file
 
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
-    FILE,
     KEY_FILE,
     Position,
     forget_noise_key,
@@ -20,6 +19,7 @@ from orchestra_flwr.federation.server.checkpoint import (
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Role
+from orchestra_flwr.reporting.kept_checkpoints import LATEST
 from orchestra_flwr.training import build_learner
 
 
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_version_0_1_is_read(tiny, tmp_path):
                 "smallest_cluster": 5, "drawn": []}  # fmt: skip
     metadata = {"position": json.dumps(position)}
     state = {name: tensor.contiguous() for name, tensor in travelling(ours).items()}
-    save_file(state, tmp_path / FILE, metadata=metadata)
+    save_file(state, tmp_path / LATEST, metadata=metadata)
     assert load_checkpoint(tmp_path, other) == Position(2, 1.0, 3, 4, 5)
     assert all(torch.equal(t, travelling(other)[n]) for n, t in travelling(ours).items())
 
@@ -122,14 +122,15 @@ def test_a_full_disk_leaves_the_old_checkpoint(tiny, tmp_path, monkeypatch):
     with pytest.raises(FederationError, match="cannot write the checkpoint.*No space left"):
         save_checkpoint(tmp_path, ours, Position(2))
     assert load_checkpoint(tmp_path, ours).round == 1
-    assert [p.name for p in tmp_path.iterdir()] == [FILE]
+    latest, kept = tmp_path / LATEST, tmp_path / "state-1.safetensors"
+    assert {*tmp_path.iterdir()} == {latest, kept} and latest.samefile(kept)
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:1000], lambda b: b"", lambda b: b"x" * 100])
 def test_a_damaged_file_is_told(tiny, tmp_path, damage):
     ours = models(tiny())
     save_checkpoint(tmp_path, ours, Position(1))
-    (tmp_path / FILE).write_bytes(damage((tmp_path / FILE).read_bytes()))
+    (tmp_path / LATEST).write_bytes(damage((tmp_path / LATEST).read_bytes()))
     with pytest.raises(FederationError, match="cannot resume from"):
         load_checkpoint(tmp_path, ours)
 

@@ -1,6 +1,12 @@
 import numpy as np
+import pytest
 
-from orchestra_flwr.federation.server.cohorts import client_order, draw_cohort, numbered
+from orchestra_flwr.federation.server.cohorts import (
+    client_order,
+    draw_cohort,
+    most_images,
+    numbered,
+)
 
 
 def test_any_names_have_one_order():
@@ -32,3 +38,24 @@ def test_cohorts_are_fair():
         counts[[int(c) for c in draw_cohort([*"0123456789"], 3, 0, round_)]] += 1
     # Each count is binomial(1000, .3): standard deviation 14.5.
     assert abs(counts - 300).max() < 60
+
+
+@pytest.mark.parametrize(
+    ("images", "times", "most"),
+    [
+        ([10, 20, 30], 10, 200),
+        ([10, 20], 10, 100),  # the lower one: of two, one cannot raise it
+        ([48, 10**8], 2.5, 120),
+        ([1], 1, 1),
+        ([10, 20], None, None),
+        ([], 10, None),
+    ],
+)
+def test_what_counts_is_bounded_by_the_median(images, times, most):
+    assert most_images(images, times) == most
+
+
+@pytest.mark.parametrize("count", range(3, 9))
+def test_fewer_than_half_cannot_make_their_images_count_more(count):
+    honest, hostile = [100] * (count // 2 + 1), [10**8] * (count - count // 2 - 1)
+    assert most_images(honest + hostile, 10) == 1000

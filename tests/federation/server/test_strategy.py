@@ -87,18 +87,18 @@ class Server:
         self.report = RoundReport()
         self.strategy = None
 
-    def start(self, number):
+    def start(self, number, **known):
         seed = cohort_seed(self.config, self.federation.key)
         size = self.config.federation.cohort_size(len(self.nodes))
         cohort = draw_cohort(self.nodes, size, seed, number)
-        round_ = Round(number, self.nodes, cohort)
+        round_ = Round(number, self.nodes, cohort, **known)
         (stage,) = self.exchange.stages(number, cohort)
         self.report = RoundReport()
         self.strategy = OrchestraStrategy(self.federation, round_, stage, self.report)
 
-    def ask(self, number=1):
+    def ask(self, number=1, **known):
         """The messages of a new round."""
-        self.start(number)
+        self.start(number, **known)
         return list(self.strategy.configure_train(number, ArrayRecord(), ConfigRecord(), None))
 
     def take(self, replies):
@@ -171,6 +171,64 @@ def test_weights_by_full_batches_are_the_published_ones(server):
     np.testing.assert_array_equal(shared, [(1 + 3 + 2 * 5) / 4, (2 + 0 + 2 * 8) / 4])
 
 
+@pytest.mark.parametrize(
+    ("weighting", "expected"),
+    [
+        ("samples", [(1 + 2 * 3 + 3 * 5) / 6, (2 + 0 + 3 * 8) / 6]),  # 3 of 5
+        ("batches", [(1 + 3 + 5) / 3, (2 + 8) / 3]),  # one of 2
+        ("uniform", [(1 + 3 + 5) / 3, (2 + 8) / 3]),
+    ],
+)
+def test_more_images_than_count_weigh_no_more(server, weighting, expected):
+    server = server(f"federation.weighting={weighting}", "training.batch_size=2")
+    shared, *_ = server.take(three_answers(server, server.ask(most_images=3)))
+    np.testing.assert_allclose(shared, expected, rtol=1e-6)
+    assert server.report.examples == 8  # all are trained on
+
+
+def test_more_images_than_a_client_joined_with_are_named_and_do_not_count(server):
+    server = server()
+    replies = three_answers(server, server.ask(images={"a": 1, "b": 2, "c": 3}))
+    shared, *_ = server.take(replies)
+    np.testing.assert_allclose(shared, [(1 + 2 * 3 + 3 * 5) / 6, (2 + 0 + 3 * 8) / 6], rtol=1e-6)
+    assert server.report.examples == 6
+    assert server.report.notes == ["client c reports 5 images and joined with 3, which count"]
+
+
+def test_an_update_far_from_the_others_is_dropped_and_named(server):
+    """Of a, b and c the first moves by 1000 times the median of the others."""
+    seen = []
+    server = server(on_client=lambda *s: seen.append(s))
+    with torch.no_grad():
+        server.method.weights.fill_(1)
+    questions = server.ask()
+    answers = [
+        answer(questions[0], server, [3001, 1], [[9, 9, 9]]),
+        answer(questions[1], server, [2, 1], [[1, 0, 0]], examples=3),
+        answer(questions[2], server, [1, 6], [[0, 2, 0]]),
+    ]
+    shared, total, metrics = server.take(answers)
+    np.testing.assert_array_equal(shared, [1.75, 2.25])
+    np.testing.assert_array_equal(total, [1, 2, 0])
+    assert [(d.client, d.reason, d.silent) for d in server.report.dropped] == [
+        ("a", "it changed the model's weights by 3e+03 (L2 norm), at most 60 is plausible "
+         "(federation.max_update=20)", False),
+    ]  # fmt: skip
+    assert sorted(seen) == [("a", False), ("b", True), ("c", True)]
+    assert server.report.answered == 2 and metrics["loss/a"] == (3 * 0.3 + 0.1) / 4
+
+
+def test_a_clipped_update_is_not_held_against_others(server):
+    """Else one client would have a say in whether another one's noise hides it."""
+    server = server(*CLIPPED)
+    questions = server.ask()
+    answers = [answer(q, server, [1e20, 0], [[0, 0, 0]]) for q in questions[:1]]
+    answers += [answer(q, server, [0, 0], [[0, 0, 0]]) for q in questions[1:]]
+    shared, *_ = server.take(answers)
+    np.testing.assert_allclose(shared, [2 / 3, 0], rtol=1e-6)
+    assert not server.report.dropped and not any(server.report.moved)
+
+
 def test_messages_carry_both_states_the_round_and_the_configuration(server):
     server = server()
     questions = server.ask(4)
@@ -219,7 +277,7 @@ def test_bad_replies_are_dropped_named_and_counted_out_of_the_mean(server):
         ("a", "shared holds values that are not finite", False),
         ("c", "killed", True),
     ]
-    assert seen == [("a", False), ("b", True), ("c", False)]
+    assert sorted(seen) == [("a", False), ("b", True), ("c", False)]
 
 
 def test_too_few_good_replies_stop_the_run_with_the_first_error(server):
@@ -550,6 +608,21 @@ def test_scores_are_averaged_by_images(server):
     assert [(d.client, d.silent) for d in server.report.unscored] == [("b", True)]
     assert server.report.bytes_up == 0  # figures only
     assert server.report.bytes_down == 3 * payload_bytes(first.content) > 0
+
+
+def test_scores_weigh_no_more_than_count(server):
+    server = server("evaluation.unsupervised=true")
+    server.start(1, most_images=3, images={"a": 1, "b": 2, "c": 10**8})
+    first, second, third = evaluation(server)
+    told = server.strategy.aggregate_evaluate(
+        1,
+        [
+            score(first, server, 0.5, -2.0, 1),
+            score(second, server, 0.6, -2.0, 10**8),
+            score(third, server, 0.9, -4.0, 10**8),
+        ],
+    )
+    assert told["alignment"] == pytest.approx((0.5 + 2 * 0.6 + 3 * 0.9) / 6)
 
 
 def test_the_rounds_cohort_is_asked_for_scores(server):

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from orchestra_flwr.federation.server.aggregation import BLOCK, ClippedMean, StreamingMean
+from orchestra_flwr.federation.aggregations.clipped_mean import ClippedMean
+from orchestra_flwr.federation.aggregations.streaming_mean import BLOCK, StreamingMean
 
 
 def mean(pairs):

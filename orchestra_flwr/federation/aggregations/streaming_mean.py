@@ -1,0 +1,59 @@
+"""The weighted mean: the server adds each reply up and lets it go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from orchestra_flwr.federation.aggregations.base import Aggregation
+from orchestra_flwr.federation.messages.arrays import as_tensor
+
+BLOCK = 1 << 16  # values that are turned into float64 at once: they stay in the processor's cache
+
+
+class StreamingMean(Aggregation):
+    """Weighted mean of flat arrays, one at a time: memory of one array, however many are added.
+
+    Sums are in float64, so their rounding is far below float32's. To the last bit the result
+    depends on the order of addition, which the strategy fixes.
+    """
+
+    def __init__(self, size: int) -> None:
+        # Numpy asks for huge pages, which a first pass over them needs a third of the time for.
+        self._sum = torch.from_numpy(np.zeros(size))
+        self._weight = 0.0
+
+    def add(self, values: np.ndarray, weight: float) -> None:
+        """Adds a (size,) float32 array.
+
+        Raises:
+            ValueError: the weight is not positive, or the array has another size.
+        """
+        if not weight > 0:
+            raise ValueError(f"weights are positive, not {weight}")
+        if values.shape != tuple(self._sum.shape):
+            raise ValueError(f"expected {tuple(self._sum.shape)}, got {values.shape}")
+        for part, total in _blocks(as_tensor(values), self._sum):
+            total.add_(part.double(), alpha=weight)
+        self._weight += weight
+
+    def mean(self) -> np.ndarray:
+        """(size,) float32 mean, which takes the sum's place: nothing can be added after it.
+
+        Raises:
+            ValueError: nothing was added.
+        """
+        if not self._weight:
+            raise ValueError("the mean of nothing")
+        # In the sum's own memory: a block is always written where all has been read before.
+        mean = self._sum.view(torch.float32)[: len(self._sum)]
+        for part, total in _blocks(mean, self._sum):
+            part.copy_(total / self._weight)
+        self._sum, self._weight = torch.zeros(0, dtype=torch.float64), 0.0
+        return mean.numpy()
+
+
+def _blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    return zip(*(torch.split(tensor, BLOCK) for tensor in tensors), strict=True)
