@@ -129,13 +129,13 @@ def test_no_more_images_count_than_a_client_joined_with():
     assert found == [10, 3, 10]
 
 
-@pytest.mark.parametrize(("longest", "by_images"), [(2.0, False), (0.2, True)])
 def test_accuracies_are_not_negative():
     sent = scores(alignment=None, uniformity=None, **{"own/personal": -0.5})
     with pytest.raises(BadReplyError, match="own/personal is -0.5, at least 0"):
         check_scores(sent, SCHEMAS, {"own/personal": 1.0})
 
 
+@pytest.mark.parametrize(("longest", "by_images"), [(2.0, False), (0.2, True)])
 def test_rows_are_no_longer_than_the_release_allows(longest, by_images):
     """2 each: of all clients, or of one with ten images."""
     release = replace(RELEASE, longest=longest, longest_by_images=by_images)
