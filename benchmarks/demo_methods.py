@@ -32,7 +32,7 @@ LIKE_THE_DEMO = (
 Pairs = list[tuple[Image.Image, int]]
 
 
-def held_back() -> tuple[Pairs, Pairs]:
+def below_minimum() -> tuple[Pairs, Pairs]:
     """Training digits, and the quarter of them that learning rates are chosen by."""
     train = load_dataset(load_config(["data=affine_digits"]).data).train
     assert train.labels is not None
@@ -67,11 +67,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("outputs/demo-methods"))
     parser.add_argument("overrides", nargs="*", help="of all runs, after --")
     given = parser.parse_args()
-    common, pairs, results, rows = [*ONE_CORE, *given.overrides], held_back(), {}, []
+    common, pairs, results, rows = [*ONE_CORE, *given.overrides], below_minimum(), {}, []
     for method in given.methods:
         tried = {
             rate: run(
-                given.folder / f"{method}-held_back-{rate}",
+                given.folder / f"{method}-below_minimum-{rate}",
                 [*LIKE_THE_DEMO, f"method={method}", f"training.lr={rate}",
                  "federation.rounds=8", *common],
                 pairs,
@@ -86,7 +86,7 @@ def main() -> None:
             )
             for seed in given.seeds
         ]
-        results[method] = {"held_back": tried, "rate": best, "seeds": found}
+        results[method] = {"below_minimum": tried, "rate": best, "seeds": found}
         means = [f"{mean(each[key] for each in found):.1f}" for key in ("knn", "linear")]
         rows.append((method, best, *means, ", ".join(map(str, given.seeds))))
         write("demo_methods", {"methods": results})

@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
         recorded_split(named, population, folder),
     ):
         progress.message(f"run folder: {folder.path.resolve()}")
-        streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), alone=ran_out_of_memory)
+        streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), retry_alone=ran_out_of_memory)
         members = SimulatedMembers(streaming, population.parts)
         images = evaluation_dataset(named, population)
         evaluator = Evaluator(named, images, progress.images_evaluated)

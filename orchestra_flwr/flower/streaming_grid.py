@@ -39,7 +39,7 @@ class StreamingGrid(Grid):
         stopped: why the engine behind the grid has stopped, None while it runs; asked before each
             message, while waiting, and before an error counts as the client's own.
         prepare: may change each message before it is sent.
-        alone: whether a reply's client shall be asked once more, with no other one at work.
+        retry_alone: whether a reply's client shall be asked once more, while no other works.
         poll: seconds between two looks for a reply.
         reply_limit: bytes that the arrays of one reply may come to; None: any number.
 
@@ -54,7 +54,7 @@ class StreamingGrid(Grid):
         stopped: Callable[[], str | None] = lambda: None,
         *,
         prepare: Callable[[Message], None] = lambda message: None,
-        alone: Callable[[Message], bool] = lambda reply: False,
+        retry_alone: Callable[[Message], bool] = lambda reply: False,
         poll: float = POLL_SECONDS,
         reply_limit: int | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class StreamingGrid(Grid):
         self._window = window
         self._stopped = stopped
         self._prepare = prepare
-        self._alone = alone
+        self._retry_alone = retry_alone
         self._poll = poll
         self._reply_limit = reply_limit
         self.unanswered: set[str] = set()
@@ -133,7 +133,7 @@ class StreamingGrid(Grid):
                 return
             reply = self._receive(*under_way[0], deadline)
             _, message = under_way.popleft()
-            if not self._alone(reply):
+            if not self._retry_alone(reply):
                 yield reply
                 continue
             # The others under way end first; their replies wait, at most a window of them.
@@ -142,7 +142,7 @@ class StreamingGrid(Grid):
             under_way.clear()
             while ended:
                 message, reply = ended.popleft()
-                yield self._once_more(message, deadline) if self._alone(reply) else reply
+                yield self._once_more(message, deadline) if self._retry_alone(reply) else reply
 
     def _once_more(self, message: Message, deadline: float | None) -> Message:
         metadata = message.metadata

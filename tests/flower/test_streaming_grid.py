@@ -170,7 +170,7 @@ class TightGrid(ScriptedGrid):
 @pytest.mark.parametrize("window", [1, 3, None])
 def test_who_ran_out_of_memory_is_tried_alone_and_the_order_stays(hungry, window):
     inner = TightGrid(hungry)
-    grid = StreamingGrid(inner, window, alone=ran_out_of_memory)
+    grid = StreamingGrid(inner, window, retry_alone=ran_out_of_memory)
     replies = list(grid.send_and_receive(messages(1, 2, 3, 4, 5, 6)))
     assert nodes_of(replies) == [1, 2, 3, 4, 5, 6]
     assert not any(reply.has_error() for reply in replies)
@@ -179,7 +179,7 @@ def test_who_ran_out_of_memory_is_tried_alone_and_the_order_stays(hungry, window
 
 def test_who_runs_out_of_memory_alone_as_well_has_failed():
     inner = TightGrid(set(), hopeless={2})
-    grid = StreamingGrid(inner, 2, alone=ran_out_of_memory)
+    grid = StreamingGrid(inner, 2, retry_alone=ran_out_of_memory)
     replies = list(grid.send_and_receive(messages(1, 2, 3)))
     assert [r.has_error() for r in replies] == [False, True, False]
     assert inner.tried.count(2) == 2

@@ -46,16 +46,16 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of the client that the message names."""
-    return answer(message, lambda content: train_reply(_addressed(content), content))
+    return answer(message, lambda content: train_reply(_messages_per_task(content), content))
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """The named client's scores of the averaged encoder on its own images."""
-    return answer(message, lambda content: evaluate_reply(_addressed(content), content))
+    return answer(message, lambda content: evaluate_reply(_messages_per_task(content), content))
 
 
-def _addressed(content: RecordDict) -> OrchestraClient:
+def _messages_per_task(content: RecordDict) -> OrchestraClient:
     task = content.config_records[CONFIG]
     config_json, name = str(task["config"]), str(task["client"])
     config, population, images, labels = _loaded(config_json)

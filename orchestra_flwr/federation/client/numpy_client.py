@@ -34,13 +34,13 @@ from orchestra_flwr.training import (
     train_round,
 )
 
-# What the names of tensors in a client's state begin with that no learner has.
+# Prefixes of state tensors that belong to the client, not to the learner.
 EXCHANGE, OPTIMIZER = "exchange.", "optimizer."
 
 
 @dataclass
-class _Work:
-    """One round of the client, as it goes on.
+class _RoundState:
+    """What the client knows of the round that it is in.
 
     Attributes:
         seed: the client's randomness in this round.
@@ -107,7 +107,7 @@ class OrchestraClient(NumPyClient):
         self.scoring = Scoring(config, name, images, own_classes, personal)
         self.secret_noise = secret_noise
         self.learner = build_learner(config, images.shape[1]).to(images.device)
-        self._moved = False  # whether local state may differ from that of a new learner
+        self._local_state_changed = False  # since the learner was built
         self.exchange: Exchange = config.exchange.build()
         self.schemas = Schemas.of(self.learner, config)
         release = release_of(config)
@@ -186,7 +186,7 @@ class OrchestraClient(NumPyClient):
             loss, scores = self.scoring.scores(self.learner, round_)
         return loss, len(self.images), scores
 
-    def _begin(self, parameters: Sequence[np.ndarray], config: Mapping[str, Any]) -> _Work:
+    def _begin(self, parameters: Sequence[np.ndarray], config: Mapping[str, Any]) -> _RoundState:
         """Takes in what was received: the first model is in the learner afterwards."""
         models = list(config.get("models") or ["model"])
         count = len(self.receives)
@@ -201,7 +201,7 @@ class OrchestraClient(NumPyClient):
         if len(models) == 1 and not (config["train"] and self._needs_received):
             arrays[models[0]] = {}  # frees it; an int8 model, which would be needed, is small
         round_, stage = int(config["round"]), int(config.get("stage", 0))
-        return _Work(
+        return _RoundState(
             ClientSeed(self.config.seed, round_, self.name, self.secret_noise, stage),
             arrays,
             models[0],
@@ -210,7 +210,7 @@ class OrchestraClient(NumPyClient):
             config.get("population"),
         )
 
-    def _observe(self, work: _Work) -> LocalResult:
+    def _observe(self, work: _RoundState) -> LocalResult:
         received = self._received(work, False, work.model)
         return observe_round(
             self.learner,
@@ -222,21 +222,21 @@ class OrchestraClient(NumPyClient):
             received=received,
         )
 
-    def _train(self, work: _Work) -> LocalResult:
+    def _train(self, work: _RoundState) -> LocalResult:
         merging: Merging = self.config.merging.build()
         folder = None
         if keeps_state(self.config, self.learner) or self.exchange.remembers:
             folder = self._folder()
-        kept = folder.before(work.seed.round, work.seed.stage) if folder else None
-        self._recall_local(kept)
-        self._moved = True
+        saved = folder.before(work.seed.round, work.seed.stage) if folder else None
+        self._recall_local(saved)
+        self._local_state_changed = True
         if len(work.arrays) > 1:
-            self._choose(work, kept)
+            self._choose(work, saved)
         received = self._received(work, self.learner.needs_received, work.model)
         if has_local_state(self.config, self.learner):  # not if only exchange or optimizer keep it
-            if kept is None and isinstance(self.learner.method, KeepsState):
+            if saved is None and isinstance(self.learner.method, KeepsState):
                 self.learner.method.start_local_state()
-            merging.merge(self.learner, kept)
+            merging.merge(self.learner, saved)
         result = train_round(
             self.learner,
             self.images,
@@ -245,7 +245,7 @@ class OrchestraClient(NumPyClient):
             labels=self.labels,
             contribute=work.contribute,
             received=received,
-            optimizer_state=_with_prefix(kept.tensors, OPTIMIZER) or None if kept else None,
+            optimizer_state=_with_prefix(saved.tensors, OPTIMIZER) or None if saved else None,
         )
         if folder is not None:
             state = self._state_to_keep(merging, result.optimizer_state)
@@ -254,7 +254,7 @@ class OrchestraClient(NumPyClient):
         work.metrics |= {f"merge/{name}": value for name, value in merging.metrics().items()}
         return result
 
-    def _choose(self, work: _Work, kept: ClientState | None) -> None:
+    def _choose(self, work: _RoundState, saved: ClientState | None) -> None:
         """Lets the exchange choose a model, which is in the learner afterwards."""
         local = {name: t.clone() for name, t in self.learner.state(Role.LOCAL).items()}
 
@@ -264,39 +264,41 @@ class OrchestraClient(NumPyClient):
                 tensor.copy_(local[name])  # a loss may have moved the client's own target
             return self._received(work, self.learner.needs_received, model)
 
-        own = _with_prefix(kept.tensors, EXCHANGE) if kept else {}
+        remembered = _with_prefix(saved.tensors, EXCHANGE) if saved else {}
         names, seed = list(work.arrays), work.seed
-        offer = Offer(names, load, self.learner, self.images, self.labels, own, self.config, seed)
+        offer = Offer(
+            names, load, self.learner, self.images, self.labels, remembered, self.config, seed
+        )
         work.model = self.exchange.choose(offer)
         load(work.model)
         work.arrays = {work.model: work.arrays[work.model]}  # the others go
 
-    def _received(self, work: _Work, with_state: bool, model: str) -> Received:
+    def _received(self, work: _RoundState, with_state: bool, model: str) -> Received:
         state = None
         if with_state:
             state = received_state(work.arrays[model], self.schemas)
         round_, images = work.seed.round, self.images
         return Received(self.name, work.index, round_, images, state, work.population)
 
-    def _recall_local(self, kept: ClientState | None) -> None:
-        """Puts back what the client kept; if it has kept nothing, what every model begins with.
+    def _recall_local(self, saved: ClientState | None) -> None:
+        """Puts back what the client kept; if it has saved nothing, what every model begins with.
 
         A round that fails, or is asked for once more, leaves this object's own state changed.
         """
         local = self.learner.state(Role.LOCAL)
-        tensors = kept.tensors if kept is not None else None
-        if tensors is None and self._moved and local:
+        tensors = saved.tensors if saved is not None else None
+        if tensors is None and self._local_state_changed and local:
             tensors = build_learner(self.config, self.images.shape[1]).state(Role.LOCAL)
         if tensors is not None:
             for name, tensor in local.items():
                 tensor.copy_(tensors[name])
-        self._moved = kept is not None
+        self._local_state_changed = saved is not None
 
     def _state_to_keep(self, merging: Merging, optimizer: Mapping[str, Tensor]) -> ClientState:
         merged, local = merging.keep(self.learner), self.learner.state(Role.LOCAL)
         # Copies: merging may keep the same tensors, and a file must not hold one twice.
-        kept = self.exchange.keep(self.learner)
-        exchange = {EXCHANGE + name: tensor.clone() for name, tensor in kept.items()}
+        saved = self.exchange.keep(self.learner)
+        exchange = {EXCHANGE + name: tensor.clone() for name, tensor in saved.items()}
         steps = {OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
         return ClientState({**local, **merged.tensors, **exchange, **steps}, merged.values)
 
@@ -322,7 +324,7 @@ class OrchestraClient(NumPyClient):
         clipped = self.config.privacy.clip is not None
         return self.schemas.sends_updates or clipped or self.learner.needs_received
 
-    def _trained(self, work: _Work) -> list[np.ndarray]:
+    def _trained(self, work: _RoundState) -> list[np.ndarray]:
         """The arrays named by `returns`, of the trained state and the one received before."""
         state = self.schemas.shared.pack(self.learner.state(Role.SHARED))
         before, clip = None, self.config.privacy.clip

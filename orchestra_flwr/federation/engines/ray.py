@@ -183,7 +183,7 @@ def _run_ray(
             window,
             partial(_why_stopped, over),
             prepare=Broadcast(),
-            alone=ran_out_of_memory,
+            retry_alone=ran_out_of_memory,
             poll=POLL_SECONDS,
         )
         try:

@@ -189,7 +189,7 @@ class Exchange(Plugin, ABC):
         """
         return {trained: 1.0}
 
-    def least_results(self) -> int:
+    def min_results(self) -> int:
         """Good results that a model needs in a stage; with fewer it stays as it is."""
         return 1
 

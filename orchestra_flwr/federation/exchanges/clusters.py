@@ -67,7 +67,7 @@ class Clusters(Exchange):
         self._sketches: dict[str, np.ndarray] = {}  # of each client's last update
         self._assigned: dict[str, int] = {}
         self._trained: set[str] = set()  # clients that keep a model; once grouped, a cluster's
-        self._moved = 0
+        self._local_state_changed = 0
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
@@ -115,7 +115,7 @@ class Clusters(Exchange):
 
     def stages(self, round_: int, cohort: Sequence[str]) -> Iterator[Stage]:
         """One stage: of the first model while clients are not grouped, then of all models."""
-        self._moved = 0
+        self._local_state_changed = 0
         first, *others = self._names
         alone = tuple(Task(client, (first,)) for client in cohort)
         if round_ == 0:
@@ -164,7 +164,7 @@ class Clusters(Exchange):
         self._assigned = dict(zip(clients, groups, strict=True))
         self._warm, self._sketches, self._trained = False, {}, set()
 
-    def least_results(self) -> int:
+    def min_results(self) -> int:
         """`exchange.min_members`: a model of fewer members would be theirs."""
         return self.settings.min_members
 
@@ -176,7 +176,7 @@ class Clusters(Exchange):
             return
         number = self._names.index(result.model)
         before = self._assigned.get(result.client, number)
-        self._moved += before != number
+        self._local_state_changed += before != number
         self._assigned[result.client] = number
 
     def evaluated(self) -> Mapping[str, float]:
@@ -199,7 +199,7 @@ class Clusters(Exchange):
             name: _ordered(client for client, own in self._assigned.items() if own == number)
             for number, name in enumerate(self._names)
         }
-        return {"moved": self._moved, "members": members}
+        return {"moved": self._local_state_changed, "members": members}
 
     def state(self) -> dict[str, Any]:
         """What the next round's tasks follow from."""

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestra_flwr.federation.messages import thirteen_levels
+from orchestra_flwr.federation.messages import base13
 from orchestra_flwr.models.batch_norm import is_variance
 
 BLOCK = 4096  # values that share a scale: smaller blocks hardly round less (docs/performance.md)
-INT4_BLOCK = 15 * thirteen_levels.DIGITS  # the same for int4, where smaller ones round less
+INT4_BLOCK = 15 * base13.DIGITS  # the same for int4, where smaller ones round less
 SMALL = 1 << 14  # a matrix of no more values travels in int8 instead of int4: first layers, heads
 CHUNK = 1 << 18  # values that are worked at a time: they stay in a core's cache
-LARGEST = {"int4": thirteen_levels.LARGEST, "int8": 127, "float16": 1}  # the largest codes
+LARGEST = {"int4": base13.LARGEST, "int8": 127, "float16": 1}  # the largest codes
 SMALLEST = torch.finfo(torch.float32).tiny  # scales below would have lost digits themselves
 
 # The arrays of a message; the scales of int4 are the bits of bfloat16, which numpy does not have.
@@ -105,7 +105,7 @@ class _Span:
     @property
     def code_width(self) -> int:
         """Codes of a block, or words that hold them."""
-        return thirteen_levels.words_for(self.width) if self.kind == "int4" else self.width
+        return base13.words_for(self.width) if self.kind == "int4" else self.width
 
     @property
     def scale_kind(self) -> str:
@@ -207,7 +207,7 @@ class BlockCodec:
             if span.kind == "float32":
                 target.copy_(codes)
             elif span.kind == "int4":
-                numbers = thirteen_levels.unpack(codes, span.width)
+                numbers = base13.unpack(codes, span.width)
                 torch.mul(numbers, _from_bfloat16(span.scales_in(parts)), out=target)
             else:
                 torch.mul(codes, span.scales_in(parts), out=target)
@@ -242,7 +242,7 @@ def _encode_blocks(
         else:
             scaled.add_(torch.rand(scaled.shape, generator=generator)).floor_()
         scaled.clamp_(-top, top)
-    codes.copy_(thirteen_levels.pack(scaled) if kind == "int4" else scaled)
+    codes.copy_(base13.pack(scaled) if kind == "int4" else scaled)
 
 
 def _bfloat16_above(scales: Tensor) -> Tensor:

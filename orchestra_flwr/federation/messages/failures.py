@@ -13,7 +13,7 @@ from flwr.app import Error
 
 from orchestra_flwr.flower.error_codes import MEANINGS as MEANINGS_OF_FLOWERS
 
-LONGEST_TEXT = 1000  # characters of a text from elsewhere
+MAX_ERROR_TEXT = 1000  # characters of a text from elsewhere
 
 
 class Failure(Enum):
@@ -84,4 +84,4 @@ def describe_error(error: Error) -> str:
 
 def as_shown(text: str) -> str:
     """A text that may hold a stranger's, as a line that a terminal and a record can take."""
-    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST_TEXT])
+    return "".join(c if c.isprintable() else "?" for c in text[:MAX_ERROR_TEXT])

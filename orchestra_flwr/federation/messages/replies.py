@@ -34,7 +34,7 @@ from orchestra_flwr.privacy.release import Release
 
 SLACK = 1 << 20  # bytes of a reply beside its arrays
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
-MOST_IMAGES = 10**8  # of a client: no machine's memory holds more
+MAX_IMAGES = 10**8  # of a client: no machine's memory holds more
 MOST = float(np.finfo(np.float32).max)  # of a metric: no client measures more, and sums stay finite
 ROUNDING = 1e-4  # by which float32 may exceed a limit
 LONGER = 0.1  # by which rows of low precision may exceed their length
@@ -114,7 +114,7 @@ def check_reply(
     sent = any(map(len, contributions.values()))
     if least is not None and smallest is not None and smallest < least and sent:
         raise BadReplyError(f"rows of {smallest:g} images, privacy.k_min={least}")
-    if smallest is not None and (smallest != int(smallest) or not 0 <= smallest <= MOST_IMAGES):
+    if smallest is not None and (smallest != int(smallest) or not 0 <= smallest <= MAX_IMAGES):
         raise BadReplyError(f"rows of {smallest:g} images")
     return Reply(state, contributions, examples, metrics, model)
 
@@ -233,7 +233,7 @@ def _content(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, 
         )
     metrics = _metrics(record)
     examples = metrics.get("examples", 0)
-    if not 1 <= examples <= MOST_IMAGES or examples != int(examples):
+    if not 1 <= examples <= MAX_IMAGES or examples != int(examples):
         raise BadReplyError(f"it reports {examples:g} images")
     return content, metrics
 

@@ -39,8 +39,8 @@ class Position:
         drawn: [clients, cohort, rounds] of the rounds so far that ended with noise.
         clients: all that were ever there, in the order of their numbers.
         exchange: what the exchange remembers.
-        known: of real clients, by their names: the latest rounds in which their replies and their
-            rows were used.
+        last_used: of real clients, by their names: the latest rounds in which their replies and
+            their rows were used.
         usual: how far replies moved the model in the last stages.
     """
 
@@ -52,7 +52,7 @@ class Position:
     drawn: list[list[int]] = field(default_factory=list)
     clients: list[str] = field(default_factory=list)
     exchange: dict[str, Any] = field(default_factory=dict)
-    known: dict[str, dict[str, int]] = field(default_factory=dict)
+    last_used: dict[str, dict[str, int]] = field(default_factory=dict)
     usual: dict[str, list[float]] = field(default_factory=dict)
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Position:
@@ -104,7 +104,7 @@ def save_checkpoint(
         raise FederationError(f"cannot write the checkpoint in {folder}: {error}") from error
 
 
-def is_begun(folder: Path) -> bool:
+def has_checkpoint(folder: Path) -> bool:
     """Whether there is a checkpoint from which the run goes on."""
     return (folder / LATEST).is_file()
 
@@ -116,15 +116,20 @@ def load_checkpoint(folder: Path, models: Models) -> Position | None:
         FederationError: the file is damaged or holds other models.
     """
     path = folder / LATEST
-    if not is_begun(folder):
+    if not has_checkpoint(folder):
         return None
     try:
         saved, values = load_tensors(path, earlier=EARLIER_VALUES)
-        position = Position(**json.loads(values["position"]))
+        position = _position(json.loads(values["position"]))
         models.load_tensors(saved)
     except Exception as error:
         raise FederationError(f"cannot resume from {path}: {error}") from error
     return position
+
+
+def _position(values: dict[str, Any]) -> Position:
+    last_used = values.pop("known", {})  # its name in runs of earlier versions
+    return Position(**{"last_used": last_used, **values})
 
 
 def run_id(folder: Path) -> str:

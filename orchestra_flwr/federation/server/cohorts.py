@@ -16,7 +16,7 @@ from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import numpy_generator
 
-MOST_NAMED = 5  # clients in a line
+MAX_NAMED = 5  # clients in a line
 
 
 class Cohorts:
@@ -27,7 +27,7 @@ class Cohorts:
         members: the clients; asked for before every round.
         privacy: the run's: who may still contribute, and the secret that cohorts are drawn from.
         folder: the run's.
-        capacity: most clients that the method has numbers for; None: any number.
+        capacity: maximum number of clients of a run, as the method sets it; None: any number.
         keep_state: whether clients keep something from round to round.
         message: shows a line to a person.
     """
@@ -50,7 +50,7 @@ class Cohorts:
         self._capacity = capacity
         self._keep_state = keep_state
         self._message = message
-        self._late: set[str] = set()  # clients for whom there was no number any more
+        self._over_capacity: set[str] = set()  # clients for whom there was no number any more
         self._capped: set[str] = set()  # clients of which a person knows that not all images count
 
     def draw(self, number: int, position: Position, *, evaluated: bool) -> tuple[Round, Position]:
@@ -65,10 +65,10 @@ class Cohorts:
             FederationError: the clients that the run needs do not come, or none has a number.
         """
         nodes = self._members.connected()
-        clients = numbered(position.clients, nodes, self._capacity)
+        clients = assign_numbers(position.clients, nodes, self._capacity)
         nodes = self._with_numbers(nodes, clients)
         images = {name: self._members.images[name] for name in nodes}
-        most = most_images(images.values(), self._config.federation.max_weight)
+        most = max_counted_images(images.values(), self._config.federation.max_weight)
         self._show_capped(images, most)
         size = self._config.federation.cohort_size(len(nodes))
         seed = cohort_seed(self._config, self._privacy.key)
@@ -78,8 +78,8 @@ class Cohorts:
             draw_cohort(nodes, size, seed, number),
             {client: index for index, client in enumerate(clients)},
             self._privacy.exhausted(nodes, number),
-            self._place(),
-            position.known,
+            self._state_location(),
+            position.last_used,
             evaluated,
             images,
             most,
@@ -99,9 +99,9 @@ class Cohorts:
         if len(late) == len(nodes):
             raise FederationError(f"client {late[0]} cannot take part: {why}, and none is there")
         for name in late:
-            if name not in self._late:
+            if name not in self._over_capacity:
                 self._message(f"client {name} does not take part: {why}")
-        self._late.update(late)
+        self._over_capacity.update(late)
         return {name: node for name, node in nodes.items() if name not in late}
 
     def _show_capped(self, images: Mapping[str, int], most: int | None) -> None:
@@ -110,24 +110,24 @@ class Cohorts:
         new = {name for name, count in images.items() if count > most} - self._capped
         self._capped |= new
         if new:
-            named = ", ".join(sorted(new, key=client_order)[:MOST_NAMED])
-            more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
+            named = ", ".join(sorted(new, key=client_order)[:MAX_NAMED])
+            more = f" and {len(new) - MAX_NAMED} more" if len(new) > MAX_NAMED else ""
             self._message(
                 f"of client {named}{more} {most} images count in means, "
                 f"federation.max_weight={self._config.federation.max_weight:g} times the median"
             )
 
-    def _place(self) -> dict[str, str]:
+    def _state_location(self) -> dict[str, str]:
         """For tasks: which run this is, and where clients on this machine keep their state."""
         if not self._keep_state:
             return {}
-        place = {RUN: run_id(self._folder.checkpoint)}
+        location = {RUN: run_id(self._folder.checkpoint)}
         if self._members.share_disk:
-            place[CLIENTS] = str(self._folder.clients.resolve())
-        return place
+            location[CLIENTS] = str(self._folder.clients.resolve())
+        return location
 
 
-def most_images(images: Collection[int], times: float | None) -> int | None:
+def max_counted_images(images: Collection[int], times: float | None) -> int | None:
     """Images of a client that count in a mean, at most; None: all do.
 
     Args:
@@ -164,7 +164,7 @@ def draw_cohort(clients: Collection[str], size: int, seed: int, round_: int) -> 
     return tuple(ordered[i] for i in sorted(chosen))
 
 
-def numbered(
+def assign_numbers(
     clients: Sequence[str], present: Collection[str], most: int | None = None
 ) -> list[str]:
     """The clients of a run in the order of their numbers: those that are new come last.

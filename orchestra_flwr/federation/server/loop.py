@@ -11,12 +11,13 @@ from flwr.serverapp import Grid
 from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
     forget_noise_key,
-    is_begun,
+    has_checkpoint,
     load_checkpoint,
     run_id,
     save_checkpoint,
@@ -37,9 +38,8 @@ from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.strategy import (
     OrchestraStrategy,
     check_round,
-    why_nothing_came,
+    missing_release_message,
 )
-from orchestra_flwr.federation.several_models import evaluate_models, save_encoders
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import ordered_backbones, release_of
 from orchestra_flwr.models.batch_norm import INITIAL
@@ -112,13 +112,13 @@ class _Run:
         self.folder = folder
         self.progress = progress
         self.workers = workers
-        begun = is_begun(folder.checkpoint)
+        begun = has_checkpoint(folder.checkpoint)
         self.learner = starting_learner(config, config.data.channels, begun=begun)
         exchange: Exchange = config.exchange.build()
         schemas = Schemas.of(self.learner, config)
         names = exchange.models(members.names)
-        place = folder.path if exchange.on_disk else None
-        self.models = Models(config, self.learner, schemas, names, place)
+        on_disk = folder.path if exchange.on_disk else None
+        self.models = Models(config, self.learner, schemas, names, on_disk)
         for name in names:
             if (seed := exchange.seed_of(name, config.seed)) != config.seed:
                 other = config.model_copy(update={"seed": seed})
@@ -132,9 +132,9 @@ class _Run:
             replays=members.replays,
             message=progress.message,
         )
-        told = config.model_copy(update={"init": None, "resume_round": None})  # not for clients
+        client_config = config.model_copy(update={"init": None, "resume_round": None})
         self.federation = Federation(
-            told,
+            client_config,
             self.models,
             exchange,
             self.release,
@@ -201,9 +201,9 @@ class _Run:
         exchanged = number > 0 or (self.release is not None and self.release.first_round == 0)
         evaluated = self._is_evaluated(number)
         scored = evaluated and self.config.evaluation.asks_clients
-        began, found = time.perf_counter(), NOT_EVALUATED
+        began, evaluation = time.perf_counter(), NOT_EVALUATED
         if self._is_evaluated_before(number):
-            found = self._evaluate(number)
+            evaluation = self._evaluate(number)
         evaluated_in = time.perf_counter() - began
         round_ = Round(number, {})
         if exchanged or scored:
@@ -216,18 +216,18 @@ class _Run:
         if scored:
             self._ask_for_scores(round_, report)
         if evaluated and not self._is_evaluated_before(number):
-            found = self._evaluate(number)
+            evaluation = self._evaluate(number)
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
-        record = self._record(round_, report, seconds, found, drawn, exchanged=exchanged)
+        record = self._record(round_, report, seconds, evaluation, drawn, exchanged=exchanged)
         self.folder.append_metrics(record)
         spent = evaluated_in + time.perf_counter() - started
         exchange = self.federation.exchange.state()
         position = replace(position.after(number, report, spent), drawn=drawn, exchange=exchange)
         if not self.members.share_disk:  # simulated clients' own records are this run's
-            position = replace(position, known=report.known(position.known, number))
+            position = replace(position, last_used=report.last_used(position.last_used, number))
         save_checkpoint(self.folder.checkpoint, self.models, position, self.record.to_json())
-        self._show(round_, record, report, found[0], seconds)
+        self._show(round_, record, report, evaluation[0], seconds)
         return position
 
     def _record(
@@ -235,13 +235,13 @@ class _Run:
         round_: Round,
         report: RoundReport,
         seconds: float,
-        found: Evaluated,
+        evaluation: Evaluated,
         drawn: list[list[int]],
         *,
         exchanged: bool,
     ) -> dict[str, Any]:
         """A round's line of `metrics.jsonl`."""
-        scores, by_model = found
+        scores, by_model = evaluation
         record = {**round_record(round_, report, seconds, scores), **by_model}
         if exchanged and (exchange := self.federation.exchange.metrics()):
             record["exchange"] = exchange
@@ -277,7 +277,7 @@ class _Run:
         earlier = [each for each in earlier_rounds(self.folder.checkpoint) if each < latest]
         check_round(self.federation, round_, report, max(earlier, default=None))
         if report.server_state_kept and not round_.exhausted.issuperset(round_.cohort):
-            why = why_nothing_came(self.federation, round_, report)
+            why = missing_release_message(self.federation, round_, report)
             self.progress.message(f"{why}; the server's state stays as it is")
         self.members.mark_lost([each.client for each in report.dropped if each.silent])
 

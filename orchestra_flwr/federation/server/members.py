@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
 from orchestra_flwr.federation.messages.fields import CONFIG
-from orchestra_flwr.federation.messages.replies import MOST_IMAGES
+from orchestra_flwr.federation.messages.replies import MAX_IMAGES
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
 
@@ -21,9 +21,9 @@ NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 NODE_POLL_SECONDS = 0.1
 POLL_SECONDS = 0.5
 GREETING_SECONDS = 15.0  # a round waits so long for the answer of a client that has just come
-LONGEST_NAME = 64  # characters of a real client's
+MAX_NAME = 64  # characters of a real client's
 # Until a client that refused is asked again; doubled each time.
-FIRST_PATIENCE, LONGEST_PATIENCE = 15.0, 300.0
+RETRY_SECONDS, MAX_RETRY_SECONDS = 15.0, 300.0
 
 
 class Members(Protocol):
@@ -91,7 +91,7 @@ class _Refusal:
     """A client that does not take part: why, and when it is asked again."""
 
     line: str
-    patience: float  # seconds between two questions
+    retry_after: float  # seconds between two questions
     until: float  # on the monotonic clock
 
 
@@ -107,8 +107,8 @@ class ConnectedMembers:
     Args:
         grid: the SuperLink's grid.
         greeting: what a new node is sent: `version`, `config` (JSON) and `schema`.
-        least: :meth:`connected` waits until so many clients can be asked.
-        tell: shows a line: who came, left or was refused, and why.
+        min_clients: :meth:`connected` waits until so many clients can be asked.
+        show: shows a line: who came, left or was refused, and why.
         pause: waits for a number of seconds; may raise to end the waiting.
     """
 
@@ -120,19 +120,19 @@ class ConnectedMembers:
         self,
         grid: Grid,
         greeting: ConfigRecord,
-        least: int,
-        tell: Callable[[str], None],
+        min_clients: int,
+        show: Callable[[str], None],
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._grid = grid
         self._greeting = greeting
-        self._least = least
-        self._tell = tell
+        self._min_clients = min_clients
+        self._show = show
         self._pause = pause
         self.images: dict[str, int] = {}
         self._nodes: dict[str, int] = {}
         self._greeted: dict[int, tuple[str, float]] = {}  # node -> message id, when it was sent
-        self._settled: set[int] = set()  # nodes that have answered, with a yes or a no
+        self._answered_nodes: set[int] = set()  # nodes that have answered, with a yes or a no
         self._refused: dict[int, _Refusal] = {}
         self._lost: set[int] = set()  # nodes that did not answer in a round: nobody waits for them
 
@@ -149,11 +149,13 @@ class ConnectedMembers:
                 for node, (_, sent) in self._greeted.items()
                 if node not in self._lost and node not in self._refused
             )
-            if len(self._nodes) >= self._least and not fresh:
+            if len(self._nodes) >= self._min_clients and not fresh:
                 return dict(self._nodes)
             if not announced and not fresh:
                 announced = True
-                self._tell(f"waiting for clients: {len(self._nodes)} of {self._least} are here")
+                self._show(
+                    f"waiting for clients: {len(self._nodes)} of {self._min_clients} are here"
+                )
             self._pause(POLL_SECONDS)
 
     def mark_lost(self, names: Collection[str]) -> None:
@@ -162,15 +164,15 @@ class ConnectedMembers:
             node = self._nodes.pop(name, None)
             self.images.pop(name, None)
             if node is not None:
-                self._settled.discard(node)
+                self._answered_nodes.discard(node)
                 self._lost.add(node)
 
     def _forget_absent(self, present: Collection[int]) -> None:
         for name, node in list(self._nodes.items()):
             if node not in present:
                 del self._nodes[name], self.images[name]
-                self._tell(f"client {name} has left")
-        self._settled &= set(present)
+                self._show(f"client {name} has left")
+        self._answered_nodes &= set(present)
         self._lost &= set(present)  # one that comes back counts as new
         self._refused = {n: refusal for n, refusal in self._refused.items() if n in present}
         self._greeted = {n: sent for n, sent in self._greeted.items() if n in present}
@@ -178,7 +180,7 @@ class ConnectedMembers:
     def _greet_new(self, present: Collection[int]) -> None:
         now = time.monotonic()
         due = {node for node, refusal in self._refused.items() if now >= refusal.until}
-        for node in sorted(set(present) - (self._settled - due) - self._greeted.keys()):
+        for node in sorted(set(present) - (self._answered_nodes - due) - self._greeted.keys()):
             message = Message(RecordDict({CONFIG: self._greeting}), node, MessageType.QUERY)
             for message_id in self._grid.push_messages([message]):
                 self._greeted[node] = (message_id, time.monotonic())
@@ -190,7 +192,7 @@ class ConnectedMembers:
                 replies = list(self._grid.pull_messages([message_id]))
             except UnreadableReplyError as error:
                 self._answered(node)
-                self._rest(node, f"client {_called(name, node)} cannot take part: {error}")
+                self._postpone(node, f"client {_called(name, node)} cannot take part: {error}")
                 continue
             for reply in replies:
                 self._answered(node)
@@ -198,44 +200,46 @@ class ConnectedMembers:
 
     def _answered(self, node: int) -> None:
         del self._greeted[node]
-        self._settled.add(node)
+        self._answered_nodes.add(node)
         self._lost.discard(node)
 
     def _admit(self, node: int, registered_name: str, reply: Message) -> None:
         who = _called(registered_name, node)
         if reply.has_error():
-            self._rest(node, f"client {who} cannot take part: {describe_error(reply.error)}")
+            self._postpone(node, f"client {who} cannot take part: {describe_error(reply.error)}")
             return
         answer = reply.content.config_records.get(CONFIG, ConfigRecord())
         name, word = str(answer.get("client", "")), str(answer.get("refusal", ""))
         count = answer.get("images")
         images = count if isinstance(count, int) else 0
         refusal = Failure.named(word).line if word else ""
-        if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+        if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
             name, refusal = who, "it gives no name"
         elif registered_name and registered_name != name:
             refusal = f"its key is registered as {registered_name}: start it with that name"
         elif not word and not isinstance(count, int):
             refusal = "it does not say how many images it has"
-        elif not word and not 1 <= images <= MOST_IMAGES:
+        elif not word and not 1 <= images <= MAX_IMAGES:
             refusal = f"it says that it has {images} images"
         if refusal:
-            self._rest(node, f"client {name} is refused: {refusal}")
+            self._postpone(node, f"client {name} is refused: {refusal}")
             return
         self._refused.pop(node, None)
         # One without a key that was started anew has a new node, and so has its twin.
         twin = self._nodes.get(name, node) != node
         self._nodes[name], self.images[name] = node, images
         place = f", in place of another client {name}: if both run, give one another name"
-        self._tell(f"client {name} joined with {images} images{place * twin}")
+        self._show(f"client {name} joined with {images} images{place * twin}")
 
-    def _rest(self, node: int, line: str) -> None:
+    def _postpone(self, node: int, line: str) -> None:
         """Shows why a client does not take part, and asks it again in a while."""
-        before = self._refused.get(node)
-        patience = FIRST_PATIENCE if before is None else min(2 * before.patience, LONGEST_PATIENCE)
-        self._refused[node] = _Refusal(line, patience, time.monotonic() + patience)
-        if before is None or before.line != line:
-            self._tell(f"{line}; it is asked again")
+        previous = self._refused.get(node)
+        retry_after = (
+            RETRY_SECONDS if previous is None else min(2 * previous.retry_after, MAX_RETRY_SECONDS)
+        )
+        self._refused[node] = _Refusal(line, retry_after, time.monotonic() + retry_after)
+        if previous is None or previous.line != line:
+            self._show(f"{line}; it is asked again")
 
 
 def registered_nodes(grid: Grid) -> list[int]:

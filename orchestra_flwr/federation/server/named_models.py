@@ -87,7 +87,7 @@ class Models:
         """The learner with the state of this model, which changes to it change."""
         if name != self._loaded:
             packed = self._waiting.pop(name)
-            self._park()
+            self._store_active()
             for role, schema in self._schemas.items():
                 schema.unpack(packed[role], self.learner.state(role))
             self._loaded = name
@@ -163,8 +163,8 @@ class Models:
         """
         ours = self.tensors()
         for kind, others in _by_kind(ours).items():
-            found = _by_kind(saved)[kind]
-            if _forms(found) != _forms(others):
+            stored = _by_kind(saved)[kind]
+            if _shapes(stored) != _shapes(others):
                 raise ValueError(f"it holds {kind}")
         for name, tensor in ours.items():
             if not name.startswith(OPTIMIZER):
@@ -180,7 +180,7 @@ class Models:
         Args:
             weights: by each such model the weights of models by their names.
         """
-        self._park()
+        self._store_active()
         sources = sorted({source for row in weights.values() for source in row})
         for block in self._blocks():
             old = {name: self._flat(name)[block].astype(np.float64) for name in sources}
@@ -192,7 +192,7 @@ class Models:
 
     def load_mean(self, names: Collection[str]) -> Learner:
         """The learner with the mean of models' shared states; changes to it are lost."""
-        self._park()
+        self._store_active()
         mean = np.empty(self.schemas.shared.size, np.float32)
         for block in self._blocks():
             mean[block] = sum(self._flat(n)[block].astype(np.float64) for n in names) / len(names)
@@ -206,7 +206,7 @@ class Models:
             The root of the mean squared distance of the models to their mean, divided by the
             mean's length; 0: all are equal.
         """
-        self._park()
+        self._store_active()
         apart = length = 0.0
         for block in self._blocks(self.trained_spans):
             states = np.stack([self._flat(name)[block].astype(np.float64) for name in names])
@@ -229,7 +229,7 @@ class Models:
             for start in range(span.start, span.stop, BLOCK):
                 yield slice(start, min(start + BLOCK, span.stop))
 
-    def _park(self) -> None:
+    def _store_active(self) -> None:
         """Lets the loaded model wait like all others; what is in the learner is no model's then."""
         if self._loaded is not None:
             self._waiting[self._loaded] = self._packed(self._loaded)
@@ -270,5 +270,5 @@ def _by_kind(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     return kinds
 
 
-def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

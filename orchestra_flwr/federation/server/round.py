@@ -27,11 +27,12 @@ class Round:
             :func:`orchestra_flwr.federation.server.cohorts.client_order`.
         indices: each client's number in the run, which never changes.
         exhausted: clients of the cohort that may not contribute, only train.
-        place: for tasks: which run this is, and where clients on this machine keep their state.
-        known: for each real client's task: what it was used for before, which it must remember.
+        state_location: for tasks: which run this is, and where clients of this machine keep
+            their state.
+        last_used: for each real client's task: the rounds in which it was used last.
         evaluated: whether the round's models are evaluated.
-        images: that each client joined with; {}: that is not known.
-        most_images: of a client that count in a mean; None: all do.
+        images: that each client joined with; {}: unknown.
+        max_counted_images: of a client that count in a mean; None: all do.
         usual: of what moved the model before, see :class:`Plausibility`.
     """
 
@@ -40,11 +41,11 @@ class Round:
     cohort: tuple[str, ...] = ()
     indices: Mapping[str, int] = field(default_factory=dict)
     exhausted: frozenset[str] = frozenset()
-    place: Mapping[str, str] = field(default_factory=dict)
-    known: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    state_location: Mapping[str, str] = field(default_factory=dict)
+    last_used: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     evaluated: bool = False
     images: Mapping[str, int] = field(default_factory=dict)
-    most_images: int | None = None
+    max_counted_images: int | None = None
     usual: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
@@ -54,7 +55,7 @@ class Round:
 
     def counted(self, images: int) -> int:
         """As how many a client's images count in a mean."""
-        return images if self.most_images is None else min(images, self.most_images)
+        return images if self.max_counted_images is None else min(images, self.max_counted_images)
 
 
 @dataclass(frozen=True)

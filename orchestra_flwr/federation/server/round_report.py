@@ -11,7 +11,7 @@ from orchestra_flwr.evaluation import Drift, Similarities
 from orchestra_flwr.federation.messages.fields import CONTRIBUTED, SMALLEST_GROUP, TRAINED
 
 FAR = 100  # times the median of the clients, or 1: a metric beyond is in no mean
-Known = dict[str, dict[str, int]]  # client to what it was used for to the latest such round
+LastUsed = dict[str, dict[str, int]]  # client to what it was used for to the latest such round
 
 
 class FederationError(RuntimeError):
@@ -32,7 +32,7 @@ class Dropped:
 
     client: str
     reason: str
-    silent: bool = False  # it did not answer itself: too late, or its node is gone
+    silent: bool = False  # no answer of its own: it came too late, or its node is gone
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RoundReport:
             reported it; 0 for one that sent no rows. The server sees no images to check it by.
         trained: clients whose trained state was used.
         contributors: clients whose rows were used.
-        held_back: models that stay as they are, since too few clients' results entered them.
+        below_minimum: models that stay as they are, since too few clients' results entered them.
         contributed: whether any client contributed something to the server's state.
         server_measures: what is recorded of the server's state, of the first model.
         server_state_kept: no client contributed anything, so the server's state is the old one.
@@ -100,7 +100,7 @@ class RoundReport:
     smallest_groups: dict[str, int] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
     contributors: set[str] = field(default_factory=set)
-    held_back: set[str] = field(default_factory=set)
+    below_minimum: set[str] = field(default_factory=set)
     contributed: bool = False
     server_measures: dict[str, float] = field(default_factory=dict)
     server_state_kept: bool = False
@@ -118,18 +118,18 @@ class RoundReport:
         """Images behind the row with the fewest of them that any client sent; None without any."""
         return min((size for size in self.smallest_groups.values() if size), default=None)
 
-    def known(self, before: Mapping[str, Mapping[str, int]], number: int) -> Known:
+    def last_used(self, before: Mapping[str, Mapping[str, int]], number: int) -> LastUsed:
         """What each client was last used for, so that one that has lost its records notices.
 
         Args:
             before: the same before this round.
             number: of this round.
         """
-        known = {name: dict(rounds) for name, rounds in before.items()}
+        last_used = {name: dict(rounds) for name, rounds in before.items()}
         for word, names in ((TRAINED, self.trained), (CONTRIBUTED, self.contributors)):
             for name in sorted(names):
-                known.setdefault(name, {})[word] = number
-        return known
+                last_used.setdefault(name, {})[word] = number
+        return last_used
 
     def summarise(self) -> None:
         """Sets `metrics` and `left_out` from the results so far.
@@ -143,9 +143,11 @@ class RoundReport:
 
     def _mean(self, name: str) -> float:
         """Of one metric, without what is out of all proportion."""
-        found = [(c, w, metrics[name]) for c, w, metrics in self.results if name in metrics]
+        reported = [(c, w, metrics[name]) for c, w, metrics in self.results if name in metrics]
         if "/" in name:  # losses and the like; images and seconds are bounded
-            most = FAR * max(1.0, median_low(abs(value) for *_, value in found))
-            self.left_out += [LeftOut(c, name, value) for c, _, value in found if abs(value) > most]
-            found = [each for each in found if abs(each[2]) <= most]
-        return sum(w * value for _, w, value in found) / sum(w for _, w, _ in found)
+            most = FAR * max(1.0, median_low(abs(value) for *_, value in reported))
+            self.left_out += [
+                LeftOut(c, name, value) for c, _, value in reported if abs(value) > most
+            ]
+            reported = [each for each in reported if abs(each[2]) <= most]
+        return sum(w * value for _, w, value in reported) / sum(w for _, w, _ in reported)

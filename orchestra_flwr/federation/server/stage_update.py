@@ -60,7 +60,7 @@ class StageUpdate:
         self._origins: dict[str, dict[str, float]] = {}  # weights by the models trained for a mean
         self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
         self._results: dict[str, int] = {}  # good ones that entered each model
-        self._apart = self._models_apart()
+        self._independent = self._independent_models()
         self._drifts: dict[str, StreamingDrift] = {}
         self._measures_drift = self._config.evaluation.drift and round_.evaluated
 
@@ -70,12 +70,12 @@ class StageUpdate:
         Raises:
             FederationError: a state is not finite.
         """
-        least = self._federation.exchange.least_results()
-        for name in [name for name, count in self._results.items() if count < least]:
+        minimum = self._federation.exchange.min_results()
+        for name in [name for name, count in self._results.items() if count < minimum]:
             self._means.pop(name, None)
             self._contributions.pop(name, None)
-            self._report.held_back.add(name)
-        # All before any is set: a model may take in what was made of another.
+            self._report.below_minimum.add(name)
+        # Every average before any is set: a model may be averaged with another.
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
             self._update_model(name, states.pop(name), self._sent.get(name))
@@ -92,7 +92,7 @@ class StageUpdate:
         trained = [reply.model] if self._round.trains else task.models
         shares = {name: share for m in trained for name, share in enters(task, m).items()}
         if reply.shared is not None:
-            self._show(task, reply.model, reply.shared)
+            self._notify_exchange(task, reply.model, reply.shared)
             for name, share in shares.items():
                 if name not in self._means:
                     self._means[name] = self._aggregation(name)
@@ -101,7 +101,7 @@ class StageUpdate:
                     self._add_drift(name, reply.shared, weight * share)
                 origins = self._origins.setdefault(name, {})
                 origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
-                if name in self._apart:
+                if name in self._independent:
                     state = self._new_state(name)
                     self._update_model(name, state, self._sent.pop(name, None))
         for name in shares:
@@ -121,10 +121,10 @@ class StageUpdate:
             size = int(reply.metrics[SMALLEST_GROUP]) if sent else 0
             self._report.smallest_groups[task.client] = size
 
-    def _models_apart(self) -> frozenset[str]:
+    def _independent_models(self) -> frozenset[str]:
         """Models that one task alone is sent and enters: they need not wait for the others."""
         exchange = self._federation.exchange
-        if exchange.least_results() > 1:
+        if exchange.min_results() > 1:
             return frozenset()
         tasks = self._stage.tasks
         sent = Counter(name for task in tasks for name in task.models)
@@ -137,8 +137,8 @@ class StageUpdate:
             if len(task.models) == 1
         )
 
-    def _show(self, task: Task, model: str, state: np.ndarray) -> None:
-        """Lets the exchange see a result."""
+    def _notify_exchange(self, task: Task, model: str, state: np.ndarray) -> None:
+        """Shows a result to the exchange."""
         before = partial(self.as_received, model)
         result = Result(task.client, model, state, before, self._models.trained_spans)
         self._federation.exchange.result(result)
@@ -162,7 +162,7 @@ class StageUpdate:
     def as_received(self, model: str) -> np.ndarray:
         """(size,) shared state of a model as clients received it."""
         if model not in self._sent:
-            for name in self._apart & self._sent.keys():  # nobody needs it any more
+            for name in self._independent & self._sent.keys():  # nobody needs it any more
                 del self._sent[name]
             self._sent[model] = self._models.as_received(model)
         return self._sent[model]

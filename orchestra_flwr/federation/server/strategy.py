@@ -79,11 +79,11 @@ class OrchestraStrategy(Strategy):
             config: entries for every task.
             grid: not read.
         """
-        for task, record in self._addressed():
+        for task, record in self._messages_per_task():
             entries: dict[str, Any] = {
                 **config,
-                **self.round.place,
-                **self.round.known.get(task.client, {}),
+                **self.round.state_location,
+                **self.round.last_used.get(task.client, {}),
                 "train": self.round.trains,
                 "contribute": task.client not in self.round.exhausted,
             }
@@ -128,8 +128,8 @@ class OrchestraStrategy(Strategy):
         """As :meth:`configure_train`, if clients are to score the encoder; else no message."""
         if not self._config.evaluation.asks_clients:
             return
-        entries = {**config, **self.round.place}
-        for task, record in self._addressed():
+        entries = {**config, **self.round.state_location}
+        for task, record in self._messages_per_task():
             yield self._message(MessageType.EVALUATE, task.client, record, entries)
 
     def aggregate_evaluate(
@@ -143,20 +143,20 @@ class OrchestraStrategy(Strategy):
         limits = score_limits(self._config, self._models.learner.method)
         optional = {PERSONAL} if self._config.evaluation.personal_by_clients else frozenset()
         for task, message in zip(self.stage.tasks, replies, strict=True):
-            self._count_up(message)
+            self._count_received_bytes(message)
             joined = self.round.images.get(task.client)
             try:
-                images, told = check_scores(message, self._schemas, limits, optional, joined)
+                images, values = check_scores(message, self._schemas, limits, optional, joined)
             except BadReplyError as reason:
                 self.report.unscored.append(_dropped(task.client, message, reason))
                 self.federation.on_client(task.client, False)
             else:
                 self.federation.on_client(task.client, True)
                 if self._config.evaluation.unsupervised:
-                    both = Similarities(told["alignment"], told["uniformity"])
+                    both = Similarities(values["alignment"], values["uniformity"])
                     scores.append((self.round.counted(images), both))
-                if own := with_prefix(told, LOCAL_SCORES):
-                    self.report.own_classes.append(own)
+                if local := with_prefix(values, LOCAL_SCORES):
+                    self.report.own_classes.append(local)
         if not scores:
             return None
         total = sum(images for images, _ in scores)
@@ -170,7 +170,7 @@ class OrchestraStrategy(Strategy):
     def summary(self) -> None:
         """Nothing: the run's progress says it all."""
 
-    def _addressed(self) -> Iterator[tuple[Task, ArrayRecord]]:
+    def _messages_per_task(self) -> Iterator[tuple[Task, ArrayRecord]]:
         """Every task with the arrays of its models, made when it is asked for.
 
         Tasks of the same models share one copy, which is dropped after the last of them: where
@@ -211,12 +211,12 @@ class OrchestraStrategy(Strategy):
             ttl=2 * self._config.federation.round_timeout + 60,
         )
 
-    def _count_up(self, message: Message) -> None:
+    def _count_received_bytes(self, message: Message) -> None:
         if message.has_content():
             self.report.bytes_up += payload_bytes(message.content)
 
     def _checked(self, task: Task, message: Message, update: StageUpdate) -> Reply | None:
-        self._count_up(message)
+        self._count_received_bytes(message)
         try:
             reply = check_reply(
                 message,
@@ -292,17 +292,17 @@ def check_round(
     due = release is not None and round_.number >= release.first_round
     report.server_state_kept = due and not report.contributed
     if report.server_state_kept and not round_.trains:
-        raise FederationError(why_nothing_came(federation, round_, report))
+        raise FederationError(missing_release_message(federation, round_, report))
 
 
-def why_nothing_came(federation: Federation, round_: Round, report: RoundReport) -> str:
+def missing_release_message(federation: Federation, round_: Round, report: RoundReport) -> str:
     """Says of a round that no client's release was used, and what can be done."""
     release, privacy = federation.release, federation.config.privacy
     assert release is not None
-    if report.held_back:
+    if report.below_minimum:
         return (
             f"round {round_.number}: {report.answered} clients answered well, too few to use their "
-            f"{release.label} (exchange.min_members={federation.exchange.least_results()})"
+            f"{release.label} (exchange.min_members={federation.exchange.min_results()})"
         )
     more = (
         "or have clients with more "

@@ -3,7 +3,7 @@ from flwr.app import Error
 from flwr.common.constant import ErrorCode
 
 from orchestra_flwr.federation.messages.failures import (
-    LONGEST_TEXT,
+    MAX_ERROR_TEXT,
     Failure,
     describe_error,
     to_error,
@@ -42,5 +42,5 @@ def test_the_text_of_a_simulated_clients_error_is_shown():
     """With control characters replaced, and not all of a very long one."""
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "a loss is\x1b[2J nan")
     assert describe_error(error) == "a loss is?[2J nan"
-    long = describe_error(Error(Failure.FAILED.value, "x" * 10 * LONGEST_TEXT))
-    assert len(long) == LONGEST_TEXT
+    long = describe_error(Error(Failure.FAILED.value, "x" * 10 * MAX_ERROR_TEXT))
+    assert len(long) == MAX_ERROR_TEXT

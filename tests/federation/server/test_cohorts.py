@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from orchestra_flwr.federation.server.cohorts import (
+    assign_numbers,
     client_order,
     draw_cohort,
-    most_images,
-    numbered,
+    max_counted_images,
 )
 
 
@@ -15,11 +15,11 @@ def test_any_names_have_one_order():
 
 
 def test_numbers_are_ranks_and_later_clients_get_the_next_ones():
-    first = numbered([], {"10": 1, "2": 1, "1": 1})
+    first = assign_numbers([], {"10": 1, "2": 1, "1": 1})
     assert first == ["1", "2", "10"]
-    later = numbered(first, {"3": 1, "10": 1, "0": 1})
+    later = assign_numbers(first, {"3": 1, "10": 1, "0": 1})
     assert later == ["1", "2", "10", "0", "3"]  # who is away keeps its number
-    assert numbered(later, {"2": 1}) == later
+    assert assign_numbers(later, {"2": 1}) == later
 
 
 def test_cohorts_are_drawn_from_seed_and_round():
@@ -52,10 +52,10 @@ def test_cohorts_are_fair():
     ],
 )
 def test_what_counts_is_bounded_by_the_median(images, times, most):
-    assert most_images(images, times) == most
+    assert max_counted_images(images, times) == most
 
 
 @pytest.mark.parametrize("count", range(3, 9))
 def test_fewer_than_half_cannot_make_their_images_count_more(count):
     honest, hostile = [100] * (count // 2 + 1), [10**8] * (count - count // 2 - 1)
-    assert most_images(honest + hostile, 10) == 1000
+    assert max_counted_images(honest + hostile, 10) == 1000

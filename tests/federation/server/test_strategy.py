@@ -175,7 +175,7 @@ def test_weights_by_full_batches_are_the_published_ones(server):
 )
 def test_more_images_than_count_weigh_no_more(server, weighting, expected):
     server = server(f"federation.weighting={weighting}", "training.batch_size=2")
-    shared, *_ = server.take(three_answers(server, server.ask(most_images=3)))
+    shared, *_ = server.take(three_answers(server, server.ask(max_counted_images=3)))
     np.testing.assert_allclose(shared, expected, rtol=1e-6)
     assert server.report.examples == 8  # all are trained on
 
@@ -606,7 +606,7 @@ def test_scores_are_averaged_by_images(server):
 
 def test_scores_weigh_no_more_than_count(server):
     server = server("evaluation.unsupervised=true")
-    server.start(1, most_images=3, images={"a": 1, "b": 2, "c": 10**8})
+    server.start(1, max_counted_images=3, images={"a": 1, "b": 2, "c": 10**8})
     first, second, third = evaluation(server)
     told = server.strategy.aggregate_evaluate(
         1,

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from orchestra_flwr.federation.messages.thirteen_levels import pack, unpack, words_for
+from orchestra_flwr.federation.messages.base13 import pack, unpack, words_for
 
 
 @pytest.mark.parametrize("count", [1, 16, 17, 18, 255])
