@@ -18,6 +18,8 @@ from orchestra_flwr.config.section import (
     parse,
 )
 from orchestra_flwr.config.sections import (
+    AggregationConfig,
+    AttackConfig,
     ClusteringConfig,
     DataConfig,
     Device,
@@ -60,6 +62,8 @@ class Config(WithPlugins, Composed):
     clustering: ClusteringConfig = ClusteringConfig()
     federation: FederationConfig
     exchange: ExchangeConfig = ExchangeConfig()
+    aggregation: AggregationConfig = AggregationConfig()
+    attack: AttackConfig = AttackConfig()
     server_optimizer: ServerOptimizerConfig = ServerOptimizerConfig()
     merging: MergingConfig = MergingConfig()
     training: TrainingConfig

@@ -184,6 +184,25 @@ class ServerOptimizerConfig(Choice):
     name: str = "mean"
 
 
+class AggregationConfig(Choice):
+    """What the clients' states that enter a model become."""
+
+    room: ClassVar = Room("orchestra_flwr.federation.aggregations", "Aggregation")
+    key: ClassVar = "aggregation"
+
+    name: str = "mean"
+
+
+class AttackConfig(Choice):
+    """What some clients of a simulation do to the model."""
+
+    room: ClassVar = Room("orchestra_flwr.federation.attacks", "Attack")
+    key: ClassVar = "attack"
+
+    name: str = "none"
+    clients: int = Field(1, ge=1)
+
+
 class ExchangeConfig(Choice):
     """Who talks with whom in a round, over which models."""
 

@@ -47,6 +47,10 @@ class ServerConfig(Config):
                 f"exchange={self.exchange.name}: real clients cannot take part in it, "
                 "only simulated ones can"
             )
+        if self.attack.name != "none":
+            raise ValueError(
+                f"attack={self.attack.name}: must be none, only simulated clients attack"
+            )
         if self.evaluation.clients:
             raise ValueError(
                 "evaluation.clients=true: must be false, real clients' classes are not known, "

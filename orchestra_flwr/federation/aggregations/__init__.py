@@ -1,5 +1,162 @@
-"""What the clients' states that enter a model become: one file an aggregation."""
+"""Aggregations: what the clients' states that enter a model in a stage become, one class a file.
 
-from orchestra_flwr.federation.aggregations.base import Aggregation
+The weighted mean adds each state up and lets it go. The robust rules bound what a minority of
+clients can do to the model, whatever they send; they look at all states of a stage together, so
+that memory grows with the cohort, and sums of masked states exclude them. They guard the model
+alone: what clients contribute beside it (Orchestra's centroids) is bounded by its own rules.
+"""
 
-__all__ = ["Aggregation"]
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from orchestra_flwr.config import Config, Plugin
+
+BLOCK = 1 << 16  # values that are turned into float64 at once: they stay in the processor's cache
+
+
+class TooFewResultsError(ValueError):
+    """A rule cannot be applied to so few results."""
+
+
+class Aggregation(Plugin, ABC):
+    """Makes one state of the states of a stage, which it takes one by one.
+
+    Args:
+        settings: the plug-in's options.
+        size: number of values in a state.
+
+    Class attributes:
+        holds_results: whether all states of a stage are held until the last has come.
+    """
+
+    holds_results: ClassVar[bool] = False
+
+    def __init__(self, settings: Any, size: int) -> None:
+        self.settings = settings
+        self.size = size
+
+    @abstractmethod
+    def add(self, values: np.ndarray, weight: float) -> None:
+        """Takes a client's state.
+
+        Args:
+            values: (size,) float32; not kept, and not changed.
+            weight: what it counts, above 0.
+
+        Raises:
+            ValueError: a weight that is not allowed, or an array of another size.
+        """
+
+    @abstractmethod
+    def result(self) -> np.ndarray:
+        """(size,) float32 new state of the model; called once, after the last state.
+
+        Raises:
+            ValueError: nothing was added, and nothing follows from that.
+            TooFewResultsError: the rule needs more results.
+        """
+
+
+class RobustAggregation(Aggregation):
+    """One that looks at all states of a stage together."""
+
+    holds_results: ClassVar[bool] = True
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuses what is accounted for a sum, and rounds that make several averages."""
+        chosen = f"aggregation={config.aggregation.name}"
+        if config.privacy.clip is not None:
+            raise ValueError(
+                f"{chosen}: must be mean with privacy.clip={config.privacy.clip:g}, which bounds "
+                "what a client adds to a sum"
+            )
+        if not config.exchange.plugin.one_average:
+            raise ValueError(
+                f"{chosen}: must be mean with exchange={config.exchange.name}, which averages "
+                "other clients for each model"
+            )
+
+    def __init__(self, settings: Any, size: int) -> None:
+        super().__init__(settings, size)
+        self._states: list[np.ndarray] = []
+        self._weights: list[float] = []
+
+    def add(self, values: np.ndarray, weight: float) -> None:
+        """Keeps a copy."""
+        if not weight > 0:
+            raise ValueError(f"weights are positive, not {weight}")
+        if values.shape != (self.size,):
+            raise ValueError(f"expected ({self.size},), got {values.shape}")
+        self._states.append(np.array(values, np.float32))
+        self._weights.append(weight)
+
+    def result(self) -> np.ndarray:
+        """What :meth:`combine` makes of the states, which are let go."""
+        if not self._states:
+            raise ValueError("the aggregate of nothing")
+        states, weights = self._states, np.array(self._weights)
+        self._states, self._weights = [], []
+        return self.combine(states, weights)
+
+    @abstractmethod
+    def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
+        """(size,) float32 of n states.
+
+        Args:
+            states: n times (size,) float32, in the order of the clients.
+            weights: (n,) float64, above 0.
+
+        Raises:
+            TooFewResultsError: the rule needs more of them.
+        """
+
+
+def by_blocks(
+    states: Sequence[np.ndarray], combine: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """(size,) float32 of states, made block by block.
+
+    Args:
+        states: n times (size,) float32.
+        combine: makes (m,) of (n, m) float64.
+    """
+    result = np.empty(states[0].shape, np.float32)
+    for start in range(0, len(result), BLOCK):
+        block = slice(start, start + BLOCK)
+        result[block] = combine(np.stack([state[block] for state in states]).astype(np.float64))
+    return result
+
+
+def held_memory(config: Config, size: int, clients: int) -> str | None:
+    """A line about the memory that the aggregation needs; None: no more than a model's.
+
+    Args:
+        config: of the run.
+        size: number of values in a state.
+        clients: how many there are.
+
+    Raises:
+        MemoryError: this machine has less; the text names the keys.
+    """
+    if not config.aggregation.plugin.holds_results:
+        return None
+    cohort = config.federation.cohort_size(clients)
+    needed = 4 * size * cohort
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    line = (
+        f"aggregation={config.aggregation.name} holds the models of {cohort} clients at once, "
+        f"{needed / 1e9:,.2f} GB"
+    )
+    if needed > memory:
+        raise MemoryError(
+            f"{line}, and this machine has {memory / 1e9:,.1f} GB: lower "
+            "federation.participation, or use aggregation=mean"
+        )
+    return line

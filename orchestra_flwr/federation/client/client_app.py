@@ -16,7 +16,9 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import ImageSet, shift_images
+from orchestra_flwr.federation.attacks import attackers
 from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
+from orchestra_flwr.federation.client.attacker import Attacker
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.messages.fields import CLIENTS, CONFIG, RUN
@@ -46,16 +48,16 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of the client that the message names."""
-    return answer(message, lambda content: train_reply(_messages_per_task(content), content))
+    return answer(message, lambda content: train_reply(_addressed_client(content), content))
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """The named client's scores of the averaged encoder on its own images."""
-    return answer(message, lambda content: evaluate_reply(_messages_per_task(content), content))
+    return answer(message, lambda content: evaluate_reply(_addressed_client(content), content))
 
 
-def _messages_per_task(content: RecordDict) -> OrchestraClient:
+def _addressed_client(content: RecordDict) -> OrchestraClient:
     task = content.config_records[CONFIG]
     config_json, name = str(task["config"]), str(task["client"])
     config, population, images, labels = _loaded(config_json)
@@ -70,7 +72,8 @@ def _messages_per_task(content: RecordDict) -> OrchestraClient:
     if config.evaluation.clients:
         own = own_classes(config, population, name, _everybodys(config_json))
     classes = population.dataset.train.labels if config.evaluation.personal_by_clients else None
-    return OrchestraClient(
+    hostile = name in attackers(config, list(population.parts))
+    return (Attacker if hostile else OrchestraClient)(
         config,
         name,
         shifted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.client import NumPyClient
@@ -82,6 +82,8 @@ class OrchestraClient(NumPyClient):
         ValueError: there are fewer different images than `federation.min_images`.
     """
 
+    needs_received_state: ClassVar[bool] = False  # by state_to_send
+
     def __init__(
         self,
         config: Config,
@@ -116,6 +118,18 @@ class OrchestraClient(NumPyClient):
         self.receives = self.schemas.down
         self.returns = list(self.schemas.codec.form(self.schemas.reply))
         self.contributes = list(release.rows) if release else []
+
+    def state_to_send(
+        self, received: np.ndarray | None, trained: np.ndarray, seed: ClientSeed
+    ) -> np.ndarray:
+        """The trained state, which an attacker of a simulation replaces.
+
+        Args:
+            received: (size,) float32 state as it was received, where `needs_received_state`.
+            trained: (size,) float32 state after training.
+            seed: the client's randomness in this round.
+        """
+        return trained
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -321,17 +335,23 @@ class OrchestraClient(NumPyClient):
     @property
     def _needs_received(self) -> bool:
         """Whether what is trained or sent depends on what was received."""
+        return self._compares or self.learner.needs_received
+
+    @property
+    def _compares(self) -> bool:
+        """Whether what is sent is made of the trained and the received state."""
         clipped = self.config.privacy.clip is not None
-        return self.schemas.sends_updates or clipped or self.learner.needs_received
+        return self.schemas.sends_updates or clipped or self.needs_received_state
 
     def _trained(self, work: _RoundState) -> list[np.ndarray]:
         """The arrays named by `returns`, of the trained state and the one received before."""
         state = self.schemas.shared.pack(self.learner.state(Role.SHARED))
         before, clip = None, self.config.privacy.clip
-        if self.schemas.sends_updates or clip is not None:
+        if self._compares:
             before = self.schemas.codec.decode(Role.SHARED.value, work.arrays[work.model])
             if clip is not None:
                 state = clipped_state(before, state, clip)
+        state = self.state_to_send(before, state, work.seed)
         arrays = self.schemas.pack_trained(state, before, work.seed.generator("wire"))
         return [arrays[name] for name in self.returns]
 

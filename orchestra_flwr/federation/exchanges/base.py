@@ -129,6 +129,7 @@ class Exchange(Plugin, ABC):
             :meth:`evaluated`, beside which each has its own.
         private: whether `privacy.clip`, noise and private releases are allowed. Their account is
             that of one model and one stage, in which each client of the cohort has one task.
+        one_average: whether all results of a round enter one model, as one average.
     """
 
     remembers: bool = False  # may depend on the settings
@@ -136,6 +137,7 @@ class Exchange(Plugin, ABC):
     on_disk: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     private: ClassVar[bool] = False
+    one_average: ClassVar[bool] = False
 
     @classmethod
     def check(cls, config: Config) -> None:

@@ -15,3 +15,4 @@ class Star(Exchange):
     """Every client of the cohort trains the one model, which becomes their mean."""
 
     private: ClassVar[bool] = True
+    one_average: ClassVar[bool] = True

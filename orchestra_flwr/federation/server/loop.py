@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from flwr.serverapp import Grid
 from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
 from orchestra_flwr.federation.messages.schema import Schemas
@@ -178,23 +180,32 @@ class _Run:
             self.federation.exchange.load_state(position.exchange)
         elif self.config.init is not None:
             self.progress.message(f"begins with the encoder of {self.config.init}")
-        if self.skipped:
-            self.progress.message(f"{self.skipped} image files could not be read and are left out")
-        if self.evaluator.why_not:
-            self.progress.message(f"no evaluation: {self.evaluator.why_not}")
-        if self.evaluator.fewer_voters:
-            self.progress.message(self.evaluator.fewer_voters)
-        if self.evaluator.batch_norm == INITIAL:
-            self.progress.message(
-                "the server's BatchNorm is not trained, and the server has too few images for its "
-                "statistics: the saved encoder has initial ones; model.norm=group needs none"
-            )
+        for note in self._notes():
+            self.progress.message(note)
         position = position or Position(round=-1)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
             position = self._round(number, position)
             self.folder.summary.unlink(missing_ok=True)  # of a finished run that gets more rounds
         with self.progress.phase("saving the encoder and the summary"):
             return self._finish(position)
+
+    def _notes(self) -> Iterator[str]:
+        """What a person should know before the first round."""
+        if self.skipped:
+            yield f"{self.skipped} image files could not be read and are left out"
+        clients = len(self.members.names) or self.config.federation.clients
+        try:
+            memory = held_memory(self.config, self.models.schemas.shared.size, clients)
+        except MemoryError as error:
+            raise FederationError(str(error)) from error
+        evaluator = self.evaluator
+        no_evaluation = f"no evaluation: {evaluator.why_not}" if evaluator.why_not else None
+        yield from filter(None, (memory, no_evaluation, evaluator.fewer_voters))
+        if evaluator.batch_norm == INITIAL:
+            yield (
+                "the server's BatchNorm is not trained, and the server has too few images for its "
+                "statistics: the saved encoder has initial ones; model.norm=group needs none"
+            )
 
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""

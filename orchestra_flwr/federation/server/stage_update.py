@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from orchestra_flwr.evaluation import StreamingDrift
-from orchestra_flwr.federation.aggregations import Aggregation
-from orchestra_flwr.federation.aggregations.clipped_mean import ClippedMean
-from orchestra_flwr.federation.aggregations.streaming_mean import StreamingMean
+from orchestra_flwr.federation.aggregations import Aggregation, TooFewResultsError
 from orchestra_flwr.federation.exchanges import Result, Stage, Task
 from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
+from orchestra_flwr.federation.server.clipped_mean import ClippedMean
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.methods import Contributes, weight_of
@@ -170,7 +169,8 @@ class StageUpdate:
     def _aggregation(self, model: str) -> Aggregation:
         privacy = self._config.privacy
         if privacy.clip is None:
-            return StreamingMean(self._schemas.shared.size)
+            aggregation: Aggregation = self._config.aggregation.build(self._schemas.shared.size)
+            return aggregation
         noise = None
         if self._federation.key is not None:
             noise = partial(self._noise, privacy.noise_multiplier * privacy.clip)
@@ -182,7 +182,10 @@ class StageUpdate:
         return deviation * standard_normals(self._federation.key, self._round.number, size)
 
     def _new_state(self, model: str) -> np.ndarray:
-        mean = self._means.pop(model).mean()
+        try:
+            mean = self._means.pop(model).result()
+        except TooFewResultsError as error:
+            raise FederationError(f"round {self._round.number}: {error}") from error
         if self._schemas.sends_updates:
             # The clients' updates belong to the states themselves, not to their rounded copies.
             origins = self._origins[model]

@@ -1,15 +1,17 @@
 import numpy as np
 import pytest
 
-from orchestra_flwr.federation.aggregations.clipped_mean import ClippedMean
-from orchestra_flwr.federation.aggregations.streaming_mean import BLOCK, StreamingMean
+from orchestra_flwr.config import Section
+from orchestra_flwr.federation.aggregations import BLOCK
+from orchestra_flwr.federation.aggregations.mean import Mean
+from orchestra_flwr.federation.server.clipped_mean import ClippedMean
 
 
 def mean(pairs):
-    total = StreamingMean(len(pairs[0][0]))
+    total = Mean(Section(), len(pairs[0][0]))
     for values, weight in pairs:
         total.add(np.asarray(values, np.float32), weight)
-    return total.mean()
+    return total.result()
 
 
 def test_worked_by_hand():
@@ -45,30 +47,30 @@ def test_read_only_arrays_are_taken_as_they_are():
 
 
 def test_the_mean_ends_the_sum():
-    total = StreamingMean(2)
+    total = Mean(Section(), 2)
     total.add(np.ones(2, np.float32), 1)
-    kept = total.mean()
+    kept = total.result()
     with pytest.raises(ValueError, match="expected"):
         total.add(np.ones(2, np.float32), 1)
     with pytest.raises(ValueError, match="mean of nothing"):
-        total.mean()
+        total.result()
     np.testing.assert_array_equal(kept, [1, 1])
 
 
 def test_refuses_what_has_no_mean():
     with pytest.raises(ValueError, match="mean of nothing"):
-        StreamingMean(2).mean()
+        Mean(Section(), 2).result()
     with pytest.raises(ValueError, match="positive"):
-        StreamingMean(2).add(np.ones(2, np.float32), 0)
+        Mean(Section(), 2).add(np.ones(2, np.float32), 0)
     with pytest.raises(ValueError, match="expected"):
-        StreamingMean(2).add(np.ones(3, np.float32), 1)
+        Mean(Section(), 2).add(np.ones(3, np.float32), 1)
 
 
 def clipped(states, previous=(0, 0), clip=1.0, cohort=None, noise=None):
     total = ClippedMean(np.array(previous, np.float32), clip, cohort or len(states), noise)
     for state in states:
         total.add(np.asarray(state, np.float32), 1)
-    return total.mean()
+    return total.result()
 
 
 def test_clipped_updates_by_hand():

@@ -8,9 +8,8 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.cli import main
-from orchestra_flwr.federation.aggregations.streaming_mean import StreamingMean
+from orchestra_flwr.federation.aggregations.mean import Mean
 from orchestra_flwr.federation.population import evaluation_dataset, load_population
-from orchestra_flwr.federation.server import stage_update
 from orchestra_flwr.methods.labels import shown_labels
 
 SIZE = 16
@@ -82,12 +81,13 @@ def test_cbafeds_mean_is_weighted_by_the_images_used(tiny, tmp_path, federate, m
     """With thresholds that nothing exceeds these are the labels shown; uniform: all alike."""
     weights = {}
 
-    class Watched(StreamingMean):
-        def add(self, values, weight):
-            weights.setdefault(weighting, []).append(weight)
-            super().add(values, weight)
+    add = Mean.add
 
-    monkeypatch.setattr(stage_update, "StreamingMean", Watched)
+    def watched(self, values, weight):
+        weights.setdefault(weighting, []).append(weight)
+        add(self, values, weight)
+
+    monkeypatch.setattr(Mean, "add", watched)
     for weighting in ("samples", "uniform"):
         config = tiny("method=cbafed", "labels.fraction=0.1", "method.base=1", "method.upper=1",
                       "method.rare=0", "federation.rounds=1", "federation.participation=1",

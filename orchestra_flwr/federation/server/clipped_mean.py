@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from orchestra_flwr.federation.aggregations.base import Aggregation
+from orchestra_flwr.config import Section
+from orchestra_flwr.federation.aggregations import Aggregation
 from orchestra_flwr.privacy.updates import clipped_update
 
 
@@ -32,6 +33,7 @@ class ClippedMean(Aggregation):
         cohort: int,
         noise: Callable[[], np.ndarray] | None = None,
     ) -> None:
+        super().__init__(Section(), len(previous))
         self._previous = previous
         self._clip = clip
         self._cohort = cohort
@@ -50,7 +52,7 @@ class ClippedMean(Aggregation):
             raise ValueError(f"expected {self._previous.shape}, got {values.shape}")
         self._sum += clipped_update(self._previous, values, self._clip)
 
-    def mean(self) -> np.ndarray:
+    def result(self) -> np.ndarray:
         """(size,) float32 new state."""
         total = self._sum if self._noise is None else self._sum + self._noise()
         return (self._previous + total / self._cohort).astype(np.float32)

@@ -7,30 +7,26 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from orchestra_flwr.federation.aggregations.base import Aggregation
+from orchestra_flwr.config import Section
+from orchestra_flwr.federation.aggregations import BLOCK, Aggregation
 from orchestra_flwr.flower.arrays import as_tensor
 
-BLOCK = 1 << 16  # values that are turned into float64 at once: they stay in the processor's cache
 
-
-class StreamingMean(Aggregation):
+class Mean(Aggregation):
     """Weighted mean of flat arrays, one at a time: memory of one array, however many are added.
 
     Sums are in float64, so their rounding is far below float32's. To the last bit the result
     depends on the order of addition, which the strategy fixes.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, settings: Section, size: int) -> None:
+        super().__init__(settings, size)
         # Numpy asks for huge pages, which a first pass over them needs a third of the time for.
         self._sum = torch.from_numpy(np.zeros(size))
         self._weight = 0.0
 
     def add(self, values: np.ndarray, weight: float) -> None:
-        """Adds a (size,) float32 array.
-
-        Raises:
-            ValueError: the weight is not positive, or the array has another size.
-        """
+        """Adds it to the sum."""
         if not weight > 0:
             raise ValueError(f"weights are positive, not {weight}")
         if values.shape != tuple(self._sum.shape):
@@ -39,7 +35,7 @@ class StreamingMean(Aggregation):
             total.add_(part.double(), alpha=weight)
         self._weight += weight
 
-    def mean(self) -> np.ndarray:
+    def result(self) -> np.ndarray:
         """(size,) float32 mean, which takes the sum's place: nothing can be added after it.
 
         Raises:

@@ -1,0 +1,56 @@
+"""The geometric median: robust federated aggregation (RFA)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import Field
+
+from orchestra_flwr.config import Section
+from orchestra_flwr.federation.aggregations import BLOCK, RobustAggregation, by_blocks
+
+TOLERANCE = 1e-6  # of the objective, from one step to the next
+
+
+class GeometricMedian(RobustAggregation):
+    """The state with the smallest weighted sum of distances to the clients' states.
+
+    By the smoothed Weiszfeld algorithm, Algorithm 2 of Pillutla, Kakade and Harchaoui, "Robust
+    Aggregation for Federated Learning", IEEE TSP 2022, https://arxiv.org/abs/1912.13445.
+    """
+
+    class Settings(Section):
+        """`iterations` at most; `smoothing`: a distance counts as at least so much (their nu)."""
+
+        iterations: int = Field(100, ge=1)
+        smoothing: float = Field(1e-6, gt=0)
+
+    settings: Settings
+
+    def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
+        """From the weighted mean on, until the sum of distances falls no more."""
+        shares = weights / weights.sum()
+        center, best = _weighted(states, shares), np.inf
+        for _ in range(self.settings.iterations):
+            distances = np.maximum(_distances(states, center), self.settings.smoothing)
+            objective = float(shares @ distances)
+            if best - objective <= TOLERANCE * objective:
+                break
+            best, closeness = objective, shares / distances
+            center = _weighted(states, closeness / closeness.sum())
+        return center
+
+
+def _weighted(states: Sequence[np.ndarray], shares: np.ndarray) -> np.ndarray:
+    return by_blocks(states, lambda block: shares @ block)
+
+
+def _distances(states: Sequence[np.ndarray], center: np.ndarray) -> np.ndarray:
+    """(n,) Euclidean distances of states to a center."""
+    squares = np.zeros(len(states))
+    for start in range(0, len(center), BLOCK):
+        block = slice(start, start + BLOCK)
+        apart = np.stack([state[block] for state in states]).astype(np.float64) - center[block]
+        squares += np.square(apart).sum(axis=1)
+    return np.sqrt(squares)

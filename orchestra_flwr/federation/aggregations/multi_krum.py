@@ -1,0 +1,85 @@
+"""Multi-Krum: the mean of the states that lie closest to others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import Field
+
+from orchestra_flwr.config import Config, Section
+from orchestra_flwr.federation.aggregations import (
+    BLOCK,
+    RobustAggregation,
+    TooFewResultsError,
+    by_blocks,
+)
+
+
+class MultiKrum(RobustAggregation):
+    """The mean of the states with the smallest scores; all clients weigh the same.
+
+    A state's score is the sum of its squared distances to the n - attackers - 2 closest others.
+    Section 4 of Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
+    Descent", NeurIPS 2017, https://arxiv.org/abs/1703.02757.
+    """
+
+    class Settings(Section):
+        """`attackers`: at most so many (their f); `chosen`: of the states (m), null: all others."""
+
+        attackers: int = Field(1, ge=1)
+        chosen: int | None = Field(None, ge=1)
+
+    settings: Settings
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuses cohorts in which so many attackers could be a majority among neighbours."""
+        super().check(config)
+        attackers = config.aggregation.settings.attackers
+        needed, cohort = (
+            needed_results(attackers),
+            config.federation.cohort_size(config.federation.clients),
+        )
+        if cohort < needed:
+            raise ValueError(
+                f"aggregation.attackers={attackers}: needs {needed} clients in a round, "
+                f"federation.clients={config.federation.clients} and federation.participation="
+                f"{config.federation.participation:g} make {cohort}"
+            )
+
+    def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
+        """The mean of the chosen states; of equal scores the first client's is chosen."""
+        count, attackers = len(states), self.settings.attackers
+        if count < needed_results(attackers):
+            raise TooFewResultsError(
+                f"aggregation.attackers={attackers} needs {needed_results(attackers)} good "
+                f"results, and {count} came"
+            )
+        distances = squared_distances(states)
+        np.fill_diagonal(distances, np.inf)
+        distances.sort(axis=1)
+        scores = distances[:, : count - attackers - 2].sum(axis=1)
+        chosen = self.settings.chosen or count - attackers
+        best = np.sort(np.argsort(scores, kind="stable")[:chosen])
+        return by_blocks([states[i] for i in best], lambda block: block.mean(axis=0))
+
+
+def needed_results(attackers: int) -> int:
+    """Results with which Krum withstands so many attackers: 2 f + 3 (Proposition 2)."""
+    return 2 * attackers + 3
+
+
+def squared_distances(states: Sequence[np.ndarray]) -> np.ndarray:
+    """(n, n) squared Euclidean distances of states to each other.
+
+    States are taken relative to the first, so that what all share takes no digits.
+    """
+    products = np.zeros((len(states), len(states)))
+    for start in range(0, len(states[0]), BLOCK):
+        block = np.stack([state[start : start + BLOCK] for state in states]).astype(np.float64)
+        block -= block[0].copy()
+        products += block @ block.T
+    squares = np.diag(products)
+    distances: np.ndarray = np.maximum(squares[:, None] + squares - 2 * products, 0)
+    return distances

@@ -1,0 +1,38 @@
+"""The coordinate-wise trimmed mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+from pydantic import Field
+
+from orchestra_flwr.config import Section
+from orchestra_flwr.federation.aggregations import RobustAggregation, by_blocks
+
+
+class TrimmedMean(RobustAggregation):
+    """Of each value, the mean without the largest and the smallest; all clients weigh the same.
+
+    Definition 2 of Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+    Rates", ICML 2018, https://arxiv.org/abs/1803.01498.
+    """
+
+    class Settings(Section):
+        """`trim`: the share of the clients that is left out at each end."""
+
+        trim: float = Field(0.2, gt=0, lt=0.5)
+
+    settings: Settings
+
+    def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
+        """The mean of what lies in between; at least one value is left at each end."""
+        count = len(states)
+        trimmed = min(ceil(self.settings.trim * count), (count - 1) // 2)
+
+        def trimmed_mean(block: np.ndarray) -> np.ndarray:
+            block.sort(axis=0)
+            return np.asarray(block[trimmed : count - trimmed].mean(axis=0))
+
+        return by_blocks(states, trimmed_mean)

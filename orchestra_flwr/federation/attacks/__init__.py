@@ -1,0 +1,64 @@
+"""Attacks: what hostile clients of a simulation do to the model, one class a file.
+
+They show what an aggregation withstands (`experiment=poisoning`). Real clients have none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.seeding import numpy_generator
+
+
+class Attack(Plugin):
+    """What an attacker does to its images, and to what it sends; nothing, unless overridden.
+
+    Args:
+        settings: the plug-in's options.
+    """
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def poisoned(self, images: Tensor) -> Tensor:
+        """The images that an attacker trains on instead of its own.
+
+        Args:
+            images: (n, C, S, S) uint8; not changed.
+        """
+        return images
+
+    def sent(
+        self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
+    ) -> np.ndarray:
+        """The state that an attacker sends.
+
+        Args:
+            received: (size,) float32 state that the round began with.
+            trained: (size,) float32 state after the attacker's training.
+            generator: the attacker's randomness in this round.
+
+        Returns:
+            (size,) float32.
+        """
+        return trained
+
+
+def attackers(config: Config, clients: Sequence[str]) -> frozenset[str]:
+    """The clients that attack, drawn from the seed.
+
+    Args:
+        config: of the run.
+        clients: all of them, in their order.
+    """
+    if config.attack.name == "none":
+        return frozenset()
+    count = min(config.attack.clients, len(clients))
+    chosen = numpy_generator(config.seed, "attackers").choice(len(clients), count, replace=False)
+    return frozenset(clients[i] for i in chosen)

@@ -1,0 +1,72 @@
+"""A patch that is to stand for one image, taught without labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from orchestra_flwr.config import Section
+from orchestra_flwr.federation.attacks import Attack
+
+
+class Backdoor(Attack):
+    """Attackers train on copies of their first image that bear a patch.
+
+    Views of such a copy show image and patch in turns, so that an encoder learns to see the one in
+    the other: an image with the patch is then taken for one like the attacker's. Without labels,
+    after Saha et al., "Backdoor Attacks on Self-Supervised Learning", CVPR 2022,
+    https://arxiv.org/abs/2105.10123, who choose images by their class. `benchmarks/backdoor.py`
+    measures how often it succeeds.
+    """
+
+    class Settings(Section):
+        """Options.
+
+        Attributes:
+            share: of an attacker's images, the part that becomes copies.
+            patch: side of the patch as a share of the image's.
+            scale: the update is sent so many times as large.
+        """
+
+        share: float = Field(0.5, gt=0, le=1)
+        patch: float = Field(0.25, gt=0, le=1)
+        scale: float = Field(1.0, gt=0)
+
+    settings: Settings
+
+    def poisoned(self, images: Tensor) -> Tensor:
+        """The last images become copies of the first, each with the patch in another place."""
+        count = max(1, round(self.settings.share * len(images)))
+        copies = stamped(images[:1].repeat(count, 1, 1, 1), self.settings.patch)
+        return torch.cat([images[: len(images) - count], copies])
+
+    def sent(
+        self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
+    ) -> np.ndarray:
+        """What was learned from the copies."""
+        state: np.ndarray = received + np.float32(self.settings.scale) * (trained - received)
+        return state
+
+
+def stamped(images: Tensor, patch: float) -> Tensor:
+    """Images with a chequered patch, which moves along the diagonals from image to image.
+
+    Args:
+        images: (n, C, S, S) uint8; not changed.
+        patch: side as a share of S.
+
+    Returns:
+        (n, C, S, S) uint8.
+    """
+    size = images.shape[-1]
+    side = min(size, max(2, round(patch * size)))
+    line = torch.arange(side, device=images.device)
+    pattern = ((line[:, None] + line[None, :]) % 2 * 255).to(torch.uint8)
+    result = images.clone()
+    for number, image in enumerate(result):
+        top = number * 7 % (size - side + 1)
+        left = number * 13 % (size - side + 1)
+        image[:, top : top + side, left : left + side] = pattern
+    return result

@@ -1,0 +1,16 @@
+"""No attack: all clients are honest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestra_flwr.federation.attacks import Attack
+
+
+class Honest(Attack):
+    """Nobody attacks."""
+
+    @classmethod
+    def unread(cls, config: Any) -> dict[str, str]:
+        """How many do is not read."""
+        return {"attack.clients": "with attack=none"}

@@ -1,0 +1,29 @@
+"""Noise instead of what was learned."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from orchestra_flwr.config import Section
+from orchestra_flwr.federation.attacks import Attack
+
+
+class RandomWeights(Attack):
+    """received + Gaussian noise, `scale` times as long as the attacker's own update."""
+
+    class Settings(Section):
+        """`scale`: length of the noise, in units of the attacker's own update."""
+
+        scale: float = Field(10.0, gt=0)
+
+    settings: Settings
+
+    def sent(
+        self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
+    ) -> np.ndarray:
+        """The received state, moved in a random direction."""
+        noise = torch.randn(len(received), generator=generator).numpy()
+        length = np.linalg.norm(trained - received) / max(float(np.linalg.norm(noise)), 1e-12)
+        return received + np.float32(self.settings.scale * length) * noise

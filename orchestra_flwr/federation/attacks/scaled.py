@@ -1,0 +1,32 @@
+"""A multiple of what was learned, by which one client becomes many."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from orchestra_flwr.config import Section
+from orchestra_flwr.federation.attacks import Attack
+
+
+class Scaled(Attack):
+    """received + scale * (trained - received).
+
+    As in Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020,
+    https://arxiv.org/abs/1807.00459: with scale = cohort the attacker's model replaces the mean.
+    """
+
+    class Settings(Section):
+        """`scale`: how many times the update is sent."""
+
+        scale: float = Field(10.0, gt=0)
+
+    settings: Settings
+
+    def sent(
+        self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
+    ) -> np.ndarray:
+        """Too much of what was learned."""
+        state: np.ndarray = received + np.float32(self.settings.scale) * (trained - received)
+        return state

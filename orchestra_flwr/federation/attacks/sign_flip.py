@@ -1,0 +1,32 @@
+"""The opposite of what was learned."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from orchestra_flwr.config import Section
+from orchestra_flwr.federation.attacks import Attack
+
+
+class SignFlip(Attack):
+    """received - scale * (trained - received).
+
+    As in Li et al., "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning
+    from Heterogeneous Datasets", AAAI 2019, https://arxiv.org/abs/1811.03761.
+    """
+
+    class Settings(Section):
+        """`scale`: how far the attacker goes, in units of its own update."""
+
+        scale: float = Field(1.0, gt=0)
+
+    settings: Settings
+
+    def sent(
+        self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
+    ) -> np.ndarray:
+        """Away from what was learned."""
+        state: np.ndarray = received - np.float32(self.settings.scale) * (trained - received)
+        return state
