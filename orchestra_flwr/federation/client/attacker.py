@@ -14,7 +14,7 @@ from orchestra_flwr.seeding import ClientSeed
 
 
 class Attacker(OrchestraClient):
-    """Trains on what its attack makes of its images, and sends what it makes of the result.
+    """Trains on what its attack makes of its images, and sends what that makes of the result.
 
     Args:
         config: of the run.
@@ -32,6 +32,10 @@ class Attacker(OrchestraClient):
     def state_to_send(
         self, received: np.ndarray | None, trained: np.ndarray, seed: ClientSeed
     ) -> np.ndarray:
-        """What the attack makes of it."""
+        """What the attack makes of it. BatchNorm's statistics stay: a server drops variances below 0,
+        and with them the attack."""
         assert received is not None
-        return self._attack.sent(received, trained, seed.generator("attack"))
+        state = self._attack.sent(received, trained, seed.generator("attack"))
+        for span, _ in self.schemas.shared.statistics:
+            state[span] = trained[span]
+        return state

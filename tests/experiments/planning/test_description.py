@@ -33,7 +33,7 @@ def test_every_table_and_figure_of_the_paper_is_there_in_reading_order():
         *("featarc_figure5", "featarc_figure16", "featarc_table2"),
         *("figure5", "figure6", "figure7", "figure8", "figure9", "figure10", "figure12"),
         *("mi_pairs", "mi_sweeps", "mi_table3", "mi_table4", "mi_table5", "mi_table6", "mi_table7"),
-        *("privacy", "tuning"),
+        *("poisoning", "privacy", "tuning"),
     ]
 
 

@@ -58,7 +58,9 @@ def test_attackers_are_drawn_from_the_seed():
 
 
 def test_a_real_server_has_no_attackers():
-    with pytest.raises(ConfigError, match="attack=scaled: must be none with real clients"):
+    with pytest.raises(
+        ConfigError, match="attack=scaled: must be none, only simulated clients attack"
+    ):
         load(ServerConfig, ["attack=scaled"])
 
 
@@ -67,7 +69,7 @@ def test_one_attacker_moves_the_mean_and_not_the_median(tiny, tmp_path, federate
 
     def encoder(aggregation, attack):
         config = tiny(
-            "federation.participation=1", "federation.max_update=null",
+            "federation.clients=9", "federation.participation=1", "federation.max_update=null",
             f"aggregation={aggregation}", *attack,
             f"run_dir={tmp_path / f'{aggregation}{len(attack)}'}",
         )  # fmt: skip
