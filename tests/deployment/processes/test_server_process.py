@@ -105,7 +105,7 @@ def test_clients_are_named_as_the_server_was_started(monkeypatch, program, shown
 def test_a_client_is_woken_when_the_app_reports_what_it_sent():
     events = [{"event": "sent", "node": 2**63 + 1}, {"event": "finished", "summary": {"rounds": 1}}]
     woken = []
-    channel = SimpleNamespace(ready=lambda _: True, receive=lambda: (events.pop(0), []))
+    channel = SimpleNamespace(ready=lambda _: True, receive=lambda: events.pop(0))
     gate = SimpleNamespace(wake=woken.append)
     assert server_process._follow(channel, None, None, gate, None) == {"rounds": 1}
     assert woken == [2**63 + 1]
