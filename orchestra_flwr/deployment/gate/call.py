@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from orchestra_flwr.deployment.gate.admission import peer_name
 from orchestra_flwr.deployment.gate.client_identity import public_key
-from orchestra_flwr.deployment.gate.connection import peer_name
 from orchestra_flwr.deployment.gate.upstream import UpstreamResponse
 
 PASSED = {b"content-type", b"content-length", b"accept"}

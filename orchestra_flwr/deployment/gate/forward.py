@@ -79,7 +79,7 @@ class _Account:
 class Forwarder:
     """An ASGI application that passes the Fleet API on to the SuperLink, and nothing else.
 
-    A refused client gets an answer, and :func:`observed` reads and drops the rest of its request.
+    A refused client gets an answer; the rest of its request is read and dropped.
 
     Args:
         upstream: the SuperLink.

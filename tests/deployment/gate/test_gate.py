@@ -30,7 +30,15 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.gate import Gate, GateTls, connection, forward, listen, listening
+from orchestra_flwr.deployment.gate import (
+    Gate,
+    GateTls,
+    admission,
+    connection,
+    forward,
+    listen,
+    listening,
+)
 from orchestra_flwr.flower.socket_server import socket_server_command
 
 # A key and what `ssh-keygen -l` says of it.
@@ -825,8 +833,8 @@ def test_a_head_is_bounded(client, superlink):
 
 
 def test_connections_are_bounded_and_forgotten(open_gate, certificates, monkeypatch):
-    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 3)
-    monkeypatch.setattr(connection, "MOST_OF_A_PEER", 2)
+    monkeypatch.setattr(admission, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(admission, "MAX_OF_A_PEER", 2)
     lines = []
     with open_gate(1, tls=certificates, refused=lines.append) as gate:
         for _ in range(5):  # handshakes that fail leave nothing behind
