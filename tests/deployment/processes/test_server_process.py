@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from orchestra_flwr.config import load
-from orchestra_flwr.deployment.keys import public_key_bytes
+from orchestra_flwr.deployment.keys.client_keys import load_public_key
 from orchestra_flwr.deployment.processes import server_process
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.server.round_report import FederationError
@@ -55,7 +55,7 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
     A program that does nothing stands for the SuperLink, and the command that registers keys there
     looks at the gate's port; folder of keys, roster and gate are real.
     """
-    key, seen = public_key_bytes(bundle / "client.pub"), []
+    key, seen = load_public_key(bundle / "client.pub").pem, []
 
     class Flower:
         def __init__(self, *_):
