@@ -39,9 +39,9 @@ MODEL = (
 # Two releases fit into the total, of the server's ledger and of each client's own.
 PRIVATE = ("clustering=private", "privacy.epsilon=20")
 TOTAL = "privacy.total_epsilon=34"
-MOST_RELEASES = 2
+MAX_RELEASES = 2
 PATIENCE = 600  # seconds for a session to end after a fault
-MOST_RESUMES = 3
+MAX_RESUMES = 3
 
 
 class Federation:
@@ -146,7 +146,7 @@ class Federation:
 
     def finish(self) -> None:
         """Waits for the run's end, resumes it as often as it asks for that, ends all clients."""
-        for _ in range(MOST_RESUMES + 1):
+        for _ in range(MAX_RESUMES + 1):
             ended = wait_for(self._session_has_ended, PATIENCE, pause=0.2)
             if not ended:
                 self.problems.append(f"the server did not end within {PATIENCE} s after the fault")
@@ -160,7 +160,7 @@ class Federation:
             self.problems += [f"outlives its server: {line}" for line in orphans]
             self.start_server(f"resume={self.run / 'r'}")
         else:
-            self.problems.append(f"not finished after {MOST_RESUMES} resumes")
+            self.problems.append(f"not finished after {MAX_RESUMES} resumes")
         self.end_clients()
 
     def end_clients(self) -> None:

@@ -12,7 +12,7 @@ from orchestra_flwr.deployment.gate.admission import peer_name
 from orchestra_flwr.deployment.gate.client_identity import public_key
 from orchestra_flwr.deployment.gate.upstream import UpstreamResponse
 
-PASSED = {b"content-type", b"content-length", b"accept"}
+FORWARDED_HEADERS = {b"content-type", b"content-length", b"accept"}
 
 
 class Call:
@@ -48,7 +48,7 @@ class Call:
     async def relay(self, response: UpstreamResponse) -> None:
         """Answers with the upstream's response, chunk by chunk."""
         _, _, send = self._asgi
-        headers = passed(response.headers)
+        headers = forwarded_headers(response.headers)
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         # The last byte ends the response: a client may send its next request as soon as it has it,
         # which must not look like a second one beside the first.
@@ -62,10 +62,10 @@ class Call:
             await send({"type": "http.response.body"})
 
 
-def passed(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+def forwarded_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     """The headers that Flower reads: none of those belong to a single connection."""
     return [
         (name, value.strip())  # httptools leaves the blanks behind a value, httpx refuses them
         for name, value in headers.items()
-        if name in PASSED or name.startswith(b"flwr-")
+        if name in FORWARDED_HEADERS or name.startswith(b"flwr-")
     ]

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 QUIET_SECONDS = 60.0
-MOST_REASONS = 1000
-LONGEST_LINE = 300
+MAX_REASONS = 1000
+MAX_LINE = 300
 
 
 class Refusals:
@@ -31,11 +31,11 @@ class Refusals:
         """
         line = f"{peer}: {text}" if peer else text
         # A stranger's bytes shall not forge lines of the log, nor fill it.
-        line = "".join(c if c.isprintable() else "?" for c in line[:LONGEST_LINE])
+        line = "".join(c if c.isprintable() else "?" for c in line[:MAX_LINE])
         key = (peer, reason)
-        if key not in self._recent and len(self._recent) >= MOST_REASONS:
+        if key not in self._recent and len(self._recent) >= MAX_REASONS:
             key = ("", "")
-            line = f"more than {MOST_REASONS} peers are turned away, the last is {line}"
+            line = f"more than {MAX_REASONS} peers are turned away, the last is {line}"
         if key in self._recent:
             self._recent[key] = (line, self._recent[key][1] + 1)
         else:

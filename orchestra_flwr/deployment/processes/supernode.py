@@ -16,7 +16,7 @@ from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.flower.socket_server import socket_server_command
 
-FIRST_WAIT, LONGEST_WAIT = 2.0, 30.0  # seconds between attempts; doubled until the longest
+FIRST_WAIT, MAX_WAIT = 2.0, 30.0  # seconds between attempts; doubled until the longest
 ALIVE_SECONDS, POLL_SECONDS = 5.0, 0.1
 SOCKET = "node"  # and a number: its name in the temporary folder
 NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that is not registered
@@ -118,7 +118,7 @@ class Supernode:
                 self._reported = problem
                 self._report(f"{problem}; trying again")
             self._stopping.wait(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
+            wait = min(2 * wait, MAX_WAIT)
 
     def _connect(self) -> str:
         """Runs a SuperNode until it ends, gives up, or this client stops; what went wrong."""

@@ -31,7 +31,7 @@ def test_lines_are_counted_for_a_minute(monkeypatch):
 
 
 def test_many_peers_do_not_fill_the_log(monkeypatch):
-    monkeypatch.setattr(refusals, "MOST_REASONS", 3)
+    monkeypatch.setattr(refusals, "MAX_REASONS", 3)
     lines = []
 
     async def report():
