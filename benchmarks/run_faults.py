@@ -230,8 +230,8 @@ def options(arguments: list[str]) -> dict[str, str]:
     for entry in chosen["only"].split(","):
         kind, _, part = entry.partition(":")
         if entry and not any(part in fault for fault in FAULTS.get(kind, ())):
-            known = ", ".join(FAULTS.get(kind, FAULTS))
-            raise SystemExit(f"error: only={entry}: must be of {known}")
+            allowed = ", ".join(FAULTS.get(kind, FAULTS))
+            raise SystemExit(f"error: only={entry}: must be of {allowed}")
     return chosen
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from faults.federation import MODEL, MAX_RESUMES, PATIENCE, ending
+from faults.federation import MAX_RESUMES, MODEL, PATIENCE, ending
 from faults.invariants import exit_problems
 from faults.processes import ROOT, Command, left_over, wait_for
 

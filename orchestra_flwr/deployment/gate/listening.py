@@ -26,9 +26,10 @@ from orchestra_flwr.deployment.gate.admission import Admission
 from orchestra_flwr.deployment.gate.connection import IDLE_SECONDS, Connection
 from orchestra_flwr.deployment.gate.forward import Forwarder
 from orchestra_flwr.deployment.gate.refusals import Refusals
-from orchestra_flwr.deployment.gate.tls import GateTls, client_context, server_context
+from orchestra_flwr.deployment.gate.tls import client_context, server_context
 from orchestra_flwr.deployment.gate.upstream import Upstream
 from orchestra_flwr.deployment.gate.waiting import Waiting
+from orchestra_flwr.deployment.keys import ServerFiles
 
 STOP_SECONDS = 2
 
@@ -55,7 +56,7 @@ class Gate:
         port: int,
         upstream: Path,
         *,
-        tls: GateTls | None,
+        tls: ServerFiles | None,
         reply_limit: int | None,
         names: Callable[[], Mapping[bytes, str | None]],
         refused: Callable[[str], None],

@@ -14,7 +14,7 @@ from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.channel.json_pipe import Channel, ChannelClosedError
 from orchestra_flwr.deployment.channel.progress_events import show
-from orchestra_flwr.deployment.gate import Gate, GateTls, listen
+from orchestra_flwr.deployment.gate import Gate, listen
 from orchestra_flwr.deployment.keys import ServerFiles, server_files
 from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
@@ -74,7 +74,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
             config.host,
             config.port,
             socket,
-            tls=GateTls(keys.certificate, keys.key, keys.ca) if keys else None,
+            tls=keys,
             reply_limit=reply_limit(config, schemas),
             names=roster.names,
             refused=lambda line: progress.message(f"refused: {line}"),

@@ -32,13 +32,13 @@ from flwr.proto.node_pb2 import Node
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.gate import (
     Gate,
-    GateTls,
     admission,
     connection,
     forward,
     listen,
     listening,
 )
+from orchestra_flwr.deployment.keys import ServerFiles
 from orchestra_flwr.flower.socket_server import socket_server_command
 
 # A key and what `ssh-keygen -l` says of it.
@@ -163,7 +163,7 @@ def make_certificates(folder, ca_name="CA", days=1):
         return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    files = GateTls(folder / "server.crt", folder / "server.key", folder / "ca.crt")
+    files = ServerFiles.of(folder)
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     ca = x509.BasicConstraints(ca=True, path_length=None)
     signs = x509.KeyUsage(
