@@ -49,8 +49,9 @@ def client(folder: Path) -> None:
 
     from orchestra_flwr.config import Config
     from orchestra_flwr.federation.client.numpy_client import OrchestraClient
-    from orchestra_flwr.federation.engines.inline import identify_process
-    from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS, payload_bytes
+    from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
+    from orchestra_flwr.flower.arrays import payload_bytes
+    from orchestra_flwr.flower.process_identity import identify_process
 
     identify_process()
     plan = json.loads((folder / "plan.json").read_text())
@@ -112,8 +113,8 @@ def client(folder: Path) -> None:
 def prepare(folder: Path, arguments: argparse.Namespace, precision: str) -> None:
     """Leaves in `folder` what a client is told: its configuration and a server's arrays."""
     from orchestra_flwr.config import load_config
-    from orchestra_flwr.federation.messages.arrays import to_record
     from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+    from orchestra_flwr.flower.arrays import to_record
     from orchestra_flwr.training import build_learner
 
     config = load_config(

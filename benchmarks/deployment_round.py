@@ -35,7 +35,8 @@ def idle_client() -> None:
     from orchestra_flwr import cli
     from orchestra_flwr.deployment.client_work import client_worker
     from orchestra_flwr.deployment.processes import client_process
-    from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS, to_record
+    from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
+    from orchestra_flwr.flower.arrays import to_record
 
     class Idle(client_worker.ClientWorker):
         def train(self, content: RecordDict) -> RecordDict:

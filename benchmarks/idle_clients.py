@@ -22,13 +22,8 @@ from flwr.clientapp import ClientApp
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.client import client_app
 from orchestra_flwr.federation.client.answers import answer
-from orchestra_flwr.federation.messages.arrays import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    from_record,
-    to_record,
-)
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
+from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.methods import release_of
 from orchestra_flwr.reporting import Progress
 

@@ -21,9 +21,10 @@ from flwr.app import RecordDict
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.federation.messages.arrays import ARRAYS, payload_bytes, to_record
 from orchestra_flwr.federation.messages.codec import BLOCK, INT4_BLOCK, BlockCodec
+from orchestra_flwr.federation.messages.fields import ARRAYS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.flower.arrays import payload_bytes, to_record
 from orchestra_flwr.methods import Role, release_of
 from orchestra_flwr.reporting import environment
 from orchestra_flwr.seeding import ClientSeed

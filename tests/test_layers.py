@@ -150,6 +150,20 @@ def test_a_library_stays_at_home(library, home):
     assert users == home
 
 
+PUBLIC_OF_FLOWER = {"app", "client", "clientapp", "serverapp", "simulation"}
+
+
+def test_the_insides_of_flower_and_ray_are_touched_in_one_room():
+    wrong = []
+    for path in modules():
+        for name in imports(path) if package(path) != "flower" else ():
+            library, _, rest = name.partition(".")
+            inside = library == "flwr" and rest.split(".")[0] not in PUBLIC_OF_FLOWER
+            if inside or library == "ray":
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
 @pytest.mark.parametrize("package", ROOMS)
 def test_a_room_does_not_import_its_plugins(package):
     """A plug-in is imported when it is chosen."""

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from orchestra_flwr import cli
 from orchestra_flwr.deployment.client_work import client_worker
 from orchestra_flwr.deployment.processes import client_process
-from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 
 Attack = Callable[[ArrayRecord, MetricRecord], None]
 

@@ -9,8 +9,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
-from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
-from orchestra_flwr.federation.messages.object_store import Broadcast
 from orchestra_flwr.federation.population import (
     check_population,
     evaluation_dataset,
@@ -20,6 +18,8 @@ from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import check_split, recorded_split
+from orchestra_flwr.flower.object_store import Broadcast
+from orchestra_flwr.flower.streaming_grid import StreamingGrid
 from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import RunFolder, check_trackers, make_progress
 

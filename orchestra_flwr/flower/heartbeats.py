@@ -1,4 +1,7 @@
-"""Says to a SuperLink or a SuperNode that somebody works on a task of its."""
+"""Says to a SuperLink or a SuperNode that somebody works on a task of its.
+
+Checked against Flower 1.41: `flwr.supercore.heartbeat`.
+"""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from orchestra_flwr.flower.heartbeats import heartbeats
+from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.flower.socket_client import HOST, connect_through, runtime_client
 
 WAIT_SECONDS = 60.0
@@ -47,8 +47,7 @@ def server_task(socket: Path, ca: Path | None, run: int) -> Iterator[HttpGrid]:
     grid = HttpGrid(HOST, insecure=ca is None, token=token)
     connect_through(grid._runtime_client, socket, ca)
     task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-    TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
-    TaskIdentity.node_id = task.context.node_id  # messages are made of these three
+    identify_process(task.task_id, task.run.run_id, task.context.node_id)
     grid.set_run(run_from_proto(task.run))
     status = SubStatus.FAILED
     try:

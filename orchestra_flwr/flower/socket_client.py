@@ -1,4 +1,7 @@
-"""Flower's clients of a local SuperLink or SuperNode, through its socket."""
+"""Flower's clients of a local SuperLink or SuperNode, through its socket.
+
+Checked against Flower 1.41: `ProtobufClient` sends all by its `_client`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,6 @@ HOST = "127.0.0.1"  # stands in requests, and in certificates; nothing is looked
 
 def connect_through(client: ProtobufClient, socket: Path, ca: Path | None) -> None:
     """Lets one of Flower's clients connect at a socket.
-
-    Checked against Flower 1.41: `ProtobufClient` sends all by its `_client`.
 
     Args:
         client: one that has sent nothing yet.

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.inline import InlineGrid
-from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
-from orchestra_flwr.federation.messages.arrays import CONFIG
+from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.flower.streaming_grid import StreamingGrid
 from orchestra_flwr.reporting import RunFolder, make_progress
 from orchestra_flwr.reporting.kept_checkpoints import LATEST
 

@@ -21,7 +21,8 @@ from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
 from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.arrays import (
+from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.fields import (
     CONFIG,
     METRICS,
     PERSONAL,
@@ -29,7 +30,6 @@ from orchestra_flwr.federation.messages.arrays import (
     SMALLEST_GROUP,
     TRAINED,
 )
-from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.flower.client_tasks import Request
 from orchestra_flwr.methods import labels_for, release_of
 from orchestra_flwr.plugins import PluginError

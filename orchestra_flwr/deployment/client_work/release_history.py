@@ -9,8 +9,8 @@ from flwr.app import ConfigRecord
 from orchestra_flwr.config import Config
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal
-from orchestra_flwr.federation.messages.arrays import CONTRIBUTED
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.fields import CONTRIBUTED
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.methods import release_of
 from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger

@@ -19,7 +19,7 @@ from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerpr
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
 from orchestra_flwr.deployment.gate.waiting import Waiting
-from orchestra_flwr.federation.messages.fleet import CLOCK_SECONDS, node_of, withdrawal
+from orchestra_flwr.flower.fleet import CLOCK_SECONDS, node_of, withdrawal
 
 _log = logging.getLogger(__name__)
 SMALL = 64 * 1024

@@ -54,7 +54,6 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
     from orchestra_flwr import __version__
     from orchestra_flwr.data import load_dataset
     from orchestra_flwr.deployment.channel.progress_events import RelayedProgress
-    from orchestra_flwr.deployment.processes.superlink_grid import SuperLinkGrid
     from orchestra_flwr.deployment.server_config import ServerConfig
     from orchestra_flwr.federation.messages.replies import reply_limit
     from orchestra_flwr.federation.messages.schema import Schemas
@@ -62,6 +61,7 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
     from orchestra_flwr.federation.server.loop import run_federation
     from orchestra_flwr.federation.server.members import ConnectedMembers
     from orchestra_flwr.flower.server_task import server_task
+    from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
     from orchestra_flwr.reporting import RunFolder
     from orchestra_flwr.training import build_learner
 

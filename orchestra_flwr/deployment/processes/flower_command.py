@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,16 @@ from orchestra_flwr.deployment.processes.child import child_environment, python_
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.flower.deployed_app import PROJECT
-from orchestra_flwr.flower.socket_client import HOST, connect_all_through
+from orchestra_flwr.flower.socket_client import HOST
 
 CONNECTION = "orchestra"
 IN_USE = "already in use"  # what Flower says of a key that it has
-END = "\x00"  # between the outputs of two commands
+END = "\x00"  # which flwr_commands writes after the output of each
+PROGRAM = "orchestra_flwr.flower.flwr_commands:main"  # not imported: that takes seconds
 
 
 class FlowerError(RuntimeError):
     """A command of Flower failed; the text is Flower's."""
-
-
-def run_commands() -> None:
-    """Runs the list of commands on standard input; starting `flwr` takes seconds.
-
-    `sys.argv` holds the SuperLink's socket, and the certificate that signed its own or "".
-    """
-    from flwr.cli.app import app  # slow, and for this process alone
-
-    _, socket, ca = sys.argv
-    connect_all_through(Path(socket), Path(ca) if ca else None)
-    for command in json.load(sys.stdin):
-        try:
-            app([*command, "--format", "json"], standalone_mode=False)
-        except (Exception, SystemExit) as error:
-            print(json.dumps({"success": False, "error-message": str(error)}))
-        print(END, end="", flush=True)
 
 
 class Flower:
@@ -101,7 +84,7 @@ class Flower:
     def _call(self, commands: list[list[str]]) -> list[dict[str, Any]]:
         try:
             done = subprocess.run(
-                python_command(f"{__name__}:run_commands", *self._arguments),
+                python_command(PROGRAM, *self._arguments),
                 env=child_environment(self._folders),
                 input=json.dumps(commands),  # an argument may have 128 KiB, a thousand clients
                 capture_output=True,

@@ -10,7 +10,7 @@ import httpx
 
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.keys.key_files import COMMAND
-from orchestra_flwr.federation.messages.fleet import CLOCK_SECONDS
+from orchestra_flwr.flower.fleet import CLOCK_SECONDS
 
 TIMEOUT = 10.0
 

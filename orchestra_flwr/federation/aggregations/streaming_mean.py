@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from orchestra_flwr.federation.aggregations.base import Aggregation
-from orchestra_flwr.federation.messages.arrays import as_tensor
+from orchestra_flwr.flower.arrays import as_tensor
 
 BLOCK = 1 << 16  # values that are turned into float64 at once: they stay in the processor's cache
 

@@ -12,17 +12,10 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
-from orchestra_flwr.federation.messages.arrays import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    MODEL,
-    MODELS,
-    from_record,
-    to_record,
-)
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS, MODEL, MODELS
 from orchestra_flwr.federation.messages.schema import names_down
+from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.plugins import is_of_ours
 
 

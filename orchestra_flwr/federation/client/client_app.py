@@ -19,7 +19,7 @@ from orchestra_flwr.data import ImageSet, shift_images
 from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.arrays import CLIENTS, CONFIG, RUN
+from orchestra_flwr.federation.messages.fields import CLIENTS, CONFIG, RUN
 from orchestra_flwr.federation.population import (
     Population,
     evaluation_dataset,

@@ -17,7 +17,7 @@ from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.federation.client.scoring import Scoring
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
-from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
+from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
 from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
 from orchestra_flwr.methods import KeepsState, Received, Role, release_of

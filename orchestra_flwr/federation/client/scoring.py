@@ -15,7 +15,7 @@ from orchestra_flwr.evaluation import (
     personal_accuracy,
     similarities,
 )
-from orchestra_flwr.federation.messages.arrays import OWN, PERSONAL
+from orchestra_flwr.federation.messages.fields import LOCAL_SCORES, PERSONAL
 from orchestra_flwr.methods import classification_head_of, ordered_backbones
 from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, EncoderSpec, recalibrated
 from orchestra_flwr.seeding import ClientSeed, torch_generator
@@ -80,7 +80,7 @@ class Scoring:
             raise ValueError("evaluation.clients=true: only simulated clients know their classes")
         encoder = self._encoder(backbone)
         scores = self.own_classes.scores(encoder, head, self.config.evaluation.batch_size)
-        return {OWN + name: value for name, value in scores.items()}
+        return {LOCAL_SCORES + name: value for name, value in scores.items()}
 
     def _personal_score(self, backbone: Backbone) -> dict[str, float]:
         """Nothing, if it is not to leave the client, or too few of its images have labels."""

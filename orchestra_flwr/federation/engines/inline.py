@@ -6,25 +6,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from pydantic import Field
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
+from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.methods import SupportsVmap
 from orchestra_flwr.training import resolve_device, side_by_side, torch_threads, usable_cpus
-
-
-def identify_process() -> None:
-    """Lets this process make messages outside of Flower's runtime, as `run_simulation` does."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 0, 0
 
 
 class InlineGrid(Grid):
@@ -59,23 +53,23 @@ class InlineGrid(Grid):
         while some := list(islice(waiting, self._together)):
             yield from side_by_side([partial(self._app, each, self._context) for each in some])
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: object) -> None:
         """There is just one run."""
 
     @property
-    def run(self) -> Run:
+    def run(self) -> NoReturn:
         """Not kept by this grid."""
         raise NotImplementedError("the inline engine keeps no run")
 
-    def create_message(self, *args: object, **kwargs: object) -> Message:
+    def create_message(self, *args: object, **kwargs: object) -> NoReturn:
         """Deprecated in Flower: use the Message constructor."""
         raise NotImplementedError("use flwr.app.Message")
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
         """Not needed where replies are at once."""
         raise NotImplementedError("the inline engine answers in send_and_receive only")
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
         """Not needed where replies are at once."""
         raise NotImplementedError("the inline engine answers in send_and_receive only")
 

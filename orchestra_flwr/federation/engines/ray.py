@@ -23,14 +23,14 @@ from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
-from orchestra_flwr.federation.engines.ray_processes import end_workers, ended_process
-from orchestra_flwr.federation.engines.ray_start import RayStart
 from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
-from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
-from orchestra_flwr.federation.messages.arrays import CONFIG
-from orchestra_flwr.federation.messages.object_store import Broadcast
+from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.server.members import registered_nodes
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.flower.object_store import Broadcast
+from orchestra_flwr.flower.ray_processes import end_workers, ended_process
+from orchestra_flwr.flower.ray_start import RayStart, RayStartError
+from orchestra_flwr.flower.streaming_grid import StreamingGrid
 from orchestra_flwr.training import resolve_device
 
 logger = logging.getLogger("orchestra_flwr.federation")
@@ -118,6 +118,11 @@ class RayEngine(Engine):
             if self._start is not None:
                 self._start.wait()
             yield
+        except RayStartError as error:
+            raise FederationError(
+                f"engine=ray: Ray does not start here: {error} (is the machine too busy? "
+                "engine=inline needs no Ray)"
+            ) from None
         finally:
             if begins_here:
                 self.end()

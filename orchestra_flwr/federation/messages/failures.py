@@ -10,7 +10,8 @@ from __future__ import annotations
 from enum import Enum
 
 from flwr.app import Error
-from flwr.common.constant import ErrorCode
+
+from orchestra_flwr.flower.error_codes import MEANINGS as MEANINGS_OF_FLOWERS
 
 LONGEST_TEXT = 1000  # characters of a text from elsewhere
 
@@ -65,14 +66,6 @@ _MEANINGS = {
     Failure.OTHER_APP: "it runs no other app than that of its own installation",
 }
 
-# Of Flower's own errors that a SuperLink or SuperNode makes; its texts speak of its database.
-_MEANINGS_OF_FLOWERS = {
-    ErrorCode.MESSAGE_UNAVAILABLE: "the message to it is no longer kept: it took too long",
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply came too late",
-    ErrorCode.NODE_UNAVAILABLE: "it was ended, or nothing was heard of it for a while",
-    ErrorCode.CLIENT_APP_CRASHED: "its process for the work ended before the reply was there",
-}
-
 
 def to_error(failure: Failure) -> Error:
     """The error that a client of a deployment sends: no text but the failure's word."""
@@ -84,8 +77,8 @@ def describe_error(error: Error) -> str:
     failure = Failure.of(error.code)
     if failure is not None and (error.reason or failure.word) == failure.word:
         return failure.line
-    if error.code in _MEANINGS_OF_FLOWERS:
-        return _MEANINGS_OF_FLOWERS[error.code]
+    if error.code in MEANINGS_OF_FLOWERS:
+        return MEANINGS_OF_FLOWERS[error.code]
     return as_shown(error.reason or f"error code {error.code}")
 
 

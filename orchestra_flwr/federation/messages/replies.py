@@ -11,20 +11,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.evaluation.similarity import TEMPERATURE
-from orchestra_flwr.federation.messages.arrays import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    MODEL,
-    OWN,
-    PERSONAL,
-    SMALLEST_GROUP,
-    all_finite,
-    size_in_bytes,
-)
 from orchestra_flwr.federation.messages.codec import Form
 from orchestra_flwr.federation.messages.failures import as_shown, describe_error
+from orchestra_flwr.federation.messages.fields import (
+    ARRAYS,
+    CONFIG,
+    LOCAL_SCORES,
+    METRICS,
+    MODEL,
+    PERSONAL,
+    SMALLEST_GROUP,
+)
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.flower.arrays import all_finite, size_in_bytes
 from orchestra_flwr.methods import (
     Method,
     classification_head_of,
@@ -179,7 +178,7 @@ def score_limits(config: Config, method: Method) -> dict[str, float]:
         classifies = classification_head_of(method, kept) is not None
         personal = config.evaluation.personal_labels is not None  # by everybody's test images
         names = ("linear", *["personal"] * personal, *["accuracy"] * classifies)
-        limits |= {OWN + name: 1.0 for name in names}
+        limits |= {LOCAL_SCORES + name: 1.0 for name in names}
     if config.evaluation.personal_by_clients:
         limits[PERSONAL] = 1.0
     return limits
@@ -213,7 +212,7 @@ def check_scores(
     for name, limit in limits.items():
         if name in metrics and abs(metrics[name]) > limit * (1 + ROUNDING):
             raise BadReplyError(f"{name} is {metrics[name]:g}, at most {limit:g} in size expected")
-        if name.startswith(OWN) and metrics.get(name, 0) < 0:
+        if name.startswith(LOCAL_SCORES) and metrics.get(name, 0) < 0:
             raise BadReplyError(f"{name} is {metrics[name]:g}, at least 0 expected")
     return _no_more(int(metrics.pop("examples")), images), metrics
 

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config, Wire
-from orchestra_flwr.federation.messages.arrays import as_tensor
 from orchestra_flwr.federation.messages.codec import BlockCodec, Codec, PlainCodec
 from orchestra_flwr.fingerprints import fingerprint_of
+from orchestra_flwr.flower.arrays import as_tensor
 from orchestra_flwr.methods import Role
 from orchestra_flwr.models.batch_norm import is_variance
 from orchestra_flwr.plugins import fingerprint

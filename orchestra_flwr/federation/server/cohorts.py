@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.messages.arrays import CLIENTS, RUN
+from orchestra_flwr.federation.messages.fields import CLIENTS, RUN
 from orchestra_flwr.federation.server.checkpoint import Position, run_id
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.round import Round

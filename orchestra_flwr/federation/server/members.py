@@ -11,11 +11,11 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
-from orchestra_flwr.federation.messages.received_arrays import UnreadableReplyError
+from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.messages.replies import MOST_IMAGES
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.flower.received_arrays import UnreadableReplyError
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 NODE_POLL_SECONDS = 0.1

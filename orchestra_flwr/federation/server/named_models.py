@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.messages.arrays import all_finite
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.server_optimizers import ServerOptimizer
+from orchestra_flwr.flower.arrays import all_finite
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from orchestra_flwr.evaluation import Drift, Similarities
-from orchestra_flwr.federation.messages.arrays import CONTRIBUTED, SMALLEST_GROUP, TRAINED
+from orchestra_flwr.federation.messages.fields import CONTRIBUTED, SMALLEST_GROUP, TRAINED
 
 FAR = 100  # times the median of the clients, or 1: a metric beyond is in no mean
 Known = dict[str, dict[str, int]]  # client to what it was used for to the latest such round

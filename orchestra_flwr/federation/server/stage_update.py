@@ -15,7 +15,7 @@ from orchestra_flwr.federation.aggregations import Aggregation
 from orchestra_flwr.federation.aggregations.clipped_mean import ClippedMean
 from orchestra_flwr.federation.aggregations.streaming_mean import StreamingMean
 from orchestra_flwr.federation.exchanges import Result, Stage, Task
-from orchestra_flwr.federation.messages.arrays import SMALLEST_GROUP
+from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport

@@ -18,16 +18,8 @@ from flwr.serverapp.strategy import Strategy
 
 from orchestra_flwr.evaluation import Similarities
 from orchestra_flwr.federation.exchanges import Stage, Task
-from orchestra_flwr.federation.messages.arrays import (
-    ARRAYS,
-    CONFIG,
-    MODELS,
-    OWN,
-    PERSONAL,
-    payload_bytes,
-    to_record,
-)
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, LOCAL_SCORES, MODELS, PERSONAL
 from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
     Reply,
@@ -41,6 +33,7 @@ from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import with_prefix
 from orchestra_flwr.federation.server.round_report import Dropped, FederationError, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
+from orchestra_flwr.flower.arrays import payload_bytes, to_record
 
 
 class OrchestraStrategy(Strategy):
@@ -162,7 +155,7 @@ class OrchestraStrategy(Strategy):
                 if self._config.evaluation.unsupervised:
                     both = Similarities(told["alignment"], told["uniformity"])
                     scores.append((self.round.counted(images), both))
-                if own := with_prefix(told, OWN):
+                if own := with_prefix(told, LOCAL_SCORES):
                     self.report.own_classes.append(own)
         if not scores:
             return None

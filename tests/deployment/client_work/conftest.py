@@ -10,9 +10,10 @@ from orchestra_flwr.config import load
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, to_record
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.flower.arrays import to_record
 from orchestra_flwr.flower.client_tasks import Request
 from orchestra_flwr.flower.deployed_app import APP
 from orchestra_flwr.training import build_learner

@@ -9,7 +9,7 @@ import torch
 from orchestra_flwr import __version__
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 
 
 def test_a_greeting_is_answered_with_name_and_images(worker, server, said, ask, greeting):

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from orchestra_flwr.federation.client.answers import train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import build_learner
 

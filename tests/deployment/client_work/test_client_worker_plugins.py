@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from orchestra_flwr.federation.messages.arrays import CONFIG, METRICS
+from orchestra_flwr.federation.messages.fields import CONFIG, METRICS
 
 METHOD = '''
     """Which client this is, as its losses show."""

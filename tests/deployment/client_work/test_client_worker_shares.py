@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation.messages.arrays import METRICS
+from orchestra_flwr.federation.messages.fields import METRICS
 
 ALLOWED = "share.personal_accuracy=true"
 

@@ -7,7 +7,7 @@ import pytest
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.privacy import calibrate, spent
 from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 

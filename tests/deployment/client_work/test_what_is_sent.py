@@ -12,10 +12,10 @@ import pytest
 from flwr.app import ConfigRecord
 from PIL import Image
 
-from orchestra_flwr.federation.engines.inline import identify_process
-from orchestra_flwr.federation.messages.arrays import CONFIG
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.messages.schema import pack_state
+from orchestra_flwr.flower.process_identity import identify_process
 
 identify_process()
 

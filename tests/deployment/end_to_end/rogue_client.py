@@ -14,7 +14,7 @@ from flwr.app import Array, ConfigRecord
 from orchestra_flwr import cli
 from orchestra_flwr.deployment.client_work import client_worker
 from orchestra_flwr.deployment.processes import client_process
-from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 
 BEHAVIOUR = json.loads(os.environ["ROGUE"])
 

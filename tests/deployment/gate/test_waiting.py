@@ -13,7 +13,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 
 from orchestra_flwr.deployment.gate import Gate, waiting
-from orchestra_flwr.federation.messages.fleet import node_of
+from orchestra_flwr.flower.fleet import node_of
 
 PULL = "/v1/fleet/pull-messages"
 

@@ -9,16 +9,11 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from orchestra_flwr.federation.client import answers
 from orchestra_flwr.federation.client import numpy_client as client_module
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
-from orchestra_flwr.federation.engines.inline import identify_process
-from orchestra_flwr.federation.messages.arrays import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    from_record,
-    to_record,
-)
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.schema import pack_state
+from orchestra_flwr.flower.arrays import from_record, to_record
+from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.plugins import fingerprint
 
 

@@ -6,15 +6,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from orchestra_flwr.federation.client import client_app
 from orchestra_flwr.federation.client.client_app import app
-from orchestra_flwr.federation.engines.inline import identify_process
-from orchestra_flwr.federation.messages.arrays import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    from_record,
-    to_record,
-)
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.flower.arrays import from_record, to_record
+from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.training import build_learner
 
 identify_process()

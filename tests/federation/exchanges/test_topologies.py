@@ -6,7 +6,7 @@ import torch
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation.messages.arrays import CONFIG
+from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.topologies.graphs import (

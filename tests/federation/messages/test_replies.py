@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from orchestra_flwr.federation.engines.inline import identify_process
-from orchestra_flwr.federation.messages.arrays import ARRAYS, CONFIG, METRICS, to_record
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
     check_reply,
@@ -15,6 +14,8 @@ from orchestra_flwr.federation.messages.replies import (
     score_limits,
 )
 from orchestra_flwr.federation.messages.schema import Schema, Schemas
+from orchestra_flwr.flower.arrays import to_record
+from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.privacy.release import Release
 from orchestra_flwr.training import build_learner
 

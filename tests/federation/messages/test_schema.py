@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from orchestra_flwr.federation.messages import codec
-from orchestra_flwr.federation.messages.arrays import from_record, to_record
 from orchestra_flwr.federation.messages.schema import (
     Schema,
     Schemas,
@@ -15,6 +14,7 @@ from orchestra_flwr.federation.messages.schema import (
     received_state,
     unpack_state,
 )
+from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import build_learner
 

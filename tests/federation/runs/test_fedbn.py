@@ -7,7 +7,8 @@ from safetensors.torch import load_file
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestra_flwr import load_encoder
-from orchestra_flwr.federation.messages.arrays import ARRAYS, from_record
+from orchestra_flwr.federation.messages.fields import ARRAYS
+from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.training import build_learner
 
 

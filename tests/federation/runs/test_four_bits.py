@@ -7,8 +7,9 @@ from flwr.app import RecordDict
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.messages import codec
-from orchestra_flwr.federation.messages.arrays import ARRAYS, payload_bytes, to_record
+from orchestra_flwr.federation.messages.fields import ARRAYS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.flower.arrays import payload_bytes, to_record
 from orchestra_flwr.methods import release_of
 from orchestra_flwr.training import build_learner
 

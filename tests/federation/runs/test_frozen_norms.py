@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 from orchestra_flwr import load_encoder
 from orchestra_flwr.export.portable import PortableEncoder
 from orchestra_flwr.federation.client.client_app import app as client_app
-from orchestra_flwr.federation.messages.arrays import ARRAYS, from_record
+from orchestra_flwr.federation.messages.fields import ARRAYS
+from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.methods import Role
 from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, save_encoder
 from orchestra_flwr.reporting import RunFolder

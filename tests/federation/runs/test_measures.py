@@ -15,9 +15,10 @@ from orchestra_flwr.evaluation.few_labels import labelled_subset
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 from orchestra_flwr.evaluation.own_classes import weighted_accuracy
 from orchestra_flwr.experiments.results.runs import read_run
-from orchestra_flwr.federation.messages.arrays import ARRAYS, METRICS, from_record
+from orchestra_flwr.federation.messages.fields import ARRAYS, METRICS
 from orchestra_flwr.federation.population import load_population, own_classes
 from orchestra_flwr.federation.server.evaluator import Evaluator
+from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.models import load_encoder, normalise
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import build_learner, torch_threads

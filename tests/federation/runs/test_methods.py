@@ -8,12 +8,13 @@ import pytest
 from orchestra_flwr.config import ConfigError, MethodConfig
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.inline import InlineGrid
-from orchestra_flwr.federation.messages.arrays import ARRAYS, from_record
+from orchestra_flwr.federation.messages.fields import ARRAYS
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.population import check_population, load_population
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.methods import release_of
 from orchestra_flwr.reporting import RunFolder, make_progress
 from orchestra_flwr.training import build_learner

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestra_flwr.federation.messages.arrays import CONFIG
+from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.reporting import RunFolder
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from orchestra_flwr.federation.messages.arrays import ARRAYS, from_record
+from orchestra_flwr.federation.messages.fields import ARRAYS
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.methods import Role, labels_for
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import ClientSeed

@@ -10,18 +10,13 @@ from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.engines.inline import InlineGrid
-from orchestra_flwr.federation.messages.arrays import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    from_record,
-    to_record,
-)
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.reporting import RunFolder, make_progress
 from orchestra_flwr.training import build_learner
 

@@ -13,14 +13,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.engines.inline import InlineGrid
-from orchestra_flwr.federation.engines.streaming_grid import TIMEOUT_CODE
-from orchestra_flwr.federation.messages.arrays import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    from_record,
-    to_record,
-)
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import check_population, load_population
 from orchestra_flwr.federation.server.checkpoint import KEY_FILE, load_checkpoint
@@ -29,6 +22,8 @@ from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.flower.arrays import from_record, to_record
+from orchestra_flwr.flower.streaming_grid import TIMEOUT_CODE
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy import calibrate, spent
 from orchestra_flwr.privacy.updates import composed_epsilon

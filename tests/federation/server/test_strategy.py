@@ -10,24 +10,18 @@ from scipy.stats import kstest
 from torch import nn
 
 from orchestra_flwr.config import MethodConfig, Section
-from orchestra_flwr.federation.engines.inline import identify_process
 from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.exchanges.star import Star
 from orchestra_flwr.federation.messages import codec
-from orchestra_flwr.federation.messages.arrays import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    from_record,
-    payload_bytes,
-    to_record,
-)
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.cohorts import cohort_seed, draw_cohort
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, check_round
+from orchestra_flwr.flower.arrays import from_record, payload_bytes, to_record
+from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.methods import Contributes, Method, Role, Step
 from orchestra_flwr.methods.roles import role_of
 from orchestra_flwr.privacy.release import Contribution, Release

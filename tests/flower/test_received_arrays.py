@@ -16,7 +16,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     validate_object_content,
 )
 
-from orchestra_flwr.federation.messages.received_arrays import (
+from orchestra_flwr.flower.received_arrays import (
     UnreadableReplyError,
     bounded_arrays,
 )

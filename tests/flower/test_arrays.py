@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, RecordDict
 
-from orchestra_flwr.federation.messages.arrays import (
-    ARRAYS,
-    from_record,
-    payload_bytes,
-    size_in_bytes,
-    to_record,
-)
+from orchestra_flwr.federation.messages.fields import ARRAYS
+from orchestra_flwr.flower.arrays import from_record, payload_bytes, size_in_bytes, to_record
 
 
 def test_records_keep_names_and_values():

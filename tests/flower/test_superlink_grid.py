@@ -27,7 +27,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from orchestra_flwr.deployment.processes.superlink_grid import SuperLinkGrid
+from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 
 FLOATS = 10_000
 HANDLERS = {

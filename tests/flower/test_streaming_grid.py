@@ -7,9 +7,9 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
-from orchestra_flwr.federation.engines.inline import identify_process
-from orchestra_flwr.federation.engines.streaming_grid import EngineStoppedError, StreamingGrid
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.flower.process_identity import identify_process
+from orchestra_flwr.flower.streaming_grid import EngineStoppedError, StreamingGrid
 
 identify_process()
 

@@ -3,8 +3,10 @@
 Flower's simulation engine pickles every message for Ray, and what is pickled is copied: into the
 pickle, into the store and out of both, for every client. Here the server puts a round's arrays into
 the store once (:class:`Broadcast`) and a message carries references; replies carry their values
-beside the pickle (:class:`~orchestra_flwr.federation.messages.arrays.NumpyArray`). Both are read
+beside the pickle (:class:`~orchestra_flwr.flower.arrays.NumpyArray`). Both are read
 where they lie. Where no Ray runs, messages stay as they are.
+
+Checked against Flower 1.41, whose actors pickle messages, and Ray 2.55: `ray.put` and `ray.get`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from weakref import ReferenceType, ref
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 
-from orchestra_flwr.federation.messages.arrays import LazyArray, record_of, size_in_bytes
+from orchestra_flwr.flower.arrays import LazyArray, record_of, size_in_bytes
 
 
 class StoredArray(LazyArray):

@@ -1,4 +1,7 @@
-"""The server's connection to its SuperLink: what is sent is reported, what nobody needs deleted."""
+"""The server's connection to its SuperLink: what is sent is reported, what nobody needs deleted.
+
+Checked against Flower 1.41: `HttpGrid`, and what a SuperLink deletes when.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from orchestra_flwr.federation.engines.streaming_grid import StreamingGrid
+from orchestra_flwr.flower.streaming_grid import StreamingGrid
 
 
 class SuperLinkGrid(StreamingGrid):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from orchestra_flwr.federation.engines.inline import identify_process
-from orchestra_flwr.federation.messages.arrays import from_record, payload_bytes, to_record
-from orchestra_flwr.federation.messages.object_store import Broadcast
+from orchestra_flwr.flower.arrays import from_record, payload_bytes, to_record
+from orchestra_flwr.flower.object_store import Broadcast
+from orchestra_flwr.flower.process_identity import identify_process
 
 identify_process()
 VALUES = np.arange(100_000, dtype=np.float32)

@@ -1,4 +1,7 @@
-"""Ray's processes: those without which a run cannot go on, and the workers that end with it."""
+"""Ray's processes: those without which a run cannot go on, and the workers that end with it.
+
+Checked against Ray 2.55: `ray._private`, which no public call replaces.
+"""
 
 from __future__ import annotations
 

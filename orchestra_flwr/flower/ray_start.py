@@ -1,6 +1,8 @@
 """Ray's start on this machine, which takes seconds: in a thread, while images are decoded.
 
 Left to Flower, it would begin when these are there, and one that fails would not be tried again.
+
+Checked against Ray 2.55: the life of its processes, and its variable for niceness.
 """
 
 from __future__ import annotations
@@ -14,14 +16,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from orchestra_flwr.federation.engines.ray_processes import load_ray
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.flower.ray_processes import load_ray
 
 logger = logging.getLogger("orchestra_flwr.federation")
 
 NICENESS = "RAY_worker_niceness"  # Ray's variable for how far workers give way to others
 
 _one_at_a_time = threading.Lock()
+
+
+class RayStartError(RuntimeError):
+    """Ray does not start on this machine; the text is Ray's."""
 
 
 class RayStart:
@@ -55,7 +60,7 @@ class RayStart:
         """Returns when Ray is up.
 
         Raises:
-            FederationError: it did not start.
+            RayStartError: it did not start.
         """
         self._started.result()
 
@@ -77,10 +82,7 @@ def _start(init_args: dict[str, Any]) -> None:
             ray.shutdown()
             if again:
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
-                raise FederationError(
-                    f"engine=ray: Ray does not start here: {reason} (is the machine too busy? "
-                    "engine=inline needs no Ray)"
-                ) from None
+                raise RayStartError(reason) from None
             logger.warning("Ray did not start: starting it again")
 
 

@@ -1,4 +1,7 @@
-"""Bounds what a client's reply may grow to when Flower puts its arrays together."""
+"""Bounds what a client's reply may grow to when Flower puts its arrays together.
+
+Checked against Flower 1.41: the registry of classes by which it puts messages together.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Flower's own grids collect all replies of a round before they return them. Here the server never
 holds more than a window of them, and aggregates in a fixed order, not in that of the answers.
+
+Checked against Flower 1.41: the methods of `Grid`, and ids that are None for a node that is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from orchestra_flwr.federation.messages.received_arrays import (
+from orchestra_flwr.flower.received_arrays import (
     UnreadableReplyError,
     bounded_arrays,
 )

@@ -9,8 +9,7 @@ import pytest
 from orchestra_flwr.cli import main
 from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.engines import ray as ray_engine
-from orchestra_flwr.federation.engines.ray_start import RayStart
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.flower.ray_start import RayStart, RayStartError
 
 ARGUMENTS = {"num_cpus": 2}
 
@@ -85,7 +84,7 @@ def test_what_kept_it_from_starting_is_told_where_it_is_needed(ray):
     ray.fails = True
     ray.may.set()
     start = RayStart(ARGUMENTS)
-    with pytest.raises(FederationError, match="Ray does not start here: no memory for it"):
+    with pytest.raises(RayStartError, match="no memory for it"):
         start.wait()
 
 

@@ -1,0 +1,16 @@
+"""The names of what stands in messages."""
+
+from __future__ import annotations
+
+ARRAYS = "arrays"  # the ArrayRecord of a message, both ways
+CONFIG = "config"  # the ConfigRecord of a message, both ways
+METRICS = "metrics"  # the MetricRecord of a reply
+SMALLEST_GROUP = "smallest_group"  # a reply's metric: images behind its smallest row, 0 without
+LOCAL_SCORES = "own/"  # prefix of a reply's scores of the client's own model
+PERSONAL = LOCAL_SCORES + "personal"  # the score that a real client need not send
+MODEL = "model"  # in a reply's config: the model that was trained, where several were sent
+MODELS = "models"  # in a task: the names of the models that are sent
+RUN = "run"  # in a task: which run this is, where clients keep state
+TRAINED = "trained"  # in a task: the latest round in which a real client's state was used
+CONTRIBUTED = "contributed"  # in a task: the latest one in which rows that it sent were
+CLIENTS = "clients"  # in a task: the folder for the clients' state, where they share the disk
