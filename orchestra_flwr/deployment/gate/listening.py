@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Self
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orchestra_flwr.config import ConfigError
@@ -89,23 +90,7 @@ class Gate:
             names=self._names if self._tls else None,
             refusals=self._refusals,
         )
-        config = uvicorn.Config(
-            forwarder,
-            http=HttpToolsProtocol,  # unused: the connections are ours
-            loop="asyncio",
-            timeout_keep_alive=int(IDLE_SECONDS),
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            access_log=False,
-            log_config=None,
-            log_level="critical",
-            timeout_graceful_shutdown=STOP_SECONDS,
-        )
-        config.load()
+        config = _http(forwarder)
         server = uvicorn.Server(config)
         admission = Admission(
             tls,
@@ -163,6 +148,27 @@ class Gate:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(call)
+
+
+def _http(application: ASGIApp) -> uvicorn.Config:
+    config = uvicorn.Config(
+        application,
+        http=HttpToolsProtocol,  # unused: the connections are ours
+        loop="asyncio",
+        timeout_keep_alive=int(IDLE_SECONDS),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        access_log=False,
+        log_config=None,
+        log_level="critical",
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    config.load()
+    return config
 
 
 def listen(host: str, port: int) -> socket.socket:
