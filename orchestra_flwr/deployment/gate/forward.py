@@ -19,7 +19,7 @@ from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerpr
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
 from orchestra_flwr.deployment.gate.waiting import Waiting
-from orchestra_flwr.flower.fleet import CLOCK_SECONDS, node_of, withdrawal
+from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD, node_of, withdrawal
 
 _log = logging.getLogger(__name__)
 SMALL = 64 * 1024
@@ -41,6 +41,7 @@ METHODS = {
 }
 NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
 NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
+EARLIER = 5.0  # seconds: a wait ends before what the client signed is too old
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
 # A client that sends any other request has received its last message.
 POLLING_PATHS = ("/v1/fleet/pull-messages", "/v1/fleet/send-node-heartbeat")
@@ -167,7 +168,7 @@ class Forwarder:
     ) -> UpstreamResponse | None:
         """Asks the SuperLink until it has a message, the wait is over or the client is gone."""
         # Later the SuperLink would refuse what the client signed, and a refused SuperNode ends.
-        valid = CLOCK_SECONDS + min(0.0, clock_error(call.headers))
+        valid = MAX_AGE - EARLIER + min(0.0, clock_error(call.headers))
         with self.waiting.waiter(node, call.after_body, valid) as waiter:
             while await waiter.poll():
                 if self._is_unknown_key(call):  # its key was revoked meanwhile
@@ -316,8 +317,9 @@ class Forwarder:
         """Why SuperLink refused a client, in words: its answers name no reason."""
         who = self._who(call)
         ahead = clock_error(call.headers)
-        if status == 401 and abs(ahead) > CLOCK_SECONDS:
-            return f"{who}: its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
+        if status == 401 and not -MAX_AGE < ahead < MAX_AHEAD:
+            way, limit = ("ahead", MAX_AHEAD) if ahead > 0 else ("behind", MAX_AGE)
+            return f"{who}: its clock is {abs(ahead):.0f} s {way}, at most {limit:g} are allowed"
         if status == 401:
             return f"{who}: its signature does not fit, or the SuperLink no longer knows it"
         return (

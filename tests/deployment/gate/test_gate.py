@@ -578,8 +578,9 @@ def test_what_is_not_stored_costs_nothing(client, superlink, test):
     [
         ("activate-node", 412, ALICE, 0, "client alice is connected already"),
         (PULL[10:], 401, ALICE, 0, "client alice: its signature does not fit"),
-        (PULL[10:], 401, ALICE, 1000, "client alice: its clock is 1000 s ahead"),
-        (PULL[10:], 401, ALICE, -4000, "client alice: its clock is 4000 s behind"),
+        (PULL[10:], 401, ALICE, -250, "client alice: its signature does not fit"),
+        (PULL[10:], 401, ALICE, 60, "its clock is 60 s ahead, at most 5 are allowed"),
+        (PULL[10:], 401, ALICE, -4000, "its clock is 4000 s behind, at most 305 are allowed"),
     ],
 )
 def test_a_refusal_of_the_superlink_is_told(
