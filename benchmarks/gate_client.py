@@ -91,7 +91,7 @@ def gate(folder: Path, client: str) -> None:
         tls=tls,
         reply_limit=None,
         names=lambda: {b"": "bench"},
-        refused=print,
+        report=print,
     ):
         threading.Event().wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import resource
 import socket
 import ssl
@@ -14,7 +15,7 @@ from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.tls import HANDSHAKE_SECONDS, handshake_failure
 
 MAX_CONNECTIONS = 4096
-MAX_OF_A_PEER = 2048
+MAX_OF_A_PEER = 1024  # for some 300 clients behind one address
 RESERVED_FILES = 512  # for the rest of this process
 RETRY_SECONDS = 1.0  # after a connection that could not be accepted: no file or memory is left
 
@@ -40,7 +41,7 @@ class Admission:
         self._refusals = refusals
         self._protocol = protocol
         self._max_connections = _max_connections()
-        self._open: Counter[str] = Counter()  # connections by peer
+        self._open: Counter[str] = Counter()  # by network
         self._handshakes: set[asyncio.Task[None]] = set()
         self._listening: socket.socket | None = None
 
@@ -71,7 +72,7 @@ class Admission:
         if not self._admits(peer := peer_name(address)):
             connection.close()
             return
-        self._open[peer] += 1
+        self._open[network_of(peer)] += 1
         connection.setblocking(False)
         task = loop.create_task(self._begin(connection, peer))
         self._handshakes.add(task)
@@ -95,25 +96,37 @@ class Admission:
             release()
 
     def _admits(self, peer: str) -> bool:
-        total = self._open.total()
-        if total < self._max_connections and self._open[peer] < MAX_OF_A_PEER:
+        used, total = self._open[network_of(peer)], self._open.total()
+        if total < self._max_connections and used < MAX_OF_A_PEER:
             return True
         text = (
-            f"has {self._open[peer]} of {total} connections, and gets no more (a peer may "
+            f"has {used} of {total} connections, and gets no more (a peer may "
             f"have {MAX_OF_A_PEER}, all together {self._max_connections})"
         )
         self._refusals.report(peer, "connections", text)
         return False
 
     def _release(self, peer: str) -> None:
-        self._open[peer] -= 1
-        if not self._open[peer]:
-            del self._open[peer]
+        network = network_of(peer)
+        self._open[network] -= 1
+        if not self._open[network]:
+            del self._open[network]
 
 
 def peer_name(address: Sequence[object] | None) -> str:
     """The address of a peer without its port, an IPv4 one also where the socket is IPv6."""
     return str(address[0]).removeprefix("::ffff:") if address else "a peer already gone"
+
+
+def network_of(peer: str) -> str:
+    """What counts as one peer: an IPv4 address, or the 64 bits of IPv6 that a single host has."""
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    if address.version == 4:
+        return peer
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _max_connections() -> int:

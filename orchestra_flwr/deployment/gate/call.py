@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from orchestra_flwr.deployment.gate.admission import peer_name
 from orchestra_flwr.deployment.gate.client_identity import public_key
+from orchestra_flwr.deployment.gate.connection import STATE, Connection
 from orchestra_flwr.deployment.gate.upstream import UpstreamResponse
 
 FORWARDED_HEADERS = {b"content-type", b"content-length", b"accept"}
@@ -31,6 +32,7 @@ class Call:
         length = self.headers.get(b"content-length")
         self.length = None if odd or length is None else int(length)
         self.key = public_key(self.headers)
+        self._connection: Connection = scope["state"][STATE]
 
     def body(self) -> AsyncIterator[bytes]:
         """The request's body, chunk by chunk; raises ClientDisconnect where it breaks off."""
@@ -41,8 +43,18 @@ class Call:
         """Returns when the client is gone."""
         return await self._asgi[1]()
 
-    async def answer(self, status: int, content: Mapping[str, object]) -> None:
-        """Answers with a small JSON object."""
+    async def answer(
+        self, status: int, content: Mapping[str, object], *, stranger: bool = False
+    ) -> None:
+        """Answers with a small JSON object.
+
+        Args:
+            status: of HTTP.
+            content: the object.
+            stranger: the rest of the request, and another one, need not be waited for.
+        """
+        if stranger:
+            self._connection.hurry()
         await JSONResponse(content, status)(*self._asgi)
 
     async def relay(self, response: UpstreamResponse) -> None:

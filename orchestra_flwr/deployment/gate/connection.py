@@ -20,6 +20,7 @@ from orchestra_flwr.deployment.gate.refusals import Refusals
 # signs a request for the next 305 s.
 IDLE_SECONDS = 75.0  # between two requests, and for the head of one
 EXCHANGE_SECONDS = 900.0  # for a request and its response together
+STRANGER_SECONDS = 10.0  # the same for a stranger, and for the rest of a request
 MAX_HEAD_BYTES = 64 * 1024
 
 STATE = "orchestra_flwr.connection"  # this connection, in the ASGI scope's state
@@ -57,6 +58,11 @@ class Connection(HttpToolsProtocol):
         self._first_byte = b""
         self._head_bytes = 0  # of the head that is awaited or half received
         self._in_body = False
+        self._hurried = False
+
+    def hurry(self) -> None:
+        """The request is a stranger's: its rest, and another one, have seconds to come."""
+        self._hurried = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Waits for the first request."""
@@ -102,7 +108,7 @@ class Connection(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             raise ValueError("the target is no path")
         super().on_headers_complete()
-        self._in_body, self._head_bytes = True, 0
+        self._in_body, self._head_bytes, self._hurried = True, 0, False
         self._limit(EXCHANGE_SECONDS, "did not end a request and take its response")
 
     def on_message_complete(self) -> None:
@@ -110,13 +116,15 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._in_body = False
         if not self._is_answering:
-            self._limit(IDLE_SECONDS)
+            self._wait()
 
     def on_response_complete(self) -> None:
         """All of the response is sent."""
         super().on_response_complete()
         if not self._in_body:
-            self._limit(IDLE_SECONDS)
+            self._wait()
+        elif self._hurried:
+            self._limit(STRANGER_SECONDS, "did not end a request that was answered")
 
     def send_400_response(self, msg: str) -> None:
         """Reports what cannot be parsed or comes out of turn, and closes the connection."""
@@ -132,6 +140,10 @@ class Connection(HttpToolsProtocol):
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait(self) -> None:
+        """Waits for the next request."""
+        self._limit(STRANGER_SECONDS if self._hurried else IDLE_SECONDS)
 
     def _limit(self, seconds: float, failure: str = "") -> None:
         """Closes the connection after so many seconds, with a report where it says `failure`."""

@@ -41,6 +41,7 @@ METHODS = {
 }
 NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
 NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
+ANEW_SECONDS = 60.0  # in which a client of an earlier start of the server connects anew
 EARLIER = 5.0  # seconds: a wait ends before what the client signed is too old
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
 # A client that sends any other request has received its last message.
@@ -50,12 +51,13 @@ REGISTRATION_PATHS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
 # The SuperLink's own answers to a key that it does not know. To a 412 at its registration a
 # SuperNode prints the code and ends; to a 401 it signs off and ends, also in the middle of a round.
 UNKNOWN_KEY, UNKNOWN_KEY_REGISTERS, NOT_ACTIVATED = 401, 412, 2004
+TOO_LARGE = 413  # said to a registered client: the rest of its request is waited for
 REFUSED = {
     UNKNOWN_KEY: "This key is not registered.",
     UNKNOWN_KEY_REGISTERS: "This key is not registered.",
     404: "Not found.",
     411: "A request has to say its length.",
-    413: "More than a client may send.",
+    TOO_LARGE: "More than a client may send.",
 }
 
 
@@ -99,6 +101,8 @@ class Forwarder:
         self._names = names
         self._refusals = refusals
         self._deliveries: dict[bytes, _Delivery] = {}
+        self._arrived: set[bytes] = set()  # keys of the clients that the SuperLink has met
+        self._first_refusal: dict[bytes, float] = {}  # of those that it has not
         self.waiting = Waiting()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +130,7 @@ class Forwarder:
             await self._refuse(call, 411, "length", "sent a request without its length")
         elif call.length > (limit := METHODS[call.path]):
             text = f"sent {_mb(call.length)} to {call.path}, which takes {_mb(limit)}"
-            await self._refuse(call, 413, "size", text)
+            await self._refuse(call, TOO_LARGE, "size", text)
         elif call.path.endswith("/push-object"):
             await self._push_object(call, call.length)
         elif call.path.endswith("/push-messages"):
@@ -148,9 +152,9 @@ class Forwarder:
         # A client compares the time with its own: Flower refuses what is signed at another one.
         content = {"version": __version__, "superlink": healthy, "time": time.time()}
         if healthy:
-            await call.answer(200, content)
+            await call.answer(200, content, stranger=True)
         else:
-            await call.answer(503, {**content, **NO_SUPERLINK})
+            await call.answer(503, {**content, **NO_SUPERLINK}, stranger=True)
 
     async def _pull_messages(self, call: Call) -> None:
         """Waits for a message."""
@@ -228,7 +232,7 @@ class Forwarder:
                 f"have {_mb(self._reply_limit)}: its reply is dropped"
             )
             await self._withdraw(call, delivery)
-            await self._refuse(call, 413, "reply", text)
+            await self._refuse(call, TOO_LARGE, "reply", text)
             return
         delivery.reply_bytes += length  # at once: a SuperNode pushes two objects at a time
         stored = False
@@ -280,13 +284,32 @@ class Forwarder:
 
     def _report_refusal(self, call: Call, response: UpstreamResponse) -> None:
         """Reports what the SuperLink refused."""
-        if response.status == 401 or (response.status == 412 and call.path in REGISTRATION_PATHS):
+        if call.path in REGISTRATION_PATHS and _accepted(response):
+            self._arrived.add(call.key)
+        if response.status == 401 and self._may_be_of_before(call):
+            text = (
+                f"{self._who(call)} was not connected since this server started, and connects anew"
+            )
+            self._refusals.note(call.peer, "anew", text)
+        elif response.status == 401 or (response.status == 412 and call.path in REGISTRATION_PATHS):
             self._refusals.report(call.peer, "key", self._why(call, response.status))
+
+    def _may_be_of_before(self, call: Call) -> bool:
+        """Whether a client that the SuperLink refuses may have been connected before its start.
+
+        It gives up its connection then, and comes back by itself. What goes on for a minute is
+        something else.
+        """
+        if call.key in self._arrived or not _has_good_clock(call):
+            return False
+        now = time.monotonic()
+        return now - self._first_refusal.setdefault(call.key, now) < ANEW_SECONDS
 
     async def _refuse(self, call: Call, status: int, reason: str, text: str) -> None:
         self._refusals.report(call.peer, reason, text)
         code = {"code": NOT_ACTIVATED} if status == UNKNOWN_KEY_REGISTERS else {}
-        await call.answer(status, {**code, "detail": REFUSED[status]})
+        content = {**code, "detail": REFUSED[status]}
+        await call.answer(status, content, stranger=status != TOO_LARGE)
 
     def _is_unknown_key(self, call: Call) -> bool:
         """Whether nobody listed the key.
@@ -317,7 +340,7 @@ class Forwarder:
         """Why SuperLink refused a client, in words: its answers name no reason."""
         who = self._who(call)
         ahead = clock_error(call.headers)
-        if status == 401 and not -MAX_AGE < ahead < MAX_AHEAD:
+        if status == 401 and not _has_good_clock(call):
             way, limit = ("ahead", MAX_AHEAD) if ahead > 0 else ("behind", MAX_AGE)
             return f"{who}: its clock is {abs(ahead):.0f} s {way}, at most {limit:g} are allowed"
         if status == 401:
@@ -326,6 +349,10 @@ class Forwarder:
             f"{who} is connected already: a second client with that key, or one that was killed "
             "and came back within a minute (it may try again then)"
         )
+
+
+def _has_good_clock(call: Call) -> bool:
+    return -MAX_AGE < clock_error(call.headers) < MAX_AHEAD
 
 
 async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:

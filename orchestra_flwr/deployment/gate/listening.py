@@ -48,7 +48,7 @@ class Gate:
         names: gives the registered clients' names by public key (PEM, as Flower's header holds
             it); None for one that the SuperLink does not have yet, and that may try again in a
             while. With TLS no other key is served. Called for every request: it has to be quick.
-        refused: takes a line for everything that is turned away; called from the gate's thread.
+        report: takes a line for everything that is turned away; called from the gate's thread.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Gate:
         tls: ServerFiles | None,
         reply_limit: int | None,
         names: Callable[[], Mapping[bytes, str | None]],
-        refused: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self.port = port
         self._host = host
@@ -68,7 +68,7 @@ class Gate:
         self._tls = tls
         self._reply_limit = reply_limit
         self._names = names
-        self._refusals = Refusals(refused)
+        self._refusals = Refusals(report)
         self._waiting: Waiting | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._close: Callable[[], None] = lambda: None

@@ -13,6 +13,8 @@ MAX_LINE = 300
 class Refusals:
     """Writes a line at once, and counts its repetitions for the next minute.
 
+    Lines begin with "refused: ", unless they are no more than notes.
+
     Args:
         write: takes a line; called from the thread of the event loop.
     """
@@ -22,12 +24,17 @@ class Refusals:
         self._recent: dict[tuple[str, str], tuple[str, int]] = {}
 
     def report(self, peer: str, reason: str, text: str) -> None:
-        """Reports what `peer` was turned away for.
+        """Reports what `peer` was turned away for; arguments as of :meth:`note`."""
+        self.note(peer, reason, text, "refused: ")
+
+    def note(self, peer: str, reason: str, text: str, beginning: str = "") -> None:
+        """Reports what is no reason for alarm.
 
         Args:
             peer: its address; "" where it has none.
             reason: the kind of refusal: lines of one peer and kind count as the same.
             text: goes on after the peer's address; may hold what a stranger sent.
+            beginning: of the line.
         """
         line = f"{peer}: {text}" if peer else text
         # A stranger's bytes shall not forge lines of the log, nor fill it.
@@ -36,6 +43,7 @@ class Refusals:
         if key not in self._recent and len(self._recent) >= MAX_REASONS:
             key = ("", "")
             line = f"more than {MAX_REASONS} peers are turned away, the last is {line}"
+        line = beginning + line
         if key in self._recent:
             self._recent[key] = (line, self._recent[key][1] + 1)
         else:

@@ -77,7 +77,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
             tls=keys,
             reply_limit=reply_limit(config, schemas),
             names=roster.names,
-            refused=lambda line: progress.message(f"refused: {line}"),
+            report=progress.message,
         )
         wait_until_up(socket, link)
         stack.enter_context(roster.watching())

@@ -64,7 +64,7 @@ def gate(superlink, caplog, tmp_path):
     thread.start()
     try:
         wait(lambda: server.started)
-        usual = {"tls": None, "reply_limit": None, "names": dict, "refused": print}
+        usual = {"tls": None, "reply_limit": None, "names": dict, "report": print}
         with Gate("127.0.0.1", 0, upstream, **usual) as made:
             yield made
     finally:
