@@ -33,12 +33,12 @@ def idle_client() -> None:
     from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
     from orchestra_flwr import cli
-    from orchestra_flwr.deployment.client_work import trainer
+    from orchestra_flwr.deployment.client_work import client_worker
     from orchestra_flwr.deployment.processes import client_process
     from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
     from orchestra_flwr.flower.arrays import to_record
 
-    class Idle(trainer.Trainer):
+    class Idle(client_worker.ClientWorker):
         def train(self, content: RecordDict) -> RecordDict:
             task = content.config_records[CONFIG]
             received = content.array_records[ARRAYS]
@@ -58,7 +58,7 @@ def idle_client() -> None:
         def _clusters(task: ConfigRecord) -> int:
             return int(json.loads(str(task["config"]))["clustering"]["global_clusters"])
 
-    client_process.Trainer = Idle
+    client_process.ClientWorker = Idle
     sys.exit(cli.client_main())
 
 

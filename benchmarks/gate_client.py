@@ -28,13 +28,14 @@ from typing import Any
 import httpx
 from common import free_port, is_listening, table, write
 
-from orchestra_flwr.deployment.gate import Gate, GateTls, listening
+from orchestra_flwr.deployment.gate import Gate, listening
 from orchestra_flwr.deployment.gate.upstream import (
     RESPONSE_SECONDS,
     Headers,
     Upstream,
     UpstreamResponse,
 )
+from orchestra_flwr.deployment.keys import ServerFiles
 from orchestra_flwr.deployment.processes.child import accepts
 
 CLIENTS = ("as it is", "one AsyncClient")
@@ -82,7 +83,7 @@ def superlink(folder: Path) -> None:
 def gate(folder: Path, client: str) -> None:
     if client == "one AsyncClient":
         listening.Upstream = OneClient  # type: ignore[misc]
-    tls = GateTls(folder / "server.crt", folder / "server.key", folder / "ca.crt")
+    tls = ServerFiles.of(folder)
     with Gate(
         "127.0.0.1",
         int(os.environ["PORT"]),
@@ -90,7 +91,7 @@ def gate(folder: Path, client: str) -> None:
         tls=tls,
         reply_limit=None,
         names=lambda: {b"": "bench"},
-        refused=print,
+        report=print,
     ):
         threading.Event().wait()
 

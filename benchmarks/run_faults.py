@@ -45,7 +45,7 @@ from faults.cases import (
 from faults.disk import with_own_mounts
 from faults.federation import (
     HOSTILE,
-    MOST_RELEASES,
+    MAX_RELEASES,
     ROUNDS,
     Federation,
     make_photos,
@@ -147,7 +147,7 @@ class Suite:
             run.finish()
             if private:
                 run.problems += record_problems(run.run / "r", ROUNDS)
-                run.problems += ledger_problems(run.run / "r", run.state, MOST_RELEASES)
+                run.problems += ledger_problems(run.run / "r", run.state, MAX_RELEASES)
                 if not any(
                     session.has("have spent privacy.total_epsilon") for session in run.sessions
                 ):
@@ -230,8 +230,8 @@ def options(arguments: list[str]) -> dict[str, str]:
     for entry in chosen["only"].split(","):
         kind, _, part = entry.partition(":")
         if entry and not any(part in fault for fault in FAULTS.get(kind, ())):
-            known = ", ".join(FAULTS.get(kind, FAULTS))
-            raise SystemExit(f"error: only={entry}: must be of {known}")
+            allowed = ", ".join(FAULTS.get(kind, FAULTS))
+            raise SystemExit(f"error: only={entry}: must be of {allowed}")
     return chosen
 
 

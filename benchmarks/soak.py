@@ -238,15 +238,15 @@ def unhurried_client(pause: float) -> None:
     from flwr.app import RecordDict
 
     from orchestra_flwr import cli
-    from orchestra_flwr.deployment.client_work import trainer
+    from orchestra_flwr.deployment.client_work import client_worker
     from orchestra_flwr.deployment.processes import client_process
 
-    class Unhurried(trainer.Trainer):
+    class Unhurried(client_worker.ClientWorker):
         def train(self, content: RecordDict) -> RecordDict:
             time.sleep(pause)
             return super().train(content)
 
-    client_process.Trainer = Unhurried
+    client_process.ClientWorker = Unhurried
     sys.exit(cli.client_main())
 
 

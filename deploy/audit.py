@@ -34,21 +34,21 @@ def verdict(packages: list[dict]) -> int:
         The exit code.
     """
     packages = [each for each in packages if each["name"] != OWN]
-    found = [each for each in packages if "vulns" in each]
+    audited = [each for each in packages if "vulns" in each]
     missing = sorted(each["name"] for each in packages if "skip_reason" in each)
-    if not found:
+    if not audited:
         print(
             f"error: none of {len(packages)} packages could be looked up: "
             "is the advisory database within reach of this machine?",
             file=sys.stderr,
         )
         return 2
-    vulnerable = [each for each in found if each["vulns"]]
+    vulnerable = [each for each in audited if each["vulns"]]
     for each in vulnerable:
         for flaw in each["vulns"]:
             fixed = ", ".join(flaw["fix_versions"]) or "no version yet"
             print(f"{each['name']} {each['version']}: {flaw['id']}, mended in {fixed}")
-    print(f"{len(found)} of {len(packages)} packages looked up, {len(vulnerable)} vulnerable")
+    print(f"{len(audited)} of {len(packages)} packages looked up, {len(vulnerable)} vulnerable")
     if missing:
         print(f"unknown to the database: {', '.join(missing)}")
     return 1 if vulnerable else 0

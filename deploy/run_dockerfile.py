@@ -46,7 +46,7 @@ class Stage:
     """A stage while it is built: its files, and what Docker keeps beside them."""
 
     root: str
-    given: dict[str, str] = field(default_factory=dict)  # --build-arg
+    build_args: dict[str, str] = field(default_factory=dict)  # --build-arg
     args: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=lambda: {"PATH": PATH})
     directory: str = "/"
@@ -68,8 +68,8 @@ class Stage:
 
     def expand(self, text: str) -> str:
         """Replaces $NAME and ${NAME}, as Docker does outside of RUN."""
-        known = {**self.args, **self.env}
-        return re.sub(r"\$\{?(\w+)\}?", lambda name: known.get(name[1], ""), text)
+        variables = {**self.args, **self.env}
+        return re.sub(r"\$\{?(\w+)\}?", lambda name: variables.get(name[1], ""), text)
 
     def inside(self, path: str) -> Path:
         """Where a path of the stage is on this machine."""
@@ -78,8 +78,8 @@ class Stage:
     def arg(self, value: str) -> None:
         """ARG name[=default]: without either value it stays unset."""
         name, has_default, default = value.partition("=")
-        if name in self.given or has_default:
-            self.args[name] = self.given.get(name, default)
+        if name in self.build_args or has_default:
+            self.args[name] = self.build_args.get(name, default)
 
     def environment(self, value: str) -> None:
         """ENV name=value ..."""
@@ -198,12 +198,12 @@ def build(name: str, options: argparse.Namespace, made: dict[str, Stage]) -> Sta
         return made[name]
     parent, steps = plans()[name]
     if parent in plans():
-        known = build(parent, options, made)
-        stage = replace(known, root=copied(known.root, options.cache / name), env=dict(known.env))
+        base = build(parent, options, made)
+        stage = replace(base, root=copied(base.root, options.cache / name), env=dict(base.env))
     else:
-        base = options.base or stand_in(options.cache / "base")
-        given = dict(pair.split("=", 1) for pair in options.build_arg)
-        stage = Stage(copied(str(base), options.cache / name), given)
+        root = options.base or stand_in(options.cache / "base")
+        build_args = dict(pair.split("=", 1) for pair in options.build_arg)
+        stage = Stage(copied(str(root), options.cache / name), build_args)
     for instruction, value in steps:
         print(f"{name}: {instruction} {value}", flush=True)
         if instruction == "COPY" and value.startswith("--from="):
@@ -238,8 +238,8 @@ def main() -> None:
         for target in options.targets:
             build(target, options, made)
         return
-    kept = options.cache / f"{options.targets[0]}.json"
-    stage = Stage(**json.loads(kept.read_text()))
+    record = options.cache / f"{options.targets[0]}.json"
+    stage = Stage(**json.loads(record.read_text()))
     command = [*stage.start, *arguments] if options.action == "run" else stage.health
     line = stage.command(command, " ".join(options.volume))
     os.execvp(line[0], line)

@@ -67,12 +67,12 @@ def signals(rng: random.Random, run: Federation | Simulation, which: str) -> str
     _forgive(run, side, role, number, name)
     pid = rng.choice(pids)
     send(pid, number)
-    told = f"{signal.Signals(number).name} to {place}"
+    event = f"{signal.Signals(number).name} to {place}"
     if number == signal.SIGSTOP:
         time.sleep(pause)
         send(pid, signal.SIGCONT)
-        told += f" for {pause:.1f} s"
-    return f"{told}, {when}"
+        event += f" for {pause:.1f} s"
+    return f"{event}, {when}"
 
 
 def _forgive(

@@ -39,9 +39,9 @@ MODEL = (
 # Two releases fit into the total, of the server's ledger and of each client's own.
 PRIVATE = ("clustering=private", "privacy.epsilon=20")
 TOTAL = "privacy.total_epsilon=34"
-MOST_RELEASES = 2
+MAX_RELEASES = 2
 PATIENCE = 600  # seconds for a session to end after a fault
-MOST_RESUMES = 3
+MAX_RESUMES = 3
 
 
 class Federation:
@@ -133,20 +133,20 @@ class Federation:
         )
 
     def start_client(self, name: str) -> None:
-        own = [TOTAL] if self.private else []
+        bound = [TOTAL] if self.private else []
         is_hostile = self.hostile and name == HOSTILE
         program = "benchmarks/faults/hostile_client.py" if is_hostile else "run_client.py"
         self.clients[name] = Command(
             [program, f"server=127.0.0.1:{self.links[name].port}",
              f"security={self.security / 'bundles' / name}", f"data.root={self.photos / name}",
-             f"state={self.state}", "device=cpu", "training.threads=1", *own],
+             f"state={self.state}", "device=cpu", "training.threads=1", *bound],
             self.logs / f"{name}.log",
             self._environment(name),
         )  # fmt: skip
 
     def finish(self) -> None:
         """Waits for the run's end, resumes it as often as it asks for that, ends all clients."""
-        for _ in range(MOST_RESUMES + 1):
+        for _ in range(MAX_RESUMES + 1):
             ended = wait_for(self._session_has_ended, PATIENCE, pause=0.2)
             if not ended:
                 self.problems.append(f"the server did not end within {PATIENCE} s after the fault")
@@ -160,15 +160,15 @@ class Federation:
             self.problems += [f"outlives its server: {line}" for line in orphans]
             self.start_server(f"resume={self.run / 'r'}")
         else:
-            self.problems.append(f"not finished after {MOST_RESUMES} resumes")
+            self.problems.append(f"not finished after {MAX_RESUMES} resumes")
         self.end_clients()
 
     def end_clients(self) -> None:
         """By SIGTERM, which a client answers with exit code 0."""
         for name, client in self.clients.items():
             if client.code is None and (code := client.end()) != 0:
-                told = "did not end" if code is None else f"ended with {code}"
-                self.problems.append(f"client {name} {told} after SIGTERM")
+                ending = "did not end" if code is None else f"ended with {code}"
+                self.problems.append(f"client {name} {ending} after SIGTERM")
             self.problems += traceback_problems(client, f"client {name}")
         orphans = left_over([each for each in self.sessions if each.code is None])
         self.problems += [f"outlives all that started it: {line}" for line in orphans]
@@ -191,7 +191,7 @@ class Federation:
         return [*PRIVATE, TOTAL] if self.private else []
 
     def _environment(self, side: str) -> dict[str, str]:
-        own = {
+        variables = {
             "TMPDIR": str(self.tmp),
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "PYTHONPATH": str(ROOT),
@@ -200,7 +200,7 @@ class Federation:
             "PYTHONUNBUFFERED": "1",
             "HOSTILE": json.dumps(self.hostile),
         }
-        return own | (self.clocks[side].environment if side in self.clocks else {})
+        return variables | (self.clocks[side].environment if side in self.clocks else {})
 
     def refused_at_the_total(self) -> list[str]:
         """Problems with another run, which must find that the clients have spent all they allow."""
@@ -208,18 +208,18 @@ class Federation:
         for name in NAMES:
             self.start_client(name)
         line = "one more release would exceed this client's privacy.total_epsilon"
-        said = wait_for(lambda: all(c.has(line) for c in self.clients.values()), PATIENCE)
+        refused = wait_for(lambda: all(c.has(line) for c in self.clients.values()), PATIENCE)
         if (code := self.server.end()) != TERMINATED:
             self.problems.append(f"SIGTERM to a waiting server: exit code {code} instead of 143")
         self.end_clients()
-        return [] if said else ["another run was not refused at privacy.total_epsilon"]
+        return [] if refused else ["another run was not refused at privacy.total_epsilon"]
 
 
 def ending(command: Command) -> str:
     """How a session ended, in words."""
     lines = [line for line in command.lines if line.startswith(("error: ", "stopped"))]
-    told = f" {lines[0]!r}" if lines else ""
-    return f"exit {command.code}{told}, resumed"
+    line = f" {lines[0]!r}" if lines else ""
+    return f"exit {command.code}{line}, resumed"
 
 
 def _last(command: Command) -> str:

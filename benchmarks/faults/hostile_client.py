@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from orchestra_flwr import cli
-from orchestra_flwr.deployment.client_work import trainer
+from orchestra_flwr.deployment.client_work import client_worker
 from orchestra_flwr.deployment.processes import client_process
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 
@@ -64,7 +64,7 @@ TAKEN: dict[str, Attack] = {
 }
 
 
-class Hostile(trainer.Trainer):
+class Hostile(client_worker.ClientWorker):
     def train(self, content: RecordDict) -> RecordDict:
         what = json.loads(os.environ["HOSTILE"]).get(str(content.config_records[CONFIG]["round"]))
         reply = super().train(content)
@@ -76,5 +76,5 @@ class Hostile(trainer.Trainer):
 
 
 if __name__ == "__main__":
-    client_process.Trainer = Hostile  # type: ignore[misc]
+    client_process.ClientWorker = Hostile  # type: ignore[misc]
     sys.exit(cli.client_main())

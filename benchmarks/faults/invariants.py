@@ -36,9 +36,9 @@ def exit_problems(command: Command, code: int | None, forgiven: set[int]) -> lis
         beginning = "stopped"
     else:
         return [*problems, f"exit code {code}: {(command.lines or ['no output'])[-1]}"]
-    said = [line for line in command.lines if line.startswith(beginning)]
-    if len(said) != 1:
-        problems.append(f"exit code {code} with {len(said)} lines of {beginning!r}: {said}")
+    reasons = [line for line in command.lines if line.startswith(beginning)]
+    if len(reasons) != 1:
+        problems.append(f"exit code {code} with {len(reasons)} lines of {beginning!r}: {reasons}")
     if not command.has("continue with: resume="):
         problems.append(f"exit code {code} without a line that says how to continue")
     return problems
@@ -47,8 +47,8 @@ def exit_problems(command: Command, code: int | None, forgiven: set[int]) -> lis
 def traceback_problems(command: Command, who: str) -> list[str]:
     """Nobody shows a traceback, neither Python's nor C++'s."""
     marks = ("Traceback (most recent call last)", "*** SIG", "Fatal Python error", "C  [")
-    found = [line for line in command.lines if any(mark in line for mark in marks)]
-    return [f"{who} shows {len(found)} tracebacks ({command.log.name})"] if found else []
+    shown = [line for line in command.lines if any(mark in line for mark in marks)]
+    return [f"{who} shows {len(shown)} tracebacks ({command.log.name})"] if shown else []
 
 
 def bit_problems(run: Path, reference: Path, rounds: int) -> list[str]:
@@ -71,11 +71,13 @@ def record_problems(run: Path, rounds: int) -> list[str]:
     """Every round is in metrics.jsonl, once and in order."""
     try:
         lines = (run / "metrics.jsonl").read_text().splitlines()
-        found = [json.loads(line)["round"] for line in lines]
+        recorded = [json.loads(line)["round"] for line in lines]
     except (OSError, ValueError, KeyError) as error:
         return [f"metrics.jsonl cannot be read: {error}"]
     wanted = list(range(rounds + 1))
-    return [] if found == wanted else [f"metrics.jsonl holds the rounds {found}, not {wanted}"]
+    return (
+        [] if recorded == wanted else [f"metrics.jsonl holds the rounds {recorded}, not {wanted}"]
+    )
 
 
 def hostile_problems(
@@ -98,13 +100,13 @@ def hostile_problems(
             largest = float(tensor.abs().max()) if tensor.numel() else 0.0
             if not largest <= FAR * max(usual.get(name, 0.0), 1.0):
                 problems.append(f"{file.name}: {name} reaches {largest:g}")
-    found = {
+    dropped = {
         (record["round"], each["client"])
         for record in _records(run / "metrics.jsonl")
         for each in record["clients"]["dropped"]
     }
-    if found != (wanted := {(number, client) for number in refused}):
-        problems.append(f"refused were {sorted(found)} instead of {sorted(wanted)}")
+    if dropped != (wanted := {(number, client) for number in refused}):
+        problems.append(f"refused were {sorted(dropped)} instead of {sorted(wanted)}")
     for record in _records(run / "metrics.jsonl"):
         if not abs(record["loss"].get("total", 0.0)) <= FAR:
             problems.append(f"round {record['round']}: a loss of {record['loss']['total']:g}")
@@ -154,16 +156,16 @@ def mode_problems(folder: Path) -> list[str]:
 
     A file counts as readable if its own mode and those of all folders above it let others in.
     """
-    found: dict[str, list[str]] = {}
+    readable: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("*")):
         part = path.relative_to(folder).parts
         secret = path.suffix == ".key" or part[0] == "state" or "checkpoint" in part
         if path.is_file() and secret and path.name != ".ballast" and _is_open(path, folder):
             name = "/".join(part[2:]) or path.name
-            found.setdefault("/".join(part[:-1][:2]), []).append(f"{name} ({_mode(path):04o})")
+            readable.setdefault("/".join(part[:-1][:2]), []).append(f"{name} ({_mode(path):04o})")
     return [
         f"others can read {len(names)} files in {where or 'the folder'}: {', '.join(names[:3])}"
-        for where, names in found.items()
+        for where, names in readable.items()
     ]
 
 

@@ -106,10 +106,10 @@ def descendants(pid: int) -> list[int]:
             continue
         if state != "Z":
             children.setdefault(int(parent), []).append(int(stat.parent.name))
-    found = [pid]
-    for each in found:
-        found += children.get(each, [])
-    return found[1:]
+    pids = [pid]
+    for each in pids:
+        pids += children.get(each, [])
+    return pids[1:]
 
 
 def command_line(pid: int) -> str:
@@ -139,13 +139,13 @@ def left_over(roots: Sequence[Command], seconds: float = 60) -> list[str]:
         roots: what still runs; these and their descendants are left alone.
         seconds: how long the others may take to end.
     """
-    own = os.getpid()
+    this_process = os.getpid()
     pids = [root.pid for root in roots]
 
     def remaining() -> list[int]:
         _reap(pids)
         allowed = {*pids, *(each for pid in pids for each in descendants(pid))}
-        return [pid for pid in descendants(own) if pid not in allowed]
+        return [pid for pid in descendants(this_process) if pid not in allowed]
 
     if wait_for(lambda: not remaining(), seconds, pause=0.2):
         return []

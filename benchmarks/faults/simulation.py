@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from faults.federation import MODEL, MOST_RESUMES, PATIENCE, ending
+from faults.federation import MAX_RESUMES, MODEL, PATIENCE, ending
 from faults.invariants import exit_problems
 from faults.processes import ROOT, Command, left_over, wait_for
 
@@ -50,7 +50,7 @@ class Simulation:
 
     def finish(self) -> None:
         """Waits for the run's end, and resumes it as often as it asks for that."""
-        for _ in range(MOST_RESUMES + 1):
+        for _ in range(MAX_RESUMES + 1):
             if not wait_for(lambda: self.server.code is not None, PATIENCE, pause=0.2):
                 self.problems.append(f"the run did not end within {PATIENCE} s after the fault")
                 self.server.end(5)
@@ -63,7 +63,7 @@ class Simulation:
             self.events.append(ending(self.server))
             self.start(f"resume={self.run / 'r'}")
         else:
-            self.problems.append(f"not finished after {MOST_RESUMES} resumes")
+            self.problems.append(f"not finished after {MAX_RESUMES} resumes")
         left_over([], 20)
 
     def _new_run(self) -> Sequence[str]:

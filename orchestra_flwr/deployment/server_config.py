@@ -68,10 +68,10 @@ class ServerConfig(Config):
         return self
 
     def unread(self) -> dict[str, str]:
-        """As :meth:`Composed.unread`: what real clients decide themselves."""
-        found = super().unread()
-        del found["federation.min_clients"], found["federation.min_images"]
-        return found | dict.fromkeys(("engine", "partition"), "with real clients, only simulated")
+        """Also what real clients decide themselves."""
+        unread = super().unread()
+        del unread["federation.min_clients"], unread["federation.min_images"]
+        return unread | dict.fromkeys(("engine", "partition"), "with real clients, only simulated")
 
     @property
     def tls(self) -> bool:

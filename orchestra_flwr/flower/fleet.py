@@ -9,7 +9,8 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from google.protobuf.message import DecodeError
 
-CLOCK_SECONDS = 300  # by which the time of a signed request may be wrong
+# A SuperLink accepts what was signed less than so many seconds ago, or ahead of its own clock.
+MAX_AGE, MAX_AHEAD = 305.0, 5.0
 
 
 def withdrawal(push_messages: bytes) -> bytes:

@@ -238,10 +238,10 @@ def serving():
     """Makes a SuperNode's API and a client's process that answers its messages."""
     running = []
 
-    def make(trainer, report):
+    def make(worker, report):
         folder = Path(tempfile.mkdtemp(prefix="orch"))  # short: sockets
         node = Node(folder)
-        thread = threading.Thread(target=client_process._serve, args=(node.socket, trainer, report))
+        thread = threading.Thread(target=client_process._serve, args=(node.socket, worker, report))
         thread.start()
         running.append((folder, node, thread))
         return node

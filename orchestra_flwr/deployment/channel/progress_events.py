@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from orchestra_flwr.deployment.channel.unix_socket import Channel
+from orchestra_flwr.deployment.channel.json_pipe import Channel
 from orchestra_flwr.reporting import Progress
 
 

@@ -22,7 +22,7 @@ class RefusalError(ValueError):
 
 
 @contextmanager
-def refusing(failure: Failure) -> Iterator[None]:
+def as_refusal(failure: Failure) -> Iterator[None]:
     """Turns what the block refuses into a :class:`RefusalError` of one kind.
 
     Raises:

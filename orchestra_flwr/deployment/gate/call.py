@@ -8,11 +8,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from orchestra_flwr.deployment.gate.admission import peer_name
 from orchestra_flwr.deployment.gate.client_identity import public_key
-from orchestra_flwr.deployment.gate.connection import peer_name
+from orchestra_flwr.deployment.gate.connection import STATE, Connection
 from orchestra_flwr.deployment.gate.upstream import UpstreamResponse
 
-PASSED = {b"content-type", b"content-length", b"accept"}
+FORWARDED_HEADERS = {b"content-type", b"content-length", b"accept"}
 
 
 class Call:
@@ -31,6 +32,7 @@ class Call:
         length = self.headers.get(b"content-length")
         self.length = None if odd or length is None else int(length)
         self.key = public_key(self.headers)
+        self._connection: Connection = scope["state"][STATE]
 
     def body(self) -> AsyncIterator[bytes]:
         """The request's body, chunk by chunk; raises ClientDisconnect where it breaks off."""
@@ -41,14 +43,24 @@ class Call:
         """Returns when the client is gone."""
         return await self._asgi[1]()
 
-    async def answer(self, status: int, content: Mapping[str, object]) -> None:
-        """Answers with a small JSON object."""
+    async def answer(
+        self, status: int, content: Mapping[str, object], *, stranger: bool = False
+    ) -> None:
+        """Answers with a small JSON object.
+
+        Args:
+            status: of HTTP.
+            content: the object.
+            stranger: the rest of the request, and another one, need not be waited for.
+        """
+        if stranger:
+            self._connection.hurry()
         await JSONResponse(content, status)(*self._asgi)
 
     async def relay(self, response: UpstreamResponse) -> None:
         """Answers with the upstream's response, chunk by chunk."""
         _, _, send = self._asgi
-        headers = passed(response.headers)
+        headers = forwarded_headers(response.headers)
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         # The last byte ends the response: a client may send its next request as soon as it has it,
         # which must not look like a second one beside the first.
@@ -62,10 +74,10 @@ class Call:
             await send({"type": "http.response.body"})
 
 
-def passed(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+def forwarded_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     """The headers that Flower reads: none of those belong to a single connection."""
     return [
         (name, value.strip())  # httptools leaves the blanks behind a value, httpx refuses them
         for name, value in headers.items()
-        if name in PASSED or name.startswith(b"flwr-")
+        if name in FORWARDED_HEADERS or name.startswith(b"flwr-")
     ]

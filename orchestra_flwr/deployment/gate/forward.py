@@ -14,12 +14,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from orchestra_flwr import __version__
-from orchestra_flwr.deployment.gate.call import Call, passed
+from orchestra_flwr.deployment.gate.call import Call, forwarded_headers
 from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
 from orchestra_flwr.deployment.gate.waiting import Waiting
-from orchestra_flwr.flower.fleet import CLOCK_SECONDS, node_of, withdrawal
+from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD, node_of, withdrawal
 
 _log = logging.getLogger(__name__)
 SMALL = 64 * 1024
@@ -41,45 +41,42 @@ METHODS = {
 }
 NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
 NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
+ANEW_SECONDS = 60.0  # in which a client of an earlier start of the server connects anew
+EARLIER = 5.0  # seconds: a wait ends before what the client signed is too old
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
 # A client that sends any other request has received its last message.
-ASKING = ("/v1/fleet/pull-messages", "/v1/fleet/send-node-heartbeat")
+POLLING_PATHS = ("/v1/fleet/pull-messages", "/v1/fleet/send-node-heartbeat")
 DEACTIVATE = "/v1/fleet/deactivate-node"
-ARRIVALS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
-# The SuperLink's own answers to a key that it does not know. To a 412 in arriving a SuperNode
-# prints the code and ends; to a 401 it signs off and ends, also in the middle of a round.
-UNKNOWN_ARRIVING, UNKNOWN, NOT_ACTIVATED = 412, 401, 2004
+REGISTRATION_PATHS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
+# The SuperLink's own answers to a key that it does not know. To a 412 at its registration a
+# SuperNode prints the code and ends; to a 401 it signs off and ends, also in the middle of a round.
+UNKNOWN_KEY, UNKNOWN_KEY_REGISTERS, NOT_ACTIVATED = 401, 412, 2004
+TOO_LARGE = 413  # said to a registered client: the rest of its request is waited for
 REFUSED = {
-    UNKNOWN: "This key is not registered.",
-    UNKNOWN_ARRIVING: "This key is not registered.",
+    UNKNOWN_KEY: "This key is not registered.",
+    UNKNOWN_KEY_REGISTERS: "This key is not registered.",
     404: "Not found.",
     411: "A request has to say its length.",
-    413: "More than a client may send.",
+    TOO_LARGE: "More than a client may send.",
 }
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """A message that was sent to a client and may not have reached it."""
-
-    request: bytes  # which names the node
-    response: UpstreamResponse
-    content: bytes
-
-
 @dataclass
-class _Account:
-    """What a client has sent since it was last sent a message."""
+class _Delivery:
+    """The message that a client was sent last, and what it has sent in reply."""
 
-    message: _Sent | None = None  # None: the client has received it
-    spent: int = 0  # bytes in push-object
-    reply: bytes = b""  # its last push-messages
+    request: bytes  # the body of the pull-messages that asked for it
+    response: UpstreamResponse
+    content: bytes  # of the response
+    received: bool = False  # the client has gone on to another request
+    reply_bytes: int = 0  # in push-object
+    reply: bytes = b""  # the body of its last push-messages
 
 
 class Forwarder:
     """An ASGI application that passes the Fleet API on to the SuperLink, and nothing else.
 
-    A refused client gets an answer, and :func:`observed` reads and drops the rest of its request.
+    A refused client gets an answer; the rest of its request is read and dropped.
 
     Args:
         upstream: the SuperLink.
@@ -103,7 +100,9 @@ class Forwarder:
         self._reply_limit = reply_limit
         self._names = names
         self._refusals = refusals
-        self._accounts: dict[bytes, _Account] = {}
+        self._deliveries: dict[bytes, _Delivery] = {}
+        self._arrived: set[bytes] = set()  # keys of the clients that the SuperLink has met
+        self._first_refusal: dict[bytes, float] = {}  # of those that it has not
         self.waiting = Waiting()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,16 +121,16 @@ class Forwarder:
             await self._health(call)
         elif call.method != "POST" or call.path not in METHODS:
             await self._refuse(call, 404, "path", _forbidden(call))
-        elif self._is_strange(call):
-            status = UNKNOWN_ARRIVING if call.path in ARRIVALS else UNKNOWN
-            await self._refuse(call, status, "key", self._stranger(call))
-        elif self._is_early(call):
+        elif self._is_unknown_key(call):
+            status = UNKNOWN_KEY_REGISTERS if call.path in REGISTRATION_PATHS else UNKNOWN_KEY
+            await self._refuse(call, status, "key", self._unknown_key(call))
+        elif self._is_too_early(call):
             await call.answer(503, NOT_READY)
         elif call.length is None:
             await self._refuse(call, 411, "length", "sent a request without its length")
         elif call.length > (limit := METHODS[call.path]):
             text = f"sent {_mb(call.length)} to {call.path}, which takes {_mb(limit)}"
-            await self._refuse(call, 413, "size", text)
+            await self._refuse(call, TOO_LARGE, "size", text)
         elif call.path.endswith("/push-object"):
             await self._push_object(call, call.length)
         elif call.path.endswith("/push-messages"):
@@ -153,9 +152,9 @@ class Forwarder:
         # A client compares the time with its own: Flower refuses what is signed at another one.
         content = {"version": __version__, "superlink": healthy, "time": time.time()}
         if healthy:
-            await call.answer(200, content)
+            await call.answer(200, content, stranger=True)
         else:
-            await call.answer(503, {**content, **NO_SUPERLINK})
+            await call.answer(503, {**content, **NO_SUPERLINK}, stranger=True)
 
     async def _pull_messages(self, call: Call) -> None:
         """Waits for a message."""
@@ -173,11 +172,11 @@ class Forwarder:
     ) -> UpstreamResponse | None:
         """Asks the SuperLink until it has a message, the wait is over or the client is gone."""
         # Later the SuperLink would refuse what the client signed, and a refused SuperNode ends.
-        valid = CLOCK_SECONDS + min(0.0, clock_error(call.headers))
-        with self.waiting.place(node, call.after_body, valid) as place:
-            while await place.look():
-                if self._is_strange(call):  # its key was revoked meanwhile
-                    await self._refuse(call, UNKNOWN, "key", self._stranger(call))
+        valid = MAX_AGE - EARLIER + min(0.0, clock_error(call.headers))
+        with self.waiting.waiter(node, call.after_body, valid) as waiter:
+            while await waiter.poll():
+                if self._is_unknown_key(call):  # its key was revoked meanwhile
+                    await self._refuse(call, UNKNOWN_KEY, "key", self._unknown_key(call))
                     return None
                 response = await self._message(call, body)
                 if not _is_empty(response):
@@ -196,7 +195,7 @@ class Forwarder:
         """
         try:
             async with self._upstream.request(
-                "POST", call.path, passed(call.headers), _chunks(body)
+                "POST", call.path, forwarded_headers(call.headers), _chunks(body)
             ) as response:
                 content = b"".join([chunk async for chunk in response.body])
         except UpstreamError as error:
@@ -204,55 +203,52 @@ class Forwarder:
             return None
         self._report_refusal(call, response)
         if _accepted(response) and content:
-            self._accounts[call.key] = _Account(_Sent(body, response, content))
-        elif _is_empty(response) and (account := self._accounts.get(call.key)) is not None:
-            sent = account.message
-            if sent is not None and sent.request == body:
-                response, content = sent.response, sent.content
+            self._deliveries[call.key] = _Delivery(body, response, content)
+        elif _is_empty(response) and self._is_undelivered(call, body):
+            last = self._deliveries[call.key]
+            response, content = last.response, last.content
         return replace(response, body=_chunks(content) if content else _chunks())
 
+    def _is_undelivered(self, call: Call, body: bytes) -> bool:
+        last = self._deliveries.get(call.key)
+        return last is not None and not last.received and last.request == body
+
     async def _push_messages(self, call: Call) -> None:
-        """Remembers the request: it names the reply, should that have to be withdrawn."""
-        chunks: list[bytes] = []
-
-        async def remembered() -> AsyncIterator[bytes]:
-            async for chunk in call.body():
-                chunks.append(chunk)
-                yield chunk
-
-        response = await self._forward(call, remembered())
-        account = self._accounts.get(call.key)
-        if account is not None and _accepted(response):
-            account.reply = b"".join(chunks)
+        """Stores the request: it names the reply, which may have to be withdrawn."""
+        body = b"".join([chunk async for chunk in call.body()])
+        response = await self._forward(call, _chunks(body))
+        delivery = self._deliveries.get(call.key)
+        if delivery is not None and _accepted(response):
+            delivery.reply = body
 
     async def _push_object(self, call: Call, length: int) -> None:
-        account = self._accounts.get(call.key)
-        if account is None or self._reply_limit is None:
+        delivery = self._deliveries.get(call.key)
+        if delivery is None or self._reply_limit is None:
             await self._forward(call, call.body())
             return
-        if account.spent + length > self._reply_limit:
+        if (total := delivery.reply_bytes + length) > self._reply_limit:
             text = (
-                f"{self._who(call)} pushed {_mb(account.spent + length)} for one reply, which may "
+                f"{self._who(call)} pushed {_mb(total)} for one reply, which may "
                 f"have {_mb(self._reply_limit)}: its reply is dropped"
             )
-            await self._withdraw(call, account)
-            await self._refuse(call, 413, "reply", text)
+            await self._withdraw(call, delivery)
+            await self._refuse(call, TOO_LARGE, "reply", text)
             return
-        account.spent += length  # at once: a SuperNode pushes two objects at a time
+        delivery.reply_bytes += length  # at once: a SuperNode pushes two objects at a time
         stored = False
         try:
             response = await self._forward(call, call.body())
             stored = _accepted(response)
         finally:
             if not stored:
-                account.spent -= length
+                delivery.reply_bytes -= length
 
-    async def _withdraw(self, call: Call, account: _Account) -> None:
+    async def _withdraw(self, call: Call, delivery: _Delivery) -> None:
         """Takes the reply back, or the server would wait minutes for what is missing of it."""
-        if account.reply:
-            body, account.reply = withdrawal(account.reply), b""
+        if delivery.reply:
+            body, delivery.reply = withdrawal(delivery.reply), b""
             # With the client's headers: Flower signs the time of a request, not its body.
-            headers = passed({**call.headers, b"content-length": b"%d" % len(body)})
+            headers = forwarded_headers({**call.headers, b"content-length": b"%d" % len(body)})
             path = "/v1/fleet/confirm-message-received"
             with contextlib.suppress(UpstreamError):
                 async with self._upstream.request("POST", path, headers, _chunks(body)):
@@ -261,11 +257,15 @@ class Forwarder:
     async def _forward(self, call: Call, body: AsyncIterator[bytes]) -> UpstreamResponse | None:
         """Passes a request on, and the response back; None where the SuperLink is not there."""
         started = False
-        headers = passed(call.headers)
+        headers = forwarded_headers(call.headers)
         try:
             async with self._upstream.request("POST", call.path, headers, body) as response:
-                if _accepted(response) and call.path not in ASKING and call.key in self._accounts:
-                    self._accounts[call.key].message = None
+                if (
+                    _accepted(response)
+                    and call.path not in POLLING_PATHS
+                    and call.key in self._deliveries
+                ):
+                    self._deliveries[call.key].received = True
                 started = True
                 await call.relay(response)
         except UpstreamError as error:
@@ -284,31 +284,50 @@ class Forwarder:
 
     def _report_refusal(self, call: Call, response: UpstreamResponse) -> None:
         """Reports what the SuperLink refused."""
-        if response.status == 401 or (response.status == 412 and call.path in ARRIVALS):
+        if call.path in REGISTRATION_PATHS and _accepted(response):
+            self._arrived.add(call.key)
+        if response.status == 401 and self._may_be_of_before(call):
+            text = (
+                f"{self._who(call)} was not connected since this server started, and connects anew"
+            )
+            self._refusals.note(call.peer, "anew", text)
+        elif response.status == 401 or (response.status == 412 and call.path in REGISTRATION_PATHS):
             self._refusals.report(call.peer, "key", self._why(call, response.status))
+
+    def _may_be_of_before(self, call: Call) -> bool:
+        """Whether a client that the SuperLink refuses may have been connected before its start.
+
+        It gives up its connection then, and comes back by itself. What goes on for a minute is
+        something else.
+        """
+        if call.key in self._arrived or not _has_good_clock(call):
+            return False
+        now = time.monotonic()
+        return now - self._first_refusal.setdefault(call.key, now) < ANEW_SECONDS
 
     async def _refuse(self, call: Call, status: int, reason: str, text: str) -> None:
         self._refusals.report(call.peer, reason, text)
-        code = {"code": NOT_ACTIVATED} if status == UNKNOWN_ARRIVING else {}
-        await call.answer(status, {**code, "detail": REFUSED[status]})
+        code = {"code": NOT_ACTIVATED} if status == UNKNOWN_KEY_REGISTERS else {}
+        content = {**code, "detail": REFUSED[status]}
+        await call.answer(status, content, stranger=status != TOO_LARGE)
 
-    def _is_strange(self, call: Call) -> bool:
+    def _is_unknown_key(self, call: Call) -> bool:
         """Whether nobody listed the key.
 
-        The SuperLink reads all of a request before it looks at who sent it, and it still knows a
-        key that was revoked. Whoever has one may sign off, so that nobody waits for it.
+        The SuperLink reads all of a request before it looks at its key, and it still accepts one
+        that was revoked. A client with such a key may sign off, so that nobody waits for it.
         """
         if self._names is None or call.path == DEACTIVATE:
             return False
         return call.key not in self._names()
 
-    def _is_early(self, call: Call) -> bool:
+    def _is_too_early(self, call: Call) -> bool:
         """Whether the key is listed, but the SuperLink does not have it yet."""
         if self._names is None or call.path == DEACTIVATE:
             return False
         return self._names().get(call.key) is None
 
-    def _stranger(self, call: Call) -> str:
+    def _unknown_key(self, call: Call) -> str:
         if not call.key:
             return "came without a key: this server takes only clients with a registered key"
         return f"{self._who(call)} is not registered here"
@@ -321,14 +340,19 @@ class Forwarder:
         """Why SuperLink refused a client, in words: its answers name no reason."""
         who = self._who(call)
         ahead = clock_error(call.headers)
-        if status == 401 and abs(ahead) > CLOCK_SECONDS:
-            return f"{who}: its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
+        if status == 401 and not _has_good_clock(call):
+            way, limit = ("ahead", MAX_AHEAD) if ahead > 0 else ("behind", MAX_AGE)
+            return f"{who}: its clock is {abs(ahead):.0f} s {way}, at most {limit:g} are allowed"
         if status == 401:
             return f"{who}: its signature does not fit, or the SuperLink no longer knows it"
         return (
             f"{who} is connected already: a second client with that key, or one that was killed "
             "and came back within a minute (it may try again then)"
         )
+
+
+def _has_good_clock(call: Call) -> bool:
+    return -MAX_AGE < clock_error(call.headers) < MAX_AHEAD
 
 
 async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:

@@ -11,29 +11,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import resource
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Self, cast
+from typing import Self
 
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.gate.connection import (
-    IDLE_SECONDS,
-    MOST_CONNECTIONS,
-    Admission,
-    Connection,
-    observed,
-)
+from orchestra_flwr.deployment.gate.admission import Admission
+from orchestra_flwr.deployment.gate.connection import IDLE_SECONDS, Connection
 from orchestra_flwr.deployment.gate.forward import Forwarder
 from orchestra_flwr.deployment.gate.refusals import Refusals
-from orchestra_flwr.deployment.gate.tls import GateTls, client_context, server_context
+from orchestra_flwr.deployment.gate.tls import client_context, server_context
 from orchestra_flwr.deployment.gate.upstream import Upstream
 from orchestra_flwr.deployment.gate.waiting import Waiting
+from orchestra_flwr.deployment.keys import ServerFiles
 
 STOP_SECONDS = 2
 
@@ -51,7 +48,7 @@ class Gate:
         names: gives the registered clients' names by public key (PEM, as Flower's header holds
             it); None for one that the SuperLink does not have yet, and that may try again in a
             while. With TLS no other key is served. Called for every request: it has to be quick.
-        refused: takes a line for everything that is turned away; called from the gate's thread.
+        report: takes a line for everything that is turned away; called from the gate's thread.
     """
 
     def __init__(
@@ -60,10 +57,10 @@ class Gate:
         port: int,
         upstream: Path,
         *,
-        tls: GateTls | None,
+        tls: ServerFiles | None,
         reply_limit: int | None,
         names: Callable[[], Mapping[bytes, str | None]],
-        refused: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self.port = port
         self._host = host
@@ -71,10 +68,10 @@ class Gate:
         self._tls = tls
         self._reply_limit = reply_limit
         self._names = names
-        self._refusals = Refusals(refused)
-        self._server: uvicorn.Server | None = None
+        self._refusals = Refusals(report)
         self._waiting: Waiting | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._close: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -83,8 +80,7 @@ class Gate:
         Raises:
             ConfigError: the address cannot be listened on, or a file of `tls` cannot be used.
         """
-        admission = Admission(server_context(self._tls), self._refusals, _most_connections())
-        verify = client_context(self._tls)
+        tls, verify = server_context(self._tls), client_context(self._tls)
         server_socket = listen(self._host, self.port)
         self.port = server_socket.getsockname()[1]
         upstream = Upstream(self._upstream, verify)
@@ -94,30 +90,36 @@ class Gate:
             names=self._names if self._tls else None,
             refusals=self._refusals,
         )
-        # uvicorn only calls the class of its protocol: a function will do.
-        protocol = cast("type[asyncio.Protocol]", partial(Connection, admission))
-        config = uvicorn.Config(
-            observed(forwarder),
-            http=protocol,
-            loop="asyncio",
-            timeout_keep_alive=int(IDLE_SECONDS),
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            access_log=False,
-            log_config=None,
-            log_level="critical",
-            timeout_graceful_shutdown=STOP_SECONDS,
+        config = _http(forwarder)
+        server = uvicorn.Server(config)
+        admission = Admission(
+            tls,
+            self._refusals,
+            lambda peer, ended: Connection(
+                peer, self._refusals, ended, config, server.server_state
+            ),
         )
-        self._server = uvicorn.Server(config)
         self._waiting = forwarder.waiting
-        self._thread = threading.Thread(
-            target=self._run, args=(self._server, upstream, server_socket), name="gate"
-        )
-        self._thread.daemon = True
+
+        async def serve() -> None:
+            admission.open(server_socket)
+            await server.serve([])  # none of its own sockets
+            admission.close()
+            await upstream.close()
+            self._refusals.close()
+
+        def close() -> None:
+            admission.close()
+            forwarder.waiting.close()
+            server.should_exit = True
+
+        def run() -> None:
+            with runner:
+                runner.run(serve())
+
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop, self._close = runner.get_loop(), close
+        self._thread = threading.Thread(target=run, name="gate", daemon=True)
         self._thread.start()
 
     def wake(self, node: int) -> None:
@@ -131,9 +133,8 @@ class Gate:
 
     def stop(self) -> None:
         """Closes every connection; requests under way get two seconds."""
-        if self._server is not None and self._thread is not None and self._waiting is not None:
-            self._in_loop(self._waiting.close)
-            self._server.should_exit = True
+        if self._thread is not None:
+            self._in_loop(self._close)
             self._thread.join()
 
     def __enter__(self) -> Self:
@@ -148,29 +149,26 @@ class Gate:
             with contextlib.suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(call)
 
-    def _run(
-        self, server: uvicorn.Server, upstream: Upstream, server_socket: socket.socket
-    ) -> None:
-        async def serve() -> None:
-            self._loop = asyncio.get_running_loop()
-            await server.serve([server_socket])
-            await upstream.close()
-            self._refusals.close()
 
-        asyncio.run(serve())
-
-
-def _most_connections() -> int:
-    """Makes room for the files of as many connections as a gate takes, or says how many fit."""
-    reserved = 512  # for the rest of this process
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MOST_CONNECTIONS + reserved  # a connection may need another to the SuperLink
-    if 0 <= soft < wanted:  # below zero: no limit
-        soft = wanted if hard < 0 else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft < 0:
-        return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, max(soft - reserved, soft // 2) // 2)
+def _http(application: ASGIApp) -> uvicorn.Config:
+    config = uvicorn.Config(
+        application,
+        http=HttpToolsProtocol,  # unused: the connections are ours
+        loop="asyncio",
+        timeout_keep_alive=int(IDLE_SECONDS),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        access_log=False,
+        log_config=None,
+        log_level="critical",
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    config.load()
+    return config
 
 
 def listen(host: str, port: int) -> socket.socket:

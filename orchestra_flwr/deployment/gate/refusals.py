@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable
 
 QUIET_SECONDS = 60.0
-MOST_REASONS = 1000
-LONGEST_LINE = 300
+MAX_REASONS = 1000
+MAX_LINE = 300
 
 
 class Refusals:
     """Writes a line at once, and counts its repetitions for the next minute.
+
+    Lines begin with "refused: ", unless they are no more than notes.
 
     Args:
         write: takes a line; called from the thread of the event loop.
@@ -22,20 +24,26 @@ class Refusals:
         self._recent: dict[tuple[str, str], tuple[str, int]] = {}
 
     def report(self, peer: str, reason: str, text: str) -> None:
-        """Reports what `peer` was turned away for.
+        """Reports what `peer` was turned away for; arguments as of :meth:`note`."""
+        self.note(peer, reason, text, "refused: ")
+
+    def note(self, peer: str, reason: str, text: str, beginning: str = "") -> None:
+        """Reports what is no reason for alarm.
 
         Args:
             peer: its address; "" where it has none.
             reason: the kind of refusal: lines of one peer and kind count as the same.
             text: goes on after the peer's address; may hold what a stranger sent.
+            beginning: of the line.
         """
         line = f"{peer}: {text}" if peer else text
         # A stranger's bytes shall not forge lines of the log, nor fill it.
-        line = "".join(c if c.isprintable() else "?" for c in line[:LONGEST_LINE])
+        line = "".join(c if c.isprintable() else "?" for c in line[:MAX_LINE])
         key = (peer, reason)
-        if key not in self._recent and len(self._recent) >= MOST_REASONS:
+        if key not in self._recent and len(self._recent) >= MAX_REASONS:
             key = ("", "")
-            line = f"more than {MOST_REASONS} peers are turned away, the last is {line}"
+            line = f"more than {MAX_REASONS} peers are turned away, the last is {line}"
+        line = beginning + line
         if key in self._recent:
             self._recent[key] = (line, self._recent[key][1] + 1)
         else:

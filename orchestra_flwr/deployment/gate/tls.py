@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
-from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.deployment.keys import ServerFiles
 
 # As Flower's own limit: a SuperNode gives up after 30 s without a byte.
 HANDSHAKE_SECONDS = 30.0
@@ -25,16 +24,7 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class GateTls:
-    """The server's certificate, its key, and the CA that signed it (PEM files)."""
-
-    certificate: Path
-    key: Path
-    ca: Path
-
-
-def server_context(tls: GateTls | None) -> ssl.SSLContext | None:
+def server_context(tls: ServerFiles | None) -> ssl.SSLContext | None:
     """What clients connect to.
 
     Raises:
@@ -53,7 +43,7 @@ def server_context(tls: GateTls | None) -> ssl.SSLContext | None:
     return context
 
 
-def client_context(tls: GateTls | None) -> ssl.SSLContext | None:
+def client_context(tls: ServerFiles | None) -> ssl.SSLContext | None:
     """What the gate checks the SuperLink's certificate with.
 
     Raises:

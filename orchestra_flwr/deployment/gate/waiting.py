@@ -15,32 +15,32 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 WAIT_SECONDS = 20.0  # at most; a SuperNode gives up an answer after 30
-LOOK_SECONDS = 3.0  # as often as the SuperNode would ask by itself
+POLL_SECONDS = 3.0  # as often as the SuperNode would ask by itself
 
 
 class Waiting:
     """The requests that wait for a message; to be used in the gate's event loop."""
 
     def __init__(self) -> None:
-        self._places: dict[int, Place] = {}
+        self._waiters: dict[int, Waiter] = {}
         self._closed = False
 
     def wake(self, node: int) -> None:
-        """Makes the request of a node look whether there is a message."""
-        if node in self._places:
-            self._places[node].wake()
+        """Makes the request of a node ask for its message now."""
+        if node in self._waiters:
+            self._waiters[node].wake()
 
     def close(self) -> None:
         """Nobody waits any longer: every request is answered."""
         self._closed = True
-        for place in self._places.values():
-            place.end()
+        for waiter in self._waiters.values():
+            waiter.end()
 
     @contextlib.contextmanager
-    def place(
+    def waiter(
         self, node: int, receive: Callable[[], Awaitable[Message]], seconds: float
-    ) -> Iterator[Place]:
-        """A place for a request of this node; the one that the node had before ends.
+    ) -> Iterator[Waiter]:
+        """Lets a request of this node wait; an earlier one of the same node ends.
 
         A client that was cut off comes back while its old request still waits, which must not take
         the message.
@@ -50,38 +50,38 @@ class Waiting:
             receive: of ASGI; the whole request was received.
             seconds: the request may wait so long, and never longer than `WAIT_SECONDS`.
         """
-        if node in self._places:
-            self._places[node].end()
-        place = self._places[node] = Place(receive, min(seconds, WAIT_SECONDS))
+        if node in self._waiters:
+            self._waiters[node].end()
+        waiter = self._waiters[node] = Waiter(receive, min(seconds, WAIT_SECONDS))
         if self._closed:
-            place.end()
+            waiter.end()
         try:
-            yield place
+            yield waiter
         finally:
-            place.leave()
-            if self._places.get(node) is place:
-                del self._places[node]
+            waiter.leave()
+            if self._waiters.get(node) is waiter:
+                del self._waiters[node]
 
 
-class Place:
-    """Where one request waits."""
+class Waiter:
+    """One request that waits."""
 
     def __init__(self, receive: Callable[[], Awaitable[Message]], seconds: float) -> None:
         self._end = asyncio.get_running_loop().time() + seconds
         self._awake = asyncio.Event()
-        self._awake.set()  # a message may have come before there was this place
+        self._awake.set()  # a message may have come before
         self._gone = asyncio.ensure_future(receive())  # nothing comes any more but the end
         self._gone.add_done_callback(lambda _: self.wake())
 
-    async def look(self) -> bool:
-        """Waits until it is time to look for a message; False when the wait is over.
+    async def poll(self) -> bool:
+        """Waits until it is time to ask for a message; False when the wait is over.
 
         Raises:
             ClientDisconnect: the client is gone, and must not be sent one.
         """
         now = asyncio.get_running_loop().time
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(min(now() + LOOK_SECONDS, self._end)):
+            async with asyncio.timeout_at(min(now() + POLL_SECONDS, self._end)):
                 await self._awake.wait()
         self._awake.clear()
         if self._gone.done():
@@ -89,7 +89,7 @@ class Place:
         return now() < self._end
 
     def wake(self) -> None:
-        """Ends the present wait for the next look."""
+        """Ends the wait of `poll`."""
         self._awake.set()
 
     def end(self) -> None:

@@ -8,10 +8,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
     NAME_PATTERN,
     ClientFiles,
     client_files,
-    default_name,
-    fingerprint,
     key_fingerprint,
-    public_key_bytes,
 )
 from orchestra_flwr.deployment.keys.client_registry import registered
 from orchestra_flwr.deployment.keys.command_line import main
@@ -24,11 +21,8 @@ __all__ = [
     "ClientFiles",
     "ServerFiles",
     "client_files",
-    "default_name",
-    "fingerprint",
     "key_fingerprint",
     "main",
-    "public_key_bytes",
     "registered",
     "server_files",
 ]

@@ -92,6 +92,11 @@ class PublicKey:
         return key_fingerprint(self.key)
 
     @property
+    def pem(self) -> bytes:
+        """The form in which Flower sends, stores and compares it."""
+        return self.key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+    @property
     def line(self) -> bytes:
         """The line of a ``.pub`` file."""
         return f"{self.text} {self.comment}\n".encode()
@@ -106,26 +111,6 @@ def key_fingerprint(key: PublicKeyTypes) -> str:
     line = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-
-
-def fingerprint(public_key_line: str | bytes) -> str:
-    """The fingerprint of a public key as ``ssh-keygen -l`` prints it: ``SHA256:...``.
-
-    Raises:
-        ConfigError: not an ECDSA public key in OpenSSH's format.
-    """
-    data = public_key_line.encode() if isinstance(public_key_line, str) else public_key_line
-    return PublicKey.parse(data, "the public key").fingerprint
-
-
-def public_key_bytes(path: Path) -> bytes:
-    """A client's public key in the form that Flower stores and compares (PEM).
-
-    Raises:
-        ConfigError: missing, unreadable or no ECDSA public key in OpenSSH's format.
-    """
-    key = load_public_key(path).key
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def load_public_key(path: Path) -> PublicKey:

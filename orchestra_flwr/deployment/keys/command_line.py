@@ -31,7 +31,6 @@ SUBCOMMANDS: dict[str, tuple[type[Options], Callable[[Any], None]]] = {
     "revoke": (RevokeOptions, revoke_client),
     "list": (Options, show),
 }
-WITHOUT_KEY = {"register": "key", "revoke": "name"}  # what stood alone until version 0.2
 USAGE = f"""\
 usage: {COMMAND} COMMAND [key=value ...]
 
@@ -81,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name, *rest = words
         options, run = SUBCOMMANDS[name]
         try:
-            run(parse(options, _values(rest, WITHOUT_KEY.get(name))))
+            run(parse(options, _values(rest)))
         except OSError as error:
             reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             raise ConfigError(reason) from None
@@ -89,21 +88,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(work, "stopped; nothing was written")
 
 
-def _values(words: Sequence[str], without_key: str | None) -> dict[str, Any]:
-    """What the keys are given.
+def _values(words: Sequence[str]) -> dict[str, str]:
+    """The values by their keys.
 
     Raises:
         ConfigError: a word that is no key=value, or a key that is given twice.
     """
-    values: dict[str, Any] = {}
-    for word, following in zip(words, [*words[1:], ""], strict=False):
+    values: dict[str, str] = {}
+    for word in words:
         key, equals, value = word.partition("=")
-        if key.startswith("--"):
-            today = f"{key[2:]}={value if equals else following}"
-            raise ConfigError(f"{key}: is written {today} now (see --help)")
         if not equals:
-            today = f"{without_key or 'key'}={word if without_key else 'value'}"
-            raise ConfigError(f"{word}: is written {today} (see --help)")
+            raise ConfigError(f"{word}: must be written as key=value (see --help)")
         if key in values:
             raise ConfigError(f"{key}: is given twice; several hosts or clients are written a,b")
         values[key] = value

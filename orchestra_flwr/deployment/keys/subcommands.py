@@ -24,7 +24,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
 )
 from orchestra_flwr.deployment.keys.client_registry import (
     plan_registration,
-    registered_keys,
+    registered,
     revoke,
 )
 from orchestra_flwr.deployment.keys.key_files import COMMAND, MAX_BYTES, NewFile, quoted, write_all
@@ -142,14 +142,14 @@ def revoke_client(options: RevokeOptions) -> None:
 
 def show(options: Options) -> None:
     """Prints who is registered."""
-    clients = registered_keys(_existing(options.folder))
+    clients = registered(_existing(options.folder))
     if not clients:
         print(f"no client is registered in {options.folder}")
         return
     rows = [("name", "fingerprint", "registered")]
-    for name, (path, key) in clients.items():
-        when = datetime.fromtimestamp(path.stat().st_mtime)
-        rows.append((name, key.fingerprint, f"{when:%Y-%m-%d %H:%M}"))
+    for name, client in clients.items():
+        when = datetime.fromtimestamp(client.path.stat().st_mtime)
+        rows.append((name, client.key.fingerprint, f"{when:%Y-%m-%d %H:%M}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

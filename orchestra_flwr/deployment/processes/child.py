@@ -40,6 +40,7 @@ class Child:
         environment: variables beside those of this process.
         log: the file; it grows to a few megabytes.
         on_line: takes every line of output.
+        inherited: file descriptors that it has as well, under the same numbers.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Child:
         environment: Mapping[str, str],
         log: Path,
         on_line: Callable[[str], None] = lambda line: None,
+        inherited: Sequence[int] = (),
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
@@ -61,6 +63,7 @@ class Child:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            pass_fds=inherited,
             start_new_session=True,  # a person's Ctrl-C reaches this process alone, which ends it
         )
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -14,7 +14,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data import survey
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.client_work.trainer import Trainer
+from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
 from orchestra_flwr.deployment.keys.client_keys import (
     NAME_PATTERN,
     ClientFiles,
@@ -57,8 +57,8 @@ def run_client(config: ClientConfig) -> None:
             kind = f"{labelled} of them in class folders, the others without labels"
         report(f"{count} images in {root} ({kind})")
         report(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
-        trainer = Trainer(config, name, folder, report)
-        health = Health(folder, lambda: trainer.problem)
+        worker = ClientWorker(config, name, folder, report)
+        health = Health(folder, lambda: worker.problem)
         supernode = Supernode(
             str(config.server), keys, scratch, folder, health=health, report=report
         )
@@ -66,14 +66,14 @@ def run_client(config: ClientConfig) -> None:
         try:
             while True:
                 if (socket := supernode.socket) is not None:
-                    _serve(socket, trainer, report)
+                    _serve(socket, worker, report)
                 time.sleep(POLL_SECONDS)
         finally:
             report("stopping")
             supernode.stop()
 
 
-def _serve(socket: Path, trainer: Trainer, report: Callable[[str], None]) -> None:
+def _serve(socket: Path, worker: ClientWorker, report: Callable[[str], None]) -> None:
     """Answers what a SuperNode has, until that ends."""
     tasks = ClientTasks(socket)
     refused: int | None = None  # the foreign run that was reported last
@@ -84,7 +84,7 @@ def _serve(socket: Path, trainer: Trainer, report: Callable[[str], None]) -> Non
                     if task is None:
                         time.sleep(POLL_SECONDS)
                     elif (foreign := _foreign(task.request)) is None:
-                        answer = trainer.answer(task.request)
+                        answer = worker.answer(task.request)
                         task.reply(to_error(answer) if isinstance(answer, Failure) else answer)
                     else:
                         if task.request.run != refused:
@@ -101,7 +101,7 @@ def _serve(socket: Path, trainer: Trainer, report: Callable[[str], None]) -> Non
 
 def _foreign(request: Request) -> str | None:
     """What is said of a message that asks for another app's work; None: it asks for ours."""
-    if request.app == APP and request.kind in Trainer.KINDS:
+    if request.app == APP and request.kind in ClientWorker.KINDS:
         return None
     return (
         f"refused a message of another app: {as_shown(request.app)}, {as_shown(request.kind)} "

@@ -1,7 +1,7 @@
 """The federation of a deployment: the same as the simulation's, on a SuperLink's clients.
 
 It is a process of its own, so that the gate answers clients while averages and scores are
-computed. A channel leads to `run_server.py`, which starts it and shows what happens.
+computed. `run_server.py` starts it, sends it its task through a channel, and shows its progress.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import contextlib
 import os
 import sys
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.deployment.channel.unix_socket import Channel, ChannelClosedError
+from orchestra_flwr.deployment.channel.json_pipe import Channel, ChannelClosedError
 
 
 def main() -> None:
-    """Runs the federation that the other end of the channel, the one argument, describes."""
-    with Channel.connect(sys.argv[1]) as channel:
-        task, _ = channel.receive()
-        if task["locked"]:
-            channel.take_share()  # the folder stays locked until this process ends as well
+    """Runs the federation that the server describes; the argument: the channel's descriptor."""
+    with Channel(Connection(int(sys.argv[1]))) as channel:
+        task = channel.receive()
         # A tracker, or what fetches weights, may need the proxy.
         os.environ |= task["environment"]
         # Users' packages may lie beside the program that was started, and not be installed.
@@ -43,7 +42,7 @@ def main() -> None:
 def _end_with(channel: Channel, finished: threading.Event) -> None:
     """Ends this process at once when run_server.py has ended: Flower would try for minutes."""
     with contextlib.suppress(ChannelClosedError):
-        channel.receive()  # nothing comes any more but the end
+        channel.receive()  # nothing more is sent: it returns at the end
     if not finished.is_set():
         os._exit(1)
 

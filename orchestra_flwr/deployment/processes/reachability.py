@@ -10,21 +10,26 @@ import httpx
 
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.keys.key_files import COMMAND
-from orchestra_flwr.flower.fleet import CLOCK_SECONDS
 
 TIMEOUT = 10.0
+# A client signs by the server's time. Beyond this its messages would seem to have expired: they
+# are valid for as long as a round may take, by the clocks of both sides.
+MAX_CLOCK_DIFFERENCE = 3600.0
 
 
 class UnreachableError(ConnectionError):
     """The server cannot be used, now or as this client is set up; the text says what to do."""
 
 
-def check_server(server: str, ca: Path | None) -> None:
+def check_server(server: str, ca: Path | None) -> float:
     """Asks the server's gate for its health, as the client's Flower process is going to reach it.
 
     Args:
         server: HOST:PORT.
         ca: the certificate that signed the server's; None for plain text.
+
+    Returns:
+        The seconds by which this machine's clock is ahead of the server's.
 
     Raises:
         UnreachableError: no answer, a certificate that is not to be trusted, plain text against
@@ -39,7 +44,7 @@ def check_server(server: str, ca: Path | None) -> None:
     if answer.status_code >= 500:
         raise UnreachableError(f"{server} is starting or stopping")
     try:
-        version, there = answer.json()["version"], float(answer.json().get("time", time.time()))
+        version, server_time = answer.json()["version"], float(answer.json()["time"])
     except (ValueError, KeyError, TypeError, OverflowError):
         raise UnreachableError(f"{server} answers, but is no server of orchestra_flwr") from None
     if version != __version__:
@@ -47,12 +52,16 @@ def check_server(server: str, ca: Path | None) -> None:
             f"{server} runs orchestra_flwr {version}, this client {__version__}: "
             "install the same version on both"
         )
-    ahead = time.time() - there
-    if ca is not None and not abs(ahead) <= CLOCK_SECONDS:
-        raise UnreachableError(
-            f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} "
-            f"that of {server}: set the one that is wrong"
-        )
+    ahead = time.time() - server_time
+    if ca is not None and not abs(ahead) <= MAX_CLOCK_DIFFERENCE:
+        raise UnreachableError(f"{clock_difference(ahead, server)}: set the one that is wrong")
+    return ahead
+
+
+def clock_difference(ahead: float, server: str) -> str:
+    """By how many seconds this machine's clock is ahead of the server's, in words."""
+    way = "ahead of" if ahead > 0 else "behind"
+    return f"this machine's clock is {abs(ahead):.0f} s {way} that of {server}"
 
 
 def _get(server: str, ca: Path | None) -> httpx.Response:

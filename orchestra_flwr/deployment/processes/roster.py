@@ -6,16 +6,16 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import public_key_bytes, registered
+from orchestra_flwr.deployment.keys import registered
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 
 POLL_SECONDS = 1.0
-FIRST_WAIT, LONGEST_WAIT = 2.0, 60.0  # seconds until a failed registration is tried again
+FIRST_WAIT, MAX_WAIT = 2.0, 60.0  # seconds until a failed registration is tried again
 
 
 class Roster:
@@ -60,12 +60,12 @@ class Roster:
             self._wait = FIRST_WAIT
         self._stamp, self._retry_at = stamp, math.inf
         try:
-            problems = self._take_in(self._folder)
+            problems = self._read(self._folder)
         except ConfigError as error:
             problems = [f"the list of clients stays as it was: {error}; trying again"]
         if problems:
             self._retry_at = now + self._wait
-            self._wait = min(2 * self._wait, LONGEST_WAIT)
+            self._wait = min(2 * self._wait, MAX_WAIT)
         for line in problems:
             if line not in self._reported:
                 self._report(line)
@@ -89,47 +89,50 @@ class Roster:
             stop.set()
             thread.join()
 
-    def _take_in(self, folder: Path) -> list[str]:
+    def _read(self, folder: Path) -> list[str]:
         """Reads the folder, and registers at the SuperLink what is new; what went wrong."""
-        files = registered(folder)
-        self._listed = {public_key_bytes(file): name for name, file in files.items()}
-        self._admit()  # whoever was revoked does not wait for the slow command below
-        new = [name for key, name in self._listed.items() if key not in self._in_flower]
-        problems = self._register([(name, files[name]) for name in new]) if new else []
-        self._admit()
+        clients = registered(folder)
+        self._listed = {client.key.pem: name for name, client in clients.items()}
+        self._admit()  # a client that was revoked does not wait for the slow command below
+        missing = [(key, name) for key, name in self._listed.items() if key not in self._in_flower]
+        problems: list[str] = []
+        if missing:
+            problems = self._register(missing, [(n, clients[n].path) for _, n in missing])
+            self._admit()
         for key, name in self._listed.items():
-            if (before := self._in_flower.get(key, name)) != name:
+            if (first := self._in_flower.get(key, name)) != name:
                 problems.append(
-                    f"client {name} cannot come in: this server knows its key as {before} until "
-                    f"it is started again: register it as {before}, or start the server again"
+                    f"client {name} cannot come in: this server knows its key as {first} until "
+                    f"it is started again: register it as {first}, or start the server again"
                 )
         return problems
 
-    def _register(self, new: list[tuple[str, Path]]) -> list[str]:
-        keys = {name: key for key, name in self._listed.items()}
+    def _register(
+        self, missing: Sequence[tuple[bytes, str]], files: Sequence[tuple[str, Path]]
+    ) -> list[str]:
         try:
-            outcome = self._flower.register(new)
+            objections = self._flower.register(files)
         except FlowerError as error:
-            names = ", ".join(name for name, _ in new)
+            names = ", ".join(name for name, _ in files)
             return [f"clients {names} cannot be registered: {error}; trying again"]
-        self._in_flower |= {keys[name]: name for name, why in outcome.items() if why is None}
+        self._in_flower |= {key: name for key, name in missing if objections[name] is None}
         return [
-            f"client {name} cannot be registered: {why}; trying again"
-            for name, why in outcome.items()
-            if why is not None
+            f"client {name} cannot be registered: {objection}; trying again"
+            for name, objection in objections.items()
+            if objection is not None
         ]
 
     def _admit(self) -> None:
-        """Lets through whom both the folder and the SuperLink have, under the same name."""
-        before = {name for name in self._names.values() if name is not None}
+        """Admits the clients that both the folder and the SuperLink have, under the same name."""
+        former = set(self._names.values())
         self._names = {
             key: name if self._in_flower.get(key) == name else None
             for key, name in self._listed.items()
         }
-        after = {name for name in self._names.values() if name is not None}
-        for names, what in ((before - after, "revoked"), (after - before, "registered")):
-            if names:
-                self._report(f"{what}: {', '.join(sorted(names))}")
+        admitted = set(self._names.values())
+        for names, change in ((former - admitted, "revoked"), (admitted - former, "registered")):
+            if named := sorted(name for name in names if name is not None):
+                self._report(f"{change}: {', '.join(named)}")
 
 
 def _stamp(folder: Path) -> object:

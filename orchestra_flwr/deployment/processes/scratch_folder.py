@@ -19,7 +19,7 @@ from orchestra_flwr.config import ConfigError
 PREFIX = "orchestra-"
 LOCK = "lock"
 YOUNG = 60.0  # seconds in which a new folder certainly gets its lock
-LONGEST_PATH = 107 if sys.platform == "linux" else 103  # bytes that a socket's path may have
+MAX_PATH = 107 if sys.platform == "linux" else 103  # bytes that a socket's path may have
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def check_room_for(socket: str) -> None:
         ConfigError: the system's temporary folder has too long a path itself.
     """
     parent = tempfile.gettempdir()
-    longest = LONGEST_PATH - len(f"/{PREFIX}12345678/{socket}")
+    longest = MAX_PATH - len(f"/{PREFIX}12345678/{socket}")
     if len(os.fsencode(parent)) > longest:
         raise ConfigError(
             f"TMPDIR={parent}: must have at most {longest} bytes, since sockets lie below it; "

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.commands.usage import as_called
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.addresses import is_loopback
+from orchestra_flwr.deployment.channel.json_pipe import Channel, ChannelClosedError
 from orchestra_flwr.deployment.channel.progress_events import show
-from orchestra_flwr.deployment.channel.unix_socket import (
-    SOCKET,
-    Channel,
-    ChannelClosedError,
-    ChannelListener,
-)
-from orchestra_flwr.deployment.gate import Gate, GateTls, listen
+from orchestra_flwr.deployment.gate import Gate, listen
 from orchestra_flwr.deployment.keys import ServerFiles, server_files
 from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
@@ -42,7 +37,6 @@ from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.training import build_learner, starting_learner
 
 APP = "orchestra_flwr.deployment.processes.federation_app:main"
-START_SECONDS = 60.0  # for it to report
 POLL_SECONDS = 1.0
 LINK = "link"  # the SuperLink's socket, in the temporary folder
 
@@ -80,30 +74,31 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
             config.host,
             config.port,
             socket,
-            tls=GateTls(keys.certificate, keys.key, keys.ca) if keys else None,
+            tls=keys,
             reply_limit=reply_limit(config, schemas),
             names=roster.names,
-            refused=lambda line: progress.message(f"refused: {line}"),
+            report=progress.message,
         )
         wait_until_up(socket, link)
         stack.enter_context(roster.watching())
         stack.enter_context(gate)  # once everybody who is registered can be let in
         progress.message(_invitation(config, gate.port))
-        listener = ChannelListener(scratch)
-        stack.callback(listener.close)
         task = {**_described(config, folder, socket, keys), "run": _start(flower)}
+        ours, theirs = Pipe()
+        # The folder stays locked until the app has ended as well.
+        lock = [] if folder.lock is None else [folder.lock.fileno()]
         app = Child(
-            python_command(APP, listener.address),
+            python_command(APP, str(theirs.fileno())),
             flower_folders(scratch),
             folder.path / "app.log",
+            inherited=[theirs.fileno(), *lock],
         )
+        theirs.close()
         stack.callback(app.stop)
-        with _connected(listener, app) as channel:
-            listener.close()
+        channel = stack.enter_context(Channel(ours))
+        with suppress(ChannelClosedError):  # `_follow` says why
             channel.send(task)
-            if folder.lock is not None:
-                channel.share(folder.lock)
-            return _follow(channel, link, app, gate, progress)
+        return _follow(channel, link, app, gate, progress)
 
 
 def check(config: ServerConfig) -> None:
@@ -113,7 +108,7 @@ def check(config: ServerConfig) -> None:
         ConfigError: wrong options of the method, keys, address or the server's own images, a
             package that is not installed, or a temporary folder that cannot be used.
     """
-    check_room_for(max(SOCKET, LINK, key=len))
+    check_room_for(LINK)
     check_trackers(config)
     listen(config.host, config.port).close()
     starting_learner(config, config.data.channels, begun=config.resume is not None)
@@ -147,7 +142,6 @@ def _described(
         "ca": str(keys.ca.resolve()) if keys else "",
         "environment": {name: os.environ.get(name, "") for name in NO_PROXY},
         "path": [str(Path(part).resolve()) for part in sys.path],
-        "locked": folder.lock is not None,
     }
 
 
@@ -159,22 +153,15 @@ def _start(flower: Flower) -> int:
         raise FederationError(str(error)) from None
 
 
-def _connected(listener: ChannelListener, app: Child) -> Channel:
-    """The channel to the federation's process."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and app.returncode is None:
-        if (channel := listener.accept(POLL_SECONDS)) is not None:
-            return channel
-    raise FederationError(f"the server's app did not start (see {app.log})")
-
-
 def _follow(
     channel: Channel, link: Child, app: Child, gate: Gate, progress: Progress
 ) -> dict[str, Any]:
     """Passes on what the server's app reports, until it has finished."""
     try:
         while True:
-            event = _next(channel, link)
+            while not channel.ready(POLL_SECONDS):
+                check_alive(link)
+            event = channel.receive()
             if event["event"] == "finished":
                 summary: dict[str, Any] = event["summary"]
                 return summary
@@ -186,10 +173,4 @@ def _follow(
                 show(event, progress)
     except ChannelClosedError:
         check_alive(link)
-        raise FederationError(f"the server's app was ended (see {app.log})") from None
-
-
-def _next(channel: Channel, link: Child) -> dict[str, Any]:
-    while not channel.ready(POLL_SECONDS):
-        check_alive(link)
-    return channel.receive()[0]
+        raise FederationError(f"the server's app has ended (see {app.log})") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,13 +12,21 @@ from pathlib import Path
 from orchestra_flwr.deployment.keys.client_keys import ClientFiles
 from orchestra_flwr.deployment.keys.key_files import COMMAND
 from orchestra_flwr.deployment.processes.child import Child
-from orchestra_flwr.deployment.processes.reachability import UnreachableError, check_server
+from orchestra_flwr.deployment.processes.reachability import (
+    UnreachableError,
+    check_server,
+    clock_difference,
+)
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.files import write_atomically
-from orchestra_flwr.flower.socket_server import socket_server_command
+from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD
+from orchestra_flwr.flower.socket_server import clock, socket_server_command
 
-FIRST_WAIT, LONGEST_WAIT = 2.0, 30.0  # seconds between attempts; doubled until the longest
+FIRST_WAIT, MAX_WAIT = 2.0, 30.0  # seconds between attempts; doubled until the longest
 ALIVE_SECONDS, POLL_SECONDS = 5.0, 0.1
+# Requests are signed with a time so long ago, so that no clock that runs fast gets ahead of the
+# server's by more than Flower allows.
+SIGNED_AGO = 60.0
 SOCKET = "node"  # and a number: its name in the temporary folder
 NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that is not registered
 # What Flower says before it gives up for good, though its process stays for a while or for ever: a
@@ -88,6 +97,7 @@ class Supernode:
         self._health = health
         self._report = report
         self._reported = ""
+        self._clock_reported = False
         self._connected = self._gave_up = False
         self.socket: Path | None = None
         self._numbers = itertools.count()
@@ -118,18 +128,19 @@ class Supernode:
                 self._reported = problem
                 self._report(f"{problem}; trying again")
             self._stopping.wait(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
+            wait = min(2 * wait, MAX_WAIT)
 
     def _connect(self) -> str:
         """Runs a SuperNode until it ends, gives up, or this client stops; what went wrong."""
         self._connected = self._gave_up = False
         try:
-            check_server(self._server, self._keys.ca if self._keys else None)
+            ahead = check_server(self._server, self._keys.ca if self._keys else None)
         except UnreachableError as error:
             return str(error)
+        self._report_clock(ahead)
         log = self._folder / "supernode.log"
         socket = self._scratch / f"{SOCKET}{next(self._numbers)}"
-        node = Child(self._command(socket), flower_folders(self._scratch), log, self._watch)
+        node = Child(self._command(socket, ahead), flower_folders(self._scratch), log, self._watch)
         try:
             while node.returncode is None and not self._gave_up:
                 self.socket = socket if self._connected else None
@@ -143,8 +154,17 @@ class Supernode:
             socket.unlink(missing_ok=True)
         return self._explain(node.tail())
 
-    def _command(self, socket: Path) -> list[str]:
-        command = socket_server_command(socket, "flower-supernode")
+    def _report_clock(self, ahead: float) -> None:
+        """Says once that the clocks differ by more than Flower itself would allow."""
+        differs = self._keys is not None and not -MAX_AGE < ahead < MAX_AHEAD
+        if differs and not self._clock_reported:
+            line = clock_difference(ahead, self._server)
+            self._report(f"{line}; it takes part by the server's time")
+        self._clock_reported = differs
+
+    def _command(self, socket: Path, ahead: float) -> list[str]:
+        signing_time = time.time() - ahead - SIGNED_AGO - clock()
+        command = socket_server_command(socket, "flower-supernode", signing_time)
         command += ["--superlink", self._server, "--isolation", "process"]
         if self._keys is None:
             return [*command, "--insecure"]

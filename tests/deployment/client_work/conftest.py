@@ -8,7 +8,7 @@ from PIL import Image
 from orchestra_flwr import __version__
 from orchestra_flwr.config import load
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.client_work.trainer import Trainer
+from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG
@@ -60,7 +60,7 @@ def said():
 
 
 @pytest.fixture
-def trainer(photos, said, tmp_path):
+def worker(photos, said, tmp_path):
     """Makes the client, as often as it is started."""
 
     def make(*overrides):
@@ -69,7 +69,7 @@ def trainer(photos, said, tmp_path):
             ["server=127.0.0.1:1", f"data.root={photos}", "device=cpu", "training.threads=1",
              *overrides],
         )  # fmt: skip
-        return Trainer(config, "kitchen", tmp_path, said.append)
+        return ClientWorker(config, "kitchen", tmp_path, said.append)
 
     return make
 
@@ -77,10 +77,10 @@ def trainer(photos, said, tmp_path):
 @pytest.fixture
 def ask():
     """Sends a message as it arrives; the answer's content, or a failure's word."""
-    kinds = {work: kind for kind, work in Trainer.KINDS.items()}
+    kinds = {work: kind for kind, work in ClientWorker.KINDS.items()}
 
-    def send(trainer, work, content):
-        answer = trainer.answer(Request(kinds[work], APP, 1, content))
+    def send(worker, work, content):
+        answer = worker.answer(Request(kinds[work], APP, 1, content))
         return {"failure": answer.word} if isinstance(answer, Failure) else answer
 
     return send

@@ -35,11 +35,11 @@ def photos(photos):
 class Client:
     """A client's process, and all that it gives to its SuperNode."""
 
-    def __init__(self, trainer, said, serving):
+    def __init__(self, worker, said, serving):
         self.sent = b""
         self.errors = []
-        self.trainer = trainer
-        self._node = serving(trainer, said.append)
+        self.worker = worker
+        self._node = serving(worker, said.append)
 
     def ask(self, kind, content, **about):
         self._node.put(content, kind, **about)
@@ -49,8 +49,8 @@ class Client:
 
 
 @pytest.fixture
-def client(trainer, said, serving):
-    return lambda *overrides: Client(trainer(*overrides), said, serving)
+def client(worker, said, serving):
+    return lambda *overrides: Client(worker(*overrides), said, serving)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_run_sends_what_was_computed_and_nothing_of_the_machine(
     one.ask("query", greeting(server))
     one.ask("train", task(server, 0))
     one.ask("train", task(server, 1))
-    client_of_run = one.trainer._latest[1]
+    client_of_run = one.worker._latest[1]
     trained = pack_state(client_of_run.learner, client_of_run.schemas)["shared"]
     one.ask("evaluate", task(server, 1))
     assert one.errors == [] and "1 image files cannot be read and are left out" in said
@@ -105,7 +105,7 @@ def test_a_refusal_sends_nothing_but_its_word(
     one.ask("query", greeting(server))
     one.ask("query", greeting(server, version="9.9"))
     unmounted = photos.rename(photos.with_name("unmounted"))
-    one.trainer._images = None
+    one.worker._images = None
     one.ask("query", greeting(server))
     unmounted.rename(photos)
     supervised = server.model_dump() | {"method": {"name": "supervised", "classes": ["a", "b"]}}

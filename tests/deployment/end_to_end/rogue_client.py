@@ -12,14 +12,14 @@ import numpy as np
 from flwr.app import Array, ConfigRecord
 
 from orchestra_flwr import cli
-from orchestra_flwr.deployment.client_work import trainer
+from orchestra_flwr.deployment.client_work import client_worker
 from orchestra_flwr.deployment.processes import client_process
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 
 BEHAVIOUR = json.loads(os.environ["ROGUE"])
 
 
-class Rogue(trainer.Trainer):
+class Rogue(client_worker.ClientWorker):
     def train(self, content):
         what = BEHAVIOUR.get(str(content.config_records[CONFIG]["round"]), "good")
         print(f"rogue: {what}", flush=True)
@@ -50,5 +50,5 @@ class Rogue(trainer.Trainer):
         return reply
 
 
-client_process.Trainer = Rogue
+client_process.ClientWorker = Rogue
 sys.exit(cli.client_main())

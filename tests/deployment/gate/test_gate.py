@@ -30,7 +30,15 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.gate import Gate, GateTls, connection, forward, listen, listening
+from orchestra_flwr.deployment.gate import (
+    Gate,
+    admission,
+    connection,
+    forward,
+    listen,
+    listening,
+)
+from orchestra_flwr.deployment.keys import ServerFiles
 from orchestra_flwr.flower.socket_server import socket_server_command
 
 # A key and what `ssh-keygen -l` says of it.
@@ -155,7 +163,7 @@ def make_certificates(folder, ca_name="CA", days=1):
         return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    files = GateTls(folder / "server.crt", folder / "server.key", folder / "ca.crt")
+    files = ServerFiles.of(folder)
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     ca = x509.BasicConstraints(ca=True, path_length=None)
     signs = x509.KeyUsage(
@@ -212,12 +220,12 @@ class Client:
 
     def line(self, part=""):
         """The first line about this client that holds `part`, without its address."""
-        start = self.address + ": "
+        start = f"refused: {self.address}: "
         found = wait(lambda: [x for x in self._lines if x.startswith(start) and part in x])
         return found[0].removeprefix(start)
 
     def lines(self):
-        return [line for line in self._lines if line.startswith(self.address + ": ")]
+        return [line for line in self._lines if self.address + ": " in line]
 
 
 ADDRESSES = itertools.count(2)
@@ -249,7 +257,7 @@ def open_gate(plain_link, lines):
     """Makes gates, in front of the upstream without TLS unless told otherwise."""
 
     def make(link=plain_link, **options):
-        usual = {"tls": None, "reply_limit": None, "names": dict, "refused": lines.append}
+        usual = {"tls": None, "reply_limit": None, "names": dict, "report": lines.append}
         return Gate("127.0.0.1", 0, link, **(usual | options))
 
     return make
@@ -570,18 +578,49 @@ def test_what_is_not_stored_costs_nothing(client, superlink, test):
     [
         ("activate-node", 412, ALICE, 0, "client alice is connected already"),
         (PULL[10:], 401, ALICE, 0, "client alice: its signature does not fit"),
-        (PULL[10:], 401, ALICE, 1000, "client alice: its clock is 1000 s ahead"),
-        (PULL[10:], 401, ALICE, -4000, "client alice: its clock is 4000 s behind"),
+        (PULL[10:], 401, ALICE, -250, "client alice: its signature does not fit"),
+        (PULL[10:], 401, ALICE, 60, "its clock is 60 s ahead, at most 5 are allowed"),
+        (PULL[10:], 401, ALICE, -4000, "its clock is 4000 s behind, at most 305 are allowed"),
     ],
 )
 def test_a_refusal_of_the_superlink_is_told(
     path, status, key, ahead, words, tls_client, superlink, test
 ):
+    assert tls_client.post("/v1/fleet/activate-node", **key_header(key))[0] == 200
     superlink.answers["/v1/fleet/" + path] = (status, b'{"code": 1}')
     signed = (datetime.now(UTC) + timedelta(seconds=ahead)).isoformat()
     answer = tls_client.post("/v1/fleet/" + path, b"x", **key_header(key), flwr_timestamp=signed)
     assert answer == (status, b'{"code": 1}')
     assert words in tls_client.line()
+
+
+def test_a_client_of_an_earlier_start_is_no_alarm(
+    open_gate, superlink, certificates, test, monkeypatch
+):
+    """Its first request after a restart is refused, and then it comes back by itself."""
+    lines = []
+    tls = {"ssl_certfile": certificates.certificate, "ssl_keyfile": certificates.key}
+    with (
+        serving(superlink, **tls) as link,
+        open_gate(
+            link, tls=certificates, names=lambda: {KEY: "a", ALICE: "b"}, report=lines.append
+        ) as gate,
+    ):
+        client = Client(gate, lines, certificates.ca)
+        superlink.answers[PULL] = (401, b"{}")
+        for _ in range(2):
+            assert client.post(PULL, b"x", **key_header(KEY))[0] == 401
+        assert lines == [
+            f"{client.address}: client a was not connected since this server started, and "
+            "connects anew"
+        ]
+        client.post("/v1/fleet/activate-node", b"x", **key_header(KEY))
+        client.post(PULL, b"x", **key_header(KEY))  # connected, and refused all the same
+        assert "client a: its signature does not fit" in client.line()
+        monkeypatch.setattr(forward, "ANEW_SECONDS", 0.0)  # one that never comes back
+        other = Client(gate, lines, certificates.ca)
+        other.post(PULL, b"x", **key_header(ALICE))
+        assert "client b: its signature does not fit" in other.line()
 
 
 @pytest.mark.parametrize("path", forward.METHODS)
@@ -614,7 +653,7 @@ def test_a_listed_key_that_the_superlink_does_not_have_yet_is_to_try_again(
     tls = {"ssl_certfile": certificates.certificate, "ssl_keyfile": certificates.key}
     with (
         serving(superlink, **tls) as link,
-        open_gate(link, tls=certificates, names=lambda: names, refused=lines.append) as gate,
+        open_gate(link, tls=certificates, names=lambda: names, report=lines.append) as gate,
     ):
         early = Client(gate, lines, certificates.ca)
         assert early.post("/v1/fleet/activate-node", **key_header(KEY), flwr_test=test)[0] == 503
@@ -632,7 +671,7 @@ def test_a_key_that_is_revoked_while_its_client_waits_gets_no_message(
     tls = {"ssl_certfile": certificates.certificate, "ssl_keyfile": certificates.key}
     with (
         serving(superlink, **tls) as link,
-        open_gate(link, tls=certificates, names=lambda: names, refused=lines.append) as gate,
+        open_gate(link, tls=certificates, names=lambda: names, report=lines.append) as gate,
         ThreadPoolExecutor(1) as thread,
     ):
         client = Client(gate, lines, certificates.ca)
@@ -768,7 +807,7 @@ def closed(made):
 def test_waiting_is_bounded(begun, open_gate, monkeypatch):
     monkeypatch.setattr(connection, "IDLE_SECONDS", 0.3)
     lines = []
-    with open_gate(refused=lines.append) as gate:
+    with open_gate(report=lines.append) as gate:
         client = Client(gate, lines)
         with contextlib.closing(client.socket()) as made:
             made.sendall(begun)
@@ -786,7 +825,7 @@ def test_waiting_is_bounded(begun, open_gate, monkeypatch):
 def test_a_slow_body_is_bounded(length, open_gate, monkeypatch):
     monkeypatch.setattr(connection, "EXCHANGE_SECONDS", 0.5)
     lines = []
-    with open_gate(refused=lines.append) as gate:
+    with open_gate(report=lines.append) as gate:
         client = Client(gate, lines)
         with contextlib.closing(client.socket()) as made:
             made.sendall(f"POST {PULL} HTTP/1.1\r\ncontent-length: {length}\r\n\r\n".encode())
@@ -799,11 +838,53 @@ def test_a_slow_body_is_bounded(length, open_gate, monkeypatch):
         assert client.line("did not end a request")
 
 
+@pytest.mark.parametrize(
+    ("request_line", "key"),
+    [
+        (f"POST {PUSH}", KEY),
+        ("POST /v1/control/start-run", ALICE),
+        ("GET /health", b""),
+    ],
+)
+def test_the_rest_of_a_strangers_request_has_seconds(
+    request_line, key, tls_client, monkeypatch, superlink
+):
+    monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.3)
+    named = f"flwr-public-key: {key_header(key)['flwr-public-key']}\r\n"
+    with contextlib.closing(tls_client.socket()) as made:
+        made.sendall(f"{request_line} HTTP/1.1\r\n{named}content-length: 100\r\n\r\n".encode())
+        begun = time.monotonic()
+        assert made.recv(100).startswith(b"HTTP/1.1 ")  # the answer does not wait for it
+        with contextlib.suppress(OSError):
+            while time.monotonic() - begun < 5:
+                made.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - begun < 3
+    assert tls_client.line("did not end a request that was answered within 0.3 s")
+
+
+def test_a_client_has_time_for_the_rest_of_what_was_too_large(client, monkeypatch):
+    """A connection that is closed in the middle would make its SuperNode try again for ever."""
+    monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.1)
+    size = 64 * 1024 + 1
+    with contextlib.closing(client.socket()) as made:
+        made.sendall(f"POST {PULL} HTTP/1.1\r\ncontent-length: {size}\r\n\r\n".encode())
+        answer = b""
+        while b"}" not in answer:
+            answer += made.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 413")
+        for _ in range(8):
+            made.sendall(bytes(size // 8))
+            time.sleep(0.05)
+        made.sendall(bytes(size % 8) + f"{POST}content-length: 0\r\n\r\n".encode())
+        assert b"HTTP/1.1 200" in made.recv(1000)
+
+
 def test_a_response_that_nobody_takes(open_gate, superlink, monkeypatch, test):
     monkeypatch.setattr(connection, "EXCHANGE_SECONDS", 0.5)
     superlink.answers[OBJECT] = (200, bytes(30 * MIB))
     lines = []
-    with open_gate(refused=lines.append) as gate:
+    with open_gate(report=lines.append) as gate:
         client = Client(gate, lines)
         with contextlib.closing(client.socket()) as made:
             made.sendall(f"{FETCH}content-length: 0\r\n\r\n".encode())
@@ -825,10 +906,10 @@ def test_a_head_is_bounded(client, superlink):
 
 
 def test_connections_are_bounded_and_forgotten(open_gate, certificates, monkeypatch):
-    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 3)
-    monkeypatch.setattr(connection, "MOST_OF_A_PEER", 2)
+    monkeypatch.setattr(admission, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(admission, "MAX_OF_A_PEER", 2)
     lines = []
-    with open_gate(1, tls=certificates, refused=lines.append) as gate:
+    with open_gate(1, tls=certificates, report=lines.append) as gate:
         for _ in range(5):  # handshakes that fail leave nothing behind
             Client(gate, lines).raw(b"garbage")
             with contextlib.closing(Client(gate, lines, certificates.ca).socket()):
@@ -854,6 +935,13 @@ def test_connections_are_bounded_and_forgotten(open_gate, certificates, monkeypa
         wait(lambda: reachable(other))
 
 
+def test_a_network_of_ipv6_counts_as_one_peer():
+    of = admission.network_of
+    assert of("2001:db8::1") == of("2001:db8::ffff:1") != of("2001:db8:0:1::1")
+    assert of("fe80::1%eth0") == of("fe80::2%eth0")
+    assert of("10.0.0.1") != of("10.0.0.2") and of("a peer already gone") == "a peer already gone"
+
+
 def reachable(client):
     with contextlib.suppress(OSError):
         return client.post(PULL)[0] == 401
@@ -871,7 +959,7 @@ def test_an_address_that_is_taken(plain_gate):
         tls=None,
         reply_limit=None,
         names=dict,
-        refused=print,
+        report=print,
     )
     with pytest.raises(
         ConfigError, match=f"port={plain_gate.port}: another program listens there: stop it"

@@ -21,17 +21,17 @@ def test_lines_are_counted_for_a_minute(monkeypatch):
 
     asyncio.run(report())
     assert lines == [
-        "10.0.0.1: asked for x",
-        "10.0.0.1: is odd",
-        "10.0.0.2: asked for y",
-        "10.0.0.1: asked for x (12 times)",
-        "10.0.0.1: asked for x",
-        "10.0.0.1: asked for z",
+        "refused: 10.0.0.1: asked for x",
+        "refused: 10.0.0.1: is odd",
+        "refused: 10.0.0.2: asked for y",
+        "refused: 10.0.0.1: asked for x (12 times)",
+        "refused: 10.0.0.1: asked for x",
+        "refused: 10.0.0.1: asked for z",
     ]
 
 
 def test_many_peers_do_not_fill_the_log(monkeypatch):
-    monkeypatch.setattr(refusals, "MOST_REASONS", 3)
+    monkeypatch.setattr(refusals, "MAX_REASONS", 3)
     lines = []
 
     async def report():
@@ -43,5 +43,6 @@ def test_many_peers_do_not_fill_the_log(monkeypatch):
     asyncio.run(report())
     assert len(lines) == 5
     assert (
-        lines[-1] == "more than 3 peers are turned away, the last is 10.0.0.49: is odd (46 times)"
+        lines[-1]
+        == "refused: more than 3 peers are turned away, the last is 10.0.0.49: is odd (46 times)"
     )

@@ -64,7 +64,7 @@ def gate(superlink, caplog, tmp_path):
     thread.start()
     try:
         wait(lambda: server.started)
-        usual = {"tls": None, "reply_limit": None, "names": dict, "refused": print}
+        usual = {"tls": None, "reply_limit": None, "names": dict, "report": print}
         with Gate("127.0.0.1", 0, upstream, **usual) as made:
             yield made
     finally:
@@ -108,12 +108,12 @@ class Request:
 @pytest.fixture
 def _seldom(monkeypatch):
     """Without a report nobody would look within the time of a test."""
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 60.0)
 
 
 @pytest.fixture
 def _often(monkeypatch):
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("_seldom")
@@ -193,8 +193,8 @@ def test_a_new_request_takes_the_place_of_the_old_one(superlink, gate):
 def test_a_new_request_may_be_answered_before_the_old_one():
     async def both():
         waits = waiting.Waiting()
-        old = waits.place(1, asyncio.Event().wait, 60)
-        new = waits.place(1, asyncio.Event().wait, 60)
+        old = waits.waiter(1, asyncio.Event().wait, 60)
+        new = waits.waiter(1, asyncio.Event().wait, 60)
         with old, new:
             pass  # left in the opposite order
 

@@ -20,10 +20,9 @@ from orchestra_flwr.deployment.keys import (
     ClientFiles,
     certificates,
     client_files,
-    fingerprint,
-    public_key_bytes,
     registered,
 )
+from orchestra_flwr.deployment.keys.client_keys import PublicKey, load_public_key
 
 ssh_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
 
@@ -81,8 +80,9 @@ def test_a_bundle_is_ready_for_its_client(bundle, security):
         bundle / "ca.crt", bundle / "client.key", bundle / "client.pub", "site-1"
     )
     assert mine.ca.read_bytes() == (security / "ca.crt").read_bytes()
-    assert registered(security) == {"site-1": security / "clients" / "site-1.pub"}
-    assert public_key_bytes(registered(security)["site-1"]) == public_key_bytes(mine.public)
+    (client,) = registered(security).values()
+    assert client.path == security / "clients" / "site-1.pub"
+    assert client.key.pem == load_public_key(mine.public).pem
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_keys_that_ssh_keygen_makes_are_good(keys, security, tmp_path, bits):
         ["ssh-keygen", "-l", "-f", "client.pub"], check=True, capture_output=True, text=True
     )
     assert code == 0 and printed.stdout.split()[1] in out
-    assert fingerprint(Path("client.pub").read_text()) == printed.stdout.split()[1]
+    assert load_public_key(Path("client.pub")).fingerprint == printed.stdout.split()[1]
 
 
 @ssh_keygen
@@ -164,7 +164,7 @@ def test_ssh_keygen_reads_our_keys(bundle):
     public = bundle / "client.pub"
     size, printed, name, kind = run("-l", "-f", public)
     assert (size, name, kind) == ("384", "site-1", "(ECDSA)")
-    assert printed == fingerprint(public.read_bytes())
+    assert printed == load_public_key(public).fingerprint
     assert run("-y", "-f", bundle / "client.key")[:2] == public.read_text().split()[:2]
 
 
@@ -176,7 +176,7 @@ def test_flower_reads_our_keys_and_compares_them_as_we_do(bundle, security):
     assert asymmetric.uses_nist_ec_curve(public)
     signature = asymmetric.sign_message(private, b"hello")
     assert asymmetric.verify_signature(public, b"hello", signature)
-    stored = public_key_bytes(security / "clients" / "site-1.pub")
+    stored = load_public_key(security / "clients" / "site-1.pub").pem
     assert stored == asymmetric.public_key_to_bytes(private.public_key())
     assert asymmetric.bytes_to_public_key(stored) == public
 
@@ -227,7 +227,7 @@ def test_what_is_no_public_key_is_refused(refused, security, public, monkeypatch
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert expected in refused("register", "key=-", f"folder={security}", "name=x")
     with pytest.raises(ConfigError, match=expected):
-        public_key_bytes(public)
+        load_public_key(public)
 
 
 def test_a_key_with_any_byte_changed_is_refused():
@@ -237,7 +237,7 @@ def test_a_key_with_any_byte_changed_is_refused():
         changed = bytearray(blob)
         changed[place] ^= 1 << place % 8
         with pytest.raises(ConfigError):
-            fingerprint(b" ".join([kind, base64.b64encode(changed), name]))
+            PublicKey.parse(b" ".join([kind, base64.b64encode(changed), name]), "it")
     empty_point = blob[: 4 + 19 + 4 + 8] + bytes(4)
     with pytest.raises(ConfigError):
-        fingerprint(b" ".join([kind, base64.b64encode(empty_point), name]))
+        PublicKey.parse(b" ".join([kind, base64.b64encode(empty_point), name]), "it")

@@ -11,25 +11,22 @@ from pathlib import Path
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import (
-    fingerprint,
-    public_key_bytes,
-    registered,
-)
+from orchestra_flwr.deployment.keys import registered
+from orchestra_flwr.deployment.keys.client_keys import load_public_key
 
 
 def test_register_revoke_and_list(keys, security, public):
     code, out, _ = keys("register", f"key={public}", f"folder={security}")
-    assert code == 0 and out == f"registered site-2 ({fingerprint(public.read_bytes())})\n"
+    assert code == 0 and out == f"registered site-2 ({load_public_key(public).fingerprint})\n"
     path = security / "clients" / "site-2.pub"
     assert path.read_bytes() == public.read_bytes() and path.stat().st_mode & 0o777 == 0o644
-    assert registered(security)["site-2"] == path
+    assert registered(security)["site-2"].path == path
     os.utime(path, (0, datetime(2026, 3, 4, 5, 6).timestamp()))
     lines = keys("list", f"folder={security}")[1].splitlines()
     assert [line.split()[0] for line in lines] == ["name", "site-1", "site-2"]
     assert re.split(" {2,}", lines[2]) == [
         "site-2",
-        fingerprint(public.read_bytes()),
+        load_public_key(public).fingerprint,
         "2026-03-04 05:06",
     ]
     assert keys("revoke", "name=site-2", f"folder={security}") == (0, "revoked site-2\n", "")
@@ -51,12 +48,12 @@ def test_registering_again_changes_nothing(keys, security, public):
 
 def test_a_key_has_one_name_and_a_name_one_key(keys, refused, security, public, new_line):
     assert keys("register", f"key={public}", f"folder={security}", "name=other")[0] == 0
-    assert registered(security)["other"].read_text().endswith(" other\n")
+    assert registered(security)["other"].path.read_text().endswith(" other\n")
     assert "under the name other" in refused("register", f"key={public}", f"folder={security}")
     public.write_bytes(new_line())
     err = refused("register", f"key={public}", f"folder={security}", "name=other")
     assert "other is taken" in err
-    assert fingerprint((security / "clients/other.pub").read_bytes()) in err
+    assert load_public_key(security / "clients/other.pub").fingerprint in err
 
 
 def test_a_damaged_entry_is_not_overwritten(refused, keys, security, public):
@@ -71,9 +68,7 @@ def test_an_entry_made_at_the_same_moment_is_not_overwritten(
 ):
     path = security / "clients" / "site-2.pub"
     path.write_bytes(new_line())
-    monkeypatch.setattr(
-        "orchestra_flwr.deployment.keys.client_registry.registered_keys", lambda _: {}
-    )
+    monkeypatch.setattr("orchestra_flwr.deployment.keys.client_registry.registered", lambda _: {})
     monkeypatch.setattr(Path, "exists", lambda _: False)
     assert f"{path}: cannot be written (File exists)" in refused(
         "register", f"key={public}", f"folder={security}"
@@ -127,7 +122,7 @@ def test_the_line_that_the_client_prints_registers_it(keys, security, monkeypatc
     (line,) = re.findall(r"echo '([^']+)' \| .* register key=-", out)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line.encode())))
     assert keys("register", "key=-", f"folder={security}")[0] == 0
-    assert public_key_bytes(registered(security)["mine"]) == public_key_bytes(Path("c/client.pub"))
+    assert registered(security)["mine"].key == load_public_key(Path("c/client.pub"))
 
 
 def test_a_closed_input_holds_no_key(refused, security, monkeypatch):
@@ -155,8 +150,8 @@ def test_registered_skips_what_is_no_client_and_says_so(security, new_line, capl
     (clients / ".new.pub.1234.tmp").write_bytes(b"half")
     (clients / "README").write_text("not a key, and not said to be one")
     names = ["B", "a", "a-b", "a.c", "b", "site-1"]
-    found = registered(security)
-    assert list(found.items()) == [(name, clients / f"{name}.pub") for name in names]
+    files = [(name, client.path) for name, client in registered(security).items()]
+    assert files == [(name, clients / f"{name}.pub") for name in names]
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 4 and all("is skipped" in text for text in texts)
     for part in ("._b.pub", "c.pub is skipped: the same key as b", "damaged.pub", "folder.pub"):

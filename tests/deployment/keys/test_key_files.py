@@ -14,12 +14,12 @@ import pytest
 
 from orchestra_flwr.deployment.keys import (
     client_files,
-    fingerprint,
     key_files,
     main,
     registered,
     server_files,
 )
+from orchestra_flwr.deployment.keys.client_keys import load_public_key
 from orchestra_flwr.deployment.keys.command_line import SUBCOMMANDS
 
 
@@ -53,12 +53,8 @@ def mode(path: Path) -> int:
         (("register", "folder=."), "key: must be given"),
         (("register", "key=x", "nmae=a"), "nmae: unknown key (did you mean name"),
         (("server", "host=a", "host=b"), "host: is given twice; several "),
-        (("server", "--host", "a"), "--host: is written host=a now"),
-        (("server", "--client=a"), "--client: is written client=a now"),
-        (("register", "client.pub"), "client.pub: is written key=client.pub"),
-        (("register", "-"), "-: is written key=-"),
-        (("revoke", "a"), "a: is written name=a"),
-        (("list", "a"), "a: is written key=value"),
+        (("server", "--client=a"), "--client: unknown key"),
+        (("register", "client.pub"), "client.pub: must be written as key=value"),
         (("revoke", "name=a", "folder=missing"), "missing"),
         (("revoke", "name=a", "folder=."), "no client a"),
         (("revoke", "name=../file", "folder=."), "'../file'"),
@@ -114,7 +110,7 @@ def test_no_private_key_is_ever_open_and_no_public_one_half_there(keys, tmp_path
                 assert mode(path) == 0o600 and mode(path.parent) == 0o700
                 seen.add(path.suffix)
         for path in (tmp_path / "s" / "clients").glob("*.pub"):
-            assert fingerprint(path.read_bytes())
+            load_public_key(path)
             seen.add(path.name)
 
     monkeypatch.setattr(os, "fsync", watched)
@@ -209,7 +205,7 @@ def test_a_file_system_without_links_will_do(keys, security, public, contents, m
 
     monkeypatch.setattr(Path, "hardlink_to", no_links)
     assert keys("register", f"key={public}", f"folder={security}")[0] == 0
-    assert registered(security)["site-2"].read_bytes() == public.read_bytes()
+    assert registered(security)["site-2"].path.read_bytes() == public.read_bytes()
     assert not [path for path in tree(security) if path.suffix == ".tmp"]
     before = contents(security)
     with pytest.raises(FileExistsError, match="site-2.pub"):

@@ -1,10 +1,16 @@
 """The server's app, as `run_server.py` finds it at the other end of the channel."""
 
 import os
+import sys
 import threading
+from multiprocessing import Pipe
 
-from orchestra_flwr.deployment.channel.unix_socket import ChannelListener
+import pytest
+
+from orchestra_flwr.deployment.channel.json_pipe import Channel
 from orchestra_flwr.deployment.processes import federation_app
+from orchestra_flwr.deployment.processes.child import Child
+from orchestra_flwr.folder_lock import FolderInUseError, locked
 
 
 def test_it_works_in_the_environment_of_the_server(tmp_path, monkeypatch):
@@ -13,14 +19,28 @@ def test_it_works_in_the_environment_of_the_server(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     seen = {}
     monkeypatch.setattr(federation_app, "_serve", lambda *_: seen.update(os.environ))
-    listener = ChannelListener(tmp_path)
-    monkeypatch.setattr("sys.argv", ["app", listener.address])
+    ours, theirs = Pipe()
+    monkeypatch.setattr("sys.argv", ["app", str(os.dup(theirs.fileno()))])
     thread = threading.Thread(target=federation_app.main)
     thread.start()
-    channel = listener.accept(30)
-    listener.close()
-    task = {"config": "{}", "folder": str(tmp_path), "locked": False, "path": []}
-    channel.send({**task, "environment": {"no_proxy": "intranet", "NO_PROXY": ""}})
-    thread.join(30)
-    channel.close()
+    with Channel(ours) as channel:
+        task = {"config": "{}", "folder": str(tmp_path), "path": []}
+        channel.send({**task, "environment": {"no_proxy": "intranet", "NO_PROXY": ""}})
+        thread.join(30)
     assert (seen["no_proxy"], seen["NO_PROXY"]) == ("intranet", "")
+
+
+def test_the_run_folder_is_locked_until_the_app_has_ended_as_well(tmp_path):
+    """However the server's own process ends: only one of them may write there."""
+    ours, theirs = Pipe()
+    wait = [sys.executable, "-c", f"import os; os.read({theirs.fileno()}, 1)"]
+    with locked(tmp_path) as lock:
+        inherited = [theirs.fileno(), lock.fileno()]
+        app = Child(wait, {}, tmp_path / "log", inherited=inherited)
+        theirs.close()
+    with pytest.raises(FolderInUseError), locked(tmp_path):
+        pass
+    ours.close()
+    app._process.wait(20)
+    with locked(tmp_path):
+        pass

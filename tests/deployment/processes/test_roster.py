@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from orchestra_flwr.deployment.keys import public_key_bytes, server_files
+from orchestra_flwr.deployment.keys import server_files
+from orchestra_flwr.deployment.keys.client_keys import load_public_key
 from orchestra_flwr.deployment.processes import flower_command
 from orchestra_flwr.deployment.processes import roster as roster_module
 from orchestra_flwr.deployment.processes.child import Child
@@ -64,7 +65,7 @@ def roster(commands, security, said):
 
 @pytest.fixture
 def key(bundle):
-    return public_key_bytes(bundle / "client.pub")
+    return load_public_key(bundle / "client.pub").pem
 
 
 def put_back(security, name="site-1"):

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from orchestra_flwr.config import load
-from orchestra_flwr.deployment.keys import public_key_bytes
+from orchestra_flwr.deployment.keys.client_keys import load_public_key
 from orchestra_flwr.deployment.processes import server_process
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.server.round_report import FederationError
@@ -55,7 +55,7 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
     A program that does nothing stands for the SuperLink, and the command that registers keys there
     looks at the gate's port; folder of keys, roster and gate are real.
     """
-    key, seen = public_key_bytes(bundle / "client.pub"), []
+    key, seen = load_public_key(bundle / "client.pub").pem, []
 
     class Flower:
         def __init__(self, *_):
@@ -105,7 +105,7 @@ def test_clients_are_named_as_the_server_was_started(monkeypatch, program, shown
 def test_a_client_is_woken_when_the_app_reports_what_it_sent():
     events = [{"event": "sent", "node": 2**63 + 1}, {"event": "finished", "summary": {"rounds": 1}}]
     woken = []
-    channel = SimpleNamespace(ready=lambda _: True, receive=lambda: (events.pop(0), []))
+    channel = SimpleNamespace(ready=lambda _: True, receive=lambda: events.pop(0))
     gate = SimpleNamespace(wake=woken.append)
     assert server_process._follow(channel, None, None, gate, None) == {"rounds": 1}
     assert woken == [2**63 + 1]

@@ -48,8 +48,8 @@ def said(tmp_path, monkeypatch, program):
     """What is reported of a SuperNode with this program."""
     monkeypatch.setattr(supernode, "ALIVE_SECONDS", 0.05)
     monkeypatch.setattr(supernode, "FIRST_WAIT", 0.05)
-    monkeypatch.setattr(supernode, "check_server", lambda server, ca: None)
-    monkeypatch.setattr(Supernode, "_command", lambda self, socket: [sys.executable, "-c", program])
+    monkeypatch.setattr(supernode, "check_server", lambda server, ca: 0.0)
+    monkeypatch.setattr(Supernode, "_command", lambda self, *_: [sys.executable, "-c", program])
     said = []
     made = Supernode(
         "fl.example.org:8443",

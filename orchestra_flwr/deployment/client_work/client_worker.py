@@ -12,12 +12,12 @@ from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
 from orchestra_flwr.data import ImageSet, different_images, load_dataset
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.client_work.own_releases import OwnReleases
 from orchestra_flwr.deployment.client_work.received_settings import (
     ReceivedSettings,
     check_version,
 )
-from orchestra_flwr.deployment.client_work.refusal import RefusalError, failure_of, refusing
+from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal, failure_of
+from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
 from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
@@ -36,7 +36,7 @@ from orchestra_flwr.plugins import PluginError
 from orchestra_flwr.training import resolve_device
 
 
-class Trainer:
+class ClientWorker:
     """Answers the server's messages.
 
     What goes wrong is reported here in full; the server gets one word of it.
@@ -64,7 +64,7 @@ class Trainer:
         self._name = name
         self._report = report
         self._folder = folder
-        self._releases = OwnReleases(config, folder)
+        self._releases = ReleaseHistory(config, folder)
         self._device = resolve_device(config.device)
         self._images: ImageSet | None = None
         self._image_size: int | None = None
@@ -160,7 +160,7 @@ class Trainer:
         if self._latest is None or self._latest[0] != (received, run):
             config = self._settings.for_this_machine(received)
             images = self._load(config)
-            with refusing(Failure.DATA_UNSUITABLE):
+            with as_refusal(Failure.DATA_UNSUITABLE):
                 labels = labels_for(config, images)
             folder = ClientStateFolder(self._folder / "runs", run) if run else None
             client = OrchestraClient(
@@ -181,7 +181,7 @@ class Trainer:
         """Compares what this client remembers of the run with what its server used of it.
 
         Raises:
-            RefusalError: as :meth:`OwnReleases.missing`.
+            RefusalError: as :meth:`ReleaseHistory.missing`.
         """
         if TRAINED in task and client.state_folder is not None and client.state_folder.is_empty:
             latest = int(task[TRAINED])  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ class Trainer:
                 Failure.TOO_FEW_IMAGES,
             )
         self._releases.check(received, len(images))
-        with refusing(Failure.DATA_UNSUITABLE):
+        with as_refusal(Failure.DATA_UNSUITABLE):
             labels_for(config, images)
         return config
 
@@ -230,7 +230,7 @@ class Trainer:
                 "train_limit": local.limit,
                 "cache": local.cache,
             }
-            with refusing(Failure.DATA_UNREADABLE):
+            with as_refusal(Failure.DATA_UNREADABLE):
                 dataset = load_dataset(DataConfig.model_validate(data))
             if dataset.skipped:
                 self._report(f"{len(dataset.skipped)} image files cannot be read and are left out")

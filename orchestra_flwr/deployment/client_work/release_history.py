@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.client_work.refusal import RefusalError, refusing
+from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import CONTRIBUTED
 from orchestra_flwr.fingerprints import fingerprint_of
@@ -16,7 +16,7 @@ from orchestra_flwr.methods import release_of
 from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 
 
-class OwnReleases:
+class ReleaseHistory:
     """The record of a client's private releases, and the bounds that the client sets them.
 
     Args:
@@ -48,7 +48,7 @@ class OwnReleases:
         release = release_of(received)
         if release is None:
             return
-        with refusing(Failure.PRIVACY_REFUSED):
+        with as_refusal(Failure.PRIVACY_REFUSED):
             release.check_images(images)
             self._ledger.check(
                 _run_digest(received),

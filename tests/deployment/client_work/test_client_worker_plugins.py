@@ -66,12 +66,12 @@ def mine(package, configured):
 @pytest.mark.parametrize("allowed", [[], ["plugins=[another]"]], ids=["none", "another"])
 @pytest.mark.parametrize("kind", ["greet", "train", "evaluate"])
 def test_what_a_client_does_not_allow_is_not_imported(
-    trainer, mine, said, package, user_package, ask, greeting, task, kind, allowed
+    worker, mine, said, package, user_package, ask, greeting, task, kind, allowed
 ):
     """When greeted, and when a server asks for another thing than it said then."""
     user_package({"__init__.py": ""}, package="another")
     content = greeting(mine) if kind == "greet" else task(mine)
-    one = trainer(*allowed)
+    one = worker(*allowed)
     package.forget()
     answer = ask(one, kind, content)
     assert (answer[CONFIG]["refusal"] if kind == "greet" else answer["failure"]) == (
@@ -87,43 +87,41 @@ def test_what_a_client_does_not_allow_is_not_imported(
 
 
 @pytest.mark.parametrize("plugins", [None, "my_package", {"my_package": 1}, [["my_package"]], 3])
-def test_no_spelling_of_the_list_gets_round_it(
-    trainer, mine, said, package, ask, greeting, plugins
-):
+def test_no_spelling_of_the_list_gets_round_it(worker, mine, said, package, ask, greeting, plugins):
     """A server that is not ours may send anything."""
     config = {**json.loads(mine.for_clients().to_json()), "plugins": plugins}
     content = greeting(mine, config=json.dumps(config))
-    one = trainer()
+    one = worker()
     package.forget()
     assert ask(one, "greet", content)[CONFIG]["refusal"] in {"plugins_refused", "settings_refused"}
     assert len(said) == 1 and "\n" not in said[0]
     assert not package.was_imported()
 
 
-def test_what_a_client_allows_takes_part(trainer, mine, said, ask, greeting, task):
-    one = trainer("plugins=[my_package]")
+def test_what_a_client_allows_takes_part(worker, mine, said, ask, greeting, task):
+    one = worker("plugins=[my_package]")
     assert ask(one, "greet", greeting(mine))[CONFIG]["images"] == 20
     assert said == ["takes part with 20 images of 16 x 16 pixels: mine, convnet, 20 rounds"]
     metrics = ask(one, "train", task(mine, index=7))[METRICS]
     assert metrics["loss/index"] == 7 and metrics["steps"] == 3
 
 
-def test_a_client_without_a_number_trains_too(trainer, mine, ask, task):
+def test_a_client_without_a_number_trains_too(worker, mine, ask, task):
     """As in a federation of an earlier server: nothing else in a task is new."""
-    metrics = ask(trainer("plugins=[my_package]"), "train", task(mine))[METRICS]
+    metrics = ask(worker("plugins=[my_package]"), "train", task(mine))[METRICS]
     assert metrics["loss/index"] == -1
 
 
-def test_a_client_may_allow_more_than_a_server_asks_for(trainer, server, package, ask, greeting):
-    one = trainer("plugins=[my_package]")
+def test_a_client_may_allow_more_than_a_server_asks_for(worker, server, package, ask, greeting):
+    one = worker("plugins=[my_package]")
     assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
 
 
-def test_another_version_of_a_package_is_refused(trainer, mine, said, package, ask, greeting):
+def test_another_version_of_a_package_is_refused(worker, mine, said, package, ask, greeting):
     content = greeting(mine)
     package.install(version=2)
     package.forget()
-    one = trainer("plugins=[my_package]")
+    one = worker("plugins=[my_package]")
     assert ask(one, "greet", content)[CONFIG]["refusal"] == "other_version"
     assert f"the server's model has schema {content[CONFIG]['schema']}, this " in said[-1]
     assert said[-1].endswith(
@@ -133,10 +131,10 @@ def test_another_version_of_a_package_is_refused(trainer, mine, said, package, a
 
 
 def test_a_version_that_was_installed_while_a_client_runs_is_not_what_it_runs(
-    trainer, mine, said, package, ask, greeting, configured
+    worker, mine, said, package, ask, greeting, configured
 ):
     """The files are those of the server then, and what this process imported is not."""
-    one = trainer("plugins=[my_package]")
+    one = worker("plugins=[my_package]")
     assert "refusal" not in ask(one, "greet", greeting(mine))[CONFIG]
     package.install(version=2)
     assert ask(one, "greet", greeting(mine))[CONFIG]["refusal"] == "other_version"
@@ -146,13 +144,13 @@ def test_a_version_that_was_installed_while_a_client_runs_is_not_what_it_runs(
     )
     package.forget()
     mine = configured("plugins=[my_package]", "method=mine")
-    assert "refusal" not in ask(trainer("plugins=[my_package]"), "greet", greeting(mine))[CONFIG]
+    assert "refusal" not in ask(worker("plugins=[my_package]"), "greet", greeting(mine))[CONFIG]
 
 
 def test_a_package_that_is_allowed_and_cannot_be_imported_is_refused(
-    trainer, mine, said, package, user_package, ask, greeting
+    worker, mine, said, package, user_package, ask, greeting
 ):
-    content, one = greeting(mine), trainer("plugins=[my_package]")
+    content, one = greeting(mine), worker("plugins=[my_package]")
     user_package({"__init__.py": "raise RuntimeError('not on\\nthis board')"})
     package.forget()
     assert ask(one, "greet", content)[CONFIG]["refusal"] == "settings_refused"

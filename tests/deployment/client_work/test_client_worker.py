@@ -12,8 +12,8 @@ from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 
 
-def test_a_greeting_is_answered_with_name_and_images(trainer, server, said, ask, greeting):
-    told = ask(trainer(), "greet", greeting(server))[CONFIG]
+def test_a_greeting_is_answered_with_name_and_images(worker, server, said, ask, greeting):
+    told = ask(worker(), "greet", greeting(server))[CONFIG]
     assert (told["client"], told["images"]) == ("kitchen", 20)
     assert "refusal" not in told
     assert said == ["takes part with 20 images of 16 x 16 pixels: orchestra, convnet, 20 rounds"]
@@ -30,9 +30,9 @@ def test_a_greeting_is_answered_with_name_and_images(trainer, server, said, ask,
     ],
 )  # fmt: skip
 def test_why_a_client_stays_out_is_shown_here_and_sent_as_one_word(
-    trainer, server, said, overrides, changes, word, says, ask, greeting
+    worker, server, said, overrides, changes, word, says, ask, greeting
 ):
-    one = trainer(*overrides)
+    one = worker(*overrides)
     sent = ask(one, "greet", greeting(server, **changes))[CONFIG]
     assert sent == {"client": "kitchen", "version": __version__, "refusal": word}
     (line,) = said
@@ -40,9 +40,9 @@ def test_why_a_client_stays_out_is_shown_here_and_sent_as_one_word(
 
 
 def test_a_client_is_well_again_when_its_images_are_there(
-    trainer, server, said, photos, ask, greeting
+    worker, server, said, photos, ask, greeting
 ):
-    one = trainer()
+    one = worker()
     photos.rename(photos.with_name("unmounted"))
     for _ in range(2):  # the server asks again
         assert ask(one, "greet", greeting(server))[CONFIG]["refusal"] == "data_unreadable"
@@ -52,27 +52,27 @@ def test_a_client_is_well_again_when_its_images_are_there(
     assert one.problem is None
 
 
-def test_a_folder_whose_name_is_no_text(trainer, server, said, photos, ask, greeting, task):
+def test_a_folder_whose_name_is_no_text(worker, server, said, photos, ask, greeting, task):
     """As old disks have them; only this machine ever sees the name."""
     odd = photos.with_name(os.fsdecode(b"caf\xe9 \xff"))
     photos.rename(odd)
-    one = trainer(f"data.root={odd}")
+    one = worker(f"data.root={odd}")
     assert ask(one, "greet", greeting(server))[CONFIG]["images"] == 20
     assert ask(one, "train", task(server))[METRICS]["examples"] == 20
     assert one.problem is None
 
 
-def test_copies_of_images_are_not_more_images(trainer, server, said, ask, greeting, photos):
+def test_copies_of_images_are_not_more_images(worker, server, said, ask, greeting, photos):
     """20 files, as links would make them too, but two images: too few for the server's 16."""
     for i in range(2, 20):
         (photos / f"{i}.png").write_bytes((photos / "0.png").read_bytes())
-    one = trainer()
+    one = worker()
     assert ask(one, "greet", greeting(server))[CONFIG]["refusal"] == "too_few_images"
     assert "2 different images, the server asks for at least 16" in one.problem
 
 
-def test_rounds_are_trained_and_told(trainer, server, said, ask, greeting, task):
-    one = trainer()
+def test_rounds_are_trained_and_told(worker, server, said, ask, greeting, task):
+    one = worker()
     ask(one, "greet", greeting(server))
     first = ask(one, "train", task(server, 0))
     assert set(first[ARRAYS]) == {"local_centroids"}
@@ -83,10 +83,10 @@ def test_rounds_are_trained_and_told(trainer, server, said, ask, greeting, task)
     assert said[-1].startswith("round 1: 3 steps, loss ")
 
 
-def test_the_average_is_scored_and_told_in_figures_alone(trainer, server, said, ask, task):
+def test_the_average_is_scored_and_told_in_figures_alone(worker, server, said, ask, task):
     values = server.model_dump()
     values["evaluation"]["unsupervised"] = True
-    reply = ask(trainer(), "evaluate", task(ServerConfig.model_validate(values), 3))
+    reply = ask(worker(), "evaluate", task(ServerConfig.model_validate(values), 3))
     assert not reply.array_records
     told = reply[METRICS]
     assert set(told) == {"alignment", "uniformity", "examples"} and told["examples"] == 20
@@ -96,18 +96,18 @@ def test_the_average_is_scored_and_told_in_figures_alone(trainer, server, said, 
     )
 
 
-def test_a_client_kept_alive_answers_like_a_fresh_one(trainer, server, ask, task):
-    kept = trainer()
+def test_a_client_kept_alive_answers_like_a_fresh_one(worker, server, ask, task):
+    kept = worker()
     ask(kept, "train", task(server, 1))
-    again, fresh = ask(kept, "train", task(server, 2)), ask(trainer(), "train", task(server, 2))
+    again, fresh = ask(kept, "train", task(server, 2)), ask(worker(), "train", task(server, 2))
     for name in again[ARRAYS]:
         np.testing.assert_array_equal(again[ARRAYS][name].numpy(), fresh[ARRAYS][name].numpy())
 
 
-def test_the_server_says_in_how_many_bits_a_model_travels(trainer, server, ask, greeting, task):
+def test_the_server_says_in_how_many_bits_a_model_travels(worker, server, ask, greeting, task):
     federation = server.federation.model_copy(update={"wire": "int8"})
     server = server.model_copy(update={"federation": federation})
-    one = trainer()
+    one = worker()
     assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
     reply = ask(one, "train", task(server))[ARRAYS]
     assert {name: array.dtype for name, array in reply.items()} == {
@@ -131,11 +131,11 @@ def into_folders(photos, *names):
 
 
 def test_class_folders_are_labels_in_the_servers_numbers(
-    trainer, supervised, photos, ask, greeting, task
+    worker, supervised, photos, ask, greeting, task
 ):
     """This client has two of the three classes, and numbers them 0 and 1 by itself."""
     into_folders(photos, "cat", "bee")
-    one = trainer()
+    one = worker()
     assert "refusal" not in ask(one, "greet", greeting(supervised))[CONFIG]
     reply = ask(one, "train", task(supervised))
     assert "loss/classification" in reply[METRICS]
@@ -147,24 +147,24 @@ def test_class_folders_are_labels_in_the_servers_numbers(
     ("names", "says"), [((), "the images have none"), (("bee", "dog"), "dog is missing")]
 )
 def test_without_the_right_labels_a_client_is_refused(
-    trainer, supervised, photos, said, names, says, ask, greeting
+    worker, supervised, photos, said, names, says, ask, greeting
 ):
     if names:
         into_folders(photos, *names)
-    told = ask(trainer(), "greet", greeting(supervised))[CONFIG]
+    told = ask(worker(), "greet", greeting(supervised))[CONFIG]
     assert told["refusal"] == "data_unsuitable" and says in said[-1]
 
 
 @pytest.mark.parametrize("method", ["simclr", "cbafed"])
 def test_loose_images_beside_class_folders_are_the_unlabelled_ones(
-    trainer, configured, photos, ask, greeting, task, method
+    worker, configured, photos, ask, greeting, task, method
 ):
     """All labels that a real client has are used with labels.fraction=1."""
     server = configured(f"method={method}", "method.classes=[ant,bee,cat]", "labels.fraction=1")
     for i, name in enumerate(("cat", "bee", "cat")):
         (photos / name).mkdir(exist_ok=True)
         (photos / f"{i}.png").rename(photos / name / f"{i}.png")
-    one = trainer()
+    one = worker()
     assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
     reply = ask(one, "train", task(server))
     assert reply[METRICS]["loss/classification"] > 0
@@ -173,18 +173,18 @@ def test_loose_images_beside_class_folders_are_the_unlabelled_ones(
     assert (labels == UNLABELLED).sum() == 17
 
 
-def test_a_client_without_any_label_takes_part(trainer, configured, ask, greeting, task):
+def test_a_client_without_any_label_takes_part(worker, configured, ask, greeting, task):
     server = configured("method=simsiam", "method.classes=[ant,bee]", "labels.fraction=1")
-    one = trainer()
+    one = worker()
     assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
     metrics = ask(one, "train", task(server))[METRICS]
     assert metrics["loss/classification"] == metrics["loss/similarity_class"] == 0
     assert metrics["loss/similarity"] != 0
 
 
-def test_labels_that_nobody_needs_are_not_held(trainer, server, photos, ask, task):
+def test_labels_that_nobody_needs_are_not_held(worker, server, photos, ask, task):
     into_folders(photos, "bee", "cat")
-    one = trainer()
+    one = worker()
     ask(one, "train", task(server))
     assert one._latest[1].labels is None
 
@@ -197,7 +197,7 @@ def silo(server):
     return ServerConfig.model_validate(values)
 
 
-def test_a_client_keeps_its_state_in_its_own_folder_by_run(trainer, silo, tmp_path, ask, task):
+def test_a_client_keeps_its_state_in_its_own_folder_by_run(worker, silo, tmp_path, ask, task):
     """A client that was started anew goes on from it; another run starts without."""
 
     def sent(one, round_, run):
@@ -205,20 +205,20 @@ def test_a_client_keeps_its_state_in_its_own_folder_by_run(trainer, silo, tmp_pa
         content[CONFIG]["run"] = run
         return ask(one, "train", content)[ARRAYS]["shared"].numpy()
 
-    kept = trainer()
+    kept = worker()
     sent(kept, 1, "monday")
     second = sent(kept, 2, "monday")
     folder = tmp_path / "runs"
     assert sorted(p.stem for p in (folder / "monday").iterdir()) == ["1", "2"]
-    np.testing.assert_array_equal(sent(trainer(), 2, "monday"), second)
+    np.testing.assert_array_equal(sent(worker(), 2, "monday"), second)
     other = sent(kept, 2, "tuesday")
     assert (other != second).any()
     assert [p.name for p in folder.iterdir()] == ["tuesday"]
-    np.testing.assert_array_equal(other, sent(trainer(), 2, "wednesday"))
+    np.testing.assert_array_equal(other, sent(worker(), 2, "wednesday"))
 
 
-def test_a_failure_is_shown_here_and_sent_as_one_word(trainer, server, said, photos, ask, task):
-    one = trainer()
+def test_a_failure_is_shown_here_and_sent_as_one_word(worker, server, said, photos, ask, task):
+    one = worker()
     for file in photos.iterdir():
         file.unlink()
     assert ask(one, "train", task(server)) == {"failure": "data_unreadable"}
@@ -230,9 +230,9 @@ def test_a_failure_is_shown_here_and_sent_as_one_word(trainer, server, said, pho
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
-def test_too_little_memory_has_its_own_word(trainer, server, error, ask, task, monkeypatch):
+def test_too_little_memory_has_its_own_word(worker, server, error, ask, task, monkeypatch):
     def load(*arguments):
         raise error
 
-    monkeypatch.setattr("orchestra_flwr.deployment.client_work.trainer.load_dataset", load)
-    assert ask(trainer(), "train", task(server)) == {"failure": "out_of_memory"}
+    monkeypatch.setattr("orchestra_flwr.deployment.client_work.client_worker.load_dataset", load)
+    assert ask(worker(), "train", task(server)) == {"failure": "out_of_memory"}

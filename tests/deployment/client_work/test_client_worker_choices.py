@@ -42,9 +42,9 @@ def assert_same(one, other):
     ids=" ".join,
 )
 def test_a_real_clients_rounds_have_the_bits_of_a_simulation(
-    trainer, configured, tmp_path, ask, greeting, task, overrides
+    worker, configured, tmp_path, ask, greeting, task, overrides
 ):
-    server, one = configured(*overrides), trainer()
+    server, one = configured(*overrides), worker()
     assert "refusal" not in ask(one, "greet", greeting(server))[CONFIG]
     for round_ in (1, 2):
         ours = ask(one, "train", task(server, round_, run="monday", index=3))
@@ -54,19 +54,19 @@ def test_a_real_clients_rounds_have_the_bits_of_a_simulation(
         assert_same(ours, theirs)
 
 
-def test_a_term_is_part_of_the_loss(trainer, configured, said, ask, task):
+def test_a_term_is_part_of_the_loss(worker, configured, said, ask, task):
     """The first batch of a round is where the received parameters are: its term is 0."""
     server = configured("terms.proximal.weight=0.1", "training.batch_size=20")
-    metrics = ask(trainer(), "train", task(server))[METRICS]
+    metrics = ask(worker(), "train", task(server))[METRICS]
     assert metrics["steps"] == 1 and metrics["loss/proximal"] == 0
     server = configured("terms.proximal.weight=0.1", "training.local_epochs=3")
-    metrics = ask(trainer(), "train", task(server))[METRICS]
+    metrics = ask(worker(), "train", task(server))[METRICS]
     assert metrics["loss/proximal"] > 0
     total = sum(value for name, value in metrics.items() if name.startswith("loss/"))
     assert f"loss {total:.3f}" in said[-1]
 
 
-def test_norms_stay_with_a_real_client(trainer, configured, tmp_path, ask, task):
+def test_norms_stay_with_a_real_client(worker, configured, tmp_path, ask, task):
     """They are in its own folder, in no message, and there again when it is started anew."""
     server = configured("merging=fedbn")
     config = server.for_clients()
@@ -82,39 +82,39 @@ def test_norms_stay_with_a_real_client(trainer, configured, tmp_path, ask, task)
     def sent(one, round_):
         return ask(one, "train", task(server, round_, run="monday"))[ARRAYS]["shared"].numpy()
 
-    one = trainer()
+    one = worker()
     shared = sum(t.numel() for t in learner.state(Role.SHARED).values())
     assert sent(one, 1).size == shared
     with safe_open(tmp_path / "runs/monday/1.safetensors", framework="np") as file:
         assert set(file.keys()) == local
     second = sent(one, 2)
-    np.testing.assert_array_equal(sent(trainer(), 2), second)
-    fresh = ask(trainer(), "train", task(server, 2, run="tuesday"))[ARRAYS]["shared"].numpy()
+    np.testing.assert_array_equal(sent(worker(), 2), second)
+    fresh = ask(worker(), "train", task(server, 2, run="tuesday"))[ARRAYS]["shared"].numpy()
     assert (fresh != second).any()  # its norms were those of round 1
 
 
-def test_a_real_client_keeps_the_statistics_that_it_was_sent(trainer, configured, ask, task):
+def test_a_real_client_keeps_the_statistics_that_it_was_sent(worker, configured, ask, task):
     """The server alone knows which encoder they came from (`init`)."""
     server = configured("model.batch_norm=frozen", "init=pretrained")
     config = server.for_clients()
     assert config.init is None and config.model.batch_norm == "frozen"
     learner = build_learner(config, 3)
     names = [name for name in learner.state(Role.SERVER) if "running_" in name]
-    answer = ask(trainer(), "train", task(server))[ARRAYS]
+    answer = ask(worker(), "train", task(server))[ARRAYS]
     assert names and "server" not in answer
     assert answer["shared"].numpy().size == sum(
         tensor.numel() for tensor in learner.state(Role.SHARED).values()
     )
 
 
-def test_a_client_says_that_its_state_is_gone(trainer, said, tmp_path, configured, ask, task):
+def test_a_client_says_that_its_state_is_gone(worker, said, tmp_path, configured, ask, task):
     """Its server knows that it trained before; what is missing cannot be made up for."""
     server = configured("merging=fedbn")
-    ask(trainer(), "train", task(server, 1, run="monday"))
-    ask(trainer(), "train", task(server, 2, run="monday", trained=1))
+    ask(worker(), "train", task(server, 1, run="monday"))
+    ask(worker(), "train", task(server, 2, run="monday", trained=1))
     assert not any("afresh" in line for line in said)
     shutil.rmtree(tmp_path / "runs")
-    ask(trainer(), "train", task(server, 3, run="monday", trained=2))
+    ask(worker(), "train", task(server, 3, run="monday", trained=2))
     lines = [line for line in said if "afresh" in line]
     assert lines == [
         f"this client trained in round 2 of this run, and {tmp_path / 'runs'} holds nothing of it: "
@@ -123,7 +123,7 @@ def test_a_client_says_that_its_state_is_gone(trainer, said, tmp_path, configure
     assert (tmp_path / "runs/monday/3.safetensors").is_file()
 
 
-def test_a_client_that_keeps_state_needs_a_name_for_the_run(trainer, said, configured, ask, task):
-    answer = ask(trainer(), "train", task(configured("merging=fedbn")))
+def test_a_client_that_keeps_state_needs_a_name_for_the_run(worker, said, configured, ask, task):
+    answer = ask(worker(), "train", task(configured("merging=fedbn")))
     assert answer == {"failure": "failed"}
     assert "merging=fedbn: client kitchen keeps state from round to round" in said[-1]

@@ -26,26 +26,26 @@ def private(server):
 
 
 def test_noise_of_private_centroids_cannot_be_repeated_by_who_knows_the_seed(
-    trainer, ask, private, task
+    worker, ask, private, task
 ):
-    given, one = private(), trainer()
+    given, one = private(), worker()
     first, second = (ask(one, "train", task(given, 2))[ARRAYS] for _ in range(2))
     a, b = first["local_centroids"].numpy(), second["local_centroids"].numpy()
     assert a.shape != b.shape or (a != b).any()
 
 
-def test_too_many_images_for_delta_are_refused(trainer, said, ask, greeting, private):
-    sent = ask(trainer(), "greet", greeting(private(delta=0.1)))[CONFIG]
+def test_too_many_images_for_delta_are_refused(worker, said, ask, greeting, private):
+    sent = ask(worker(), "greet", greeting(private(delta=0.1)))[CONFIG]
     assert sent["refusal"] == "privacy_refused"
     assert "privacy.delta=0.1: must be below 1 / 20" in said[-1]
 
 
 def test_a_client_whose_budget_is_spent_says_that_it_sent_no_centroids(
-    trainer, said, ask, private, task
+    worker, said, ask, private, task
 ):
     content = task(private(), 2)
     content[CONFIG]["contribute"] = False
-    reply = ask(trainer(), "train", content)
+    reply = ask(worker(), "train", content)
     assert reply[ARRAYS]["local_centroids"].numpy().shape == (0, 16)
     assert "sent no centroids: privacy.total_epsilon is spent" in said[-1]
 
@@ -66,11 +66,11 @@ def test_a_client_whose_budget_is_spent_says_that_it_sent_no_centroids(
     ],
 )  # fmt: skip
 def test_what_a_client_does_not_allow_it_refuses_whoever_asks(
-    trainer, server, said, tmp_path, overrides, told, says, ask, greeting, private, task
+    worker, server, said, tmp_path, overrides, told, says, ask, greeting, private, task
 ):
     """When greeted, and when a server asks for another thing than it said then."""
     given = server if told is None else private(**told)
-    one = trainer(*overrides)
+    one = worker(*overrides)
     word = "privacy_budget_spent" if "exceed" in says else "privacy_refused"
     assert ask(one, "greet", greeting(given))[CONFIG]["refusal"] == word
     assert ask(one, "train", task(given)) == {"failure": word}
@@ -80,8 +80,8 @@ def test_what_a_client_does_not_allow_it_refuses_whoever_asks(
     assert not (tmp_path / "releases.jsonl").exists()
 
 
-def test_bounds_that_are_kept_keep_nobody_out(trainer, ask, greeting, private):
-    one = trainer("privacy.epsilon=50", "privacy.total_epsilon=300", "privacy.k_min=4")
+def test_bounds_that_are_kept_keep_nobody_out(worker, ask, greeting, private):
+    one = worker("privacy.epsilon=50", "privacy.total_epsilon=300", "privacy.k_min=4")
     told = ask(one, "greet", greeting(private(k_min=4)))[CONFIG]
     assert "refusal" not in told
 
@@ -91,7 +91,7 @@ def rows(reply):
 
 
 def test_a_client_counts_for_itself_over_runs_and_restarts(
-    trainer, said, tmp_path, ask, greeting, private, task
+    worker, said, tmp_path, ask, greeting, private, task
 ):
     """Two releases of one run and a third of another spend all; a repeated round counts again."""
     weak, strong = private(), private(epsilon=20.0)
@@ -99,8 +99,8 @@ def test_a_client_counts_for_itself_over_runs_and_restarts(
     total = spent({noises[0]: 2, noises[1]: 1}, 1e-3)
     mine = [f"privacy.total_epsilon={total + 1e-6}"]
     for _ in range(2):
-        ask(trainer(*mine), "train", task(weak, 3))
-    last = trainer(*mine)
+        ask(worker(*mine), "train", task(weak, 3))
+    last = worker(*mine)
     ask(last, "train", task(strong, 2))
     lines = [json.loads(line) for line in (tmp_path / "releases.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [3, 3, 2]
@@ -111,7 +111,7 @@ def test_a_client_counts_for_itself_over_runs_and_restarts(
     assert rows(reply) == 0 and reply[METRICS]["steps"] == 3
     assert "sent no centroids: this client's own privacy.total_epsilon is spent" in said[-1]
     # It may come back to that run, but takes part in no other one.
-    again = trainer(*mine)
+    again = worker(*mine)
     assert "refusal" not in ask(again, "greet", greeting(strong))[CONFIG]
     assert rows(ask(again, "train", task(strong, 4))) == 0
     refusal = ask(again, "greet", greeting(private(epsilon=30.0)))[CONFIG]["refusal"]
@@ -121,7 +121,7 @@ def test_a_client_counts_for_itself_over_runs_and_restarts(
 
 
 def test_a_release_is_on_the_disk_before_the_work_on_it_begins(
-    trainer, tmp_path, monkeypatch, ask, private, task
+    worker, tmp_path, monkeypatch, ask, private, task
 ):
     """What a SIGKILL at that moment leaves, power cuts included."""
     file, events = tmp_path / "releases.jsonl", []
@@ -134,58 +134,58 @@ def test_a_release_is_on_the_disk_before_the_work_on_it_begins(
 
     monkeypatch.setattr("orchestra_flwr.clustering.clusterings.private.private_clustering", killed)
     with pytest.raises(KeyboardInterrupt):
-        ask(trainer(), "train", task(private(), 2))
+        ask(worker(), "train", task(private(), 2))
     assert "sync" in events and events[-1] == 1
     assert sum(ClientLedger(file, ClientBounds(1e-3)).ledger.releases.values()) == 1
 
 
-def test_nothing_is_sent_that_cannot_be_counted(trainer, said, tmp_path, ask, private, task):
-    one = trainer()
+def test_nothing_is_sent_that_cannot_be_counted(worker, said, tmp_path, ask, private, task):
+    one = worker()
     (tmp_path / "releases.jsonl").mkdir()
     answer = ask(one, "train", task(private(), 2))
     assert answer == {"failure": "failed"} and "releases.jsonl" in said[-1]
 
 
 def test_only_private_centroids_that_are_sent_are_counted(
-    trainer, server, tmp_path, ask, private, task
+    worker, server, tmp_path, ask, private, task
 ):
-    ask(trainer(), "train", task(server, 1))
+    ask(worker(), "train", task(server, 1))
     content = task(private(), 2)
     content[CONFIG]["contribute"] = False
-    ask(trainer(), "train", content)
+    ask(worker(), "train", content)
     assert not (tmp_path / "releases.jsonl").exists()
 
 
 def test_nothing_is_counted_of_a_round_that_releases_nothing(
-    trainer, said, tmp_path, ask, private, task
+    worker, said, tmp_path, ask, private, task
 ):
     """Nobody has trained the model of the first round, whatever the server asks for."""
-    assert rows(ask(trainer(), "train", task(private(), 1))) == 0
+    assert rows(ask(worker(), "train", task(private(), 1))) == 0
     assert not (tmp_path / "releases.jsonl").exists()
     assert "sent no centroids" not in said[-1]
 
 
-def test_a_record_that_cannot_be_read_is_no_empty_one(trainer, tmp_path):
+def test_a_record_that_cannot_be_read_is_no_empty_one(worker, tmp_path):
     file = tmp_path / "releases.jsonl"
     file.write_text('{"run": "a"}\n')
     with pytest.raises(ConfigError, match=r"releases.jsonl, line 1: no record of a release"):
-        trainer()
+        worker()
     file.write_text('{"run": "a", "rou')  # a crash cut it off before anything was sent
-    trainer()
+    worker()
     assert ClientLedger(file, ClientBounds(1e-3)).ledger.releases == {}
 
 
 def test_a_record_that_the_server_knows_more_of_is_refused(
-    trainer, said, tmp_path, ask, private, task
+    worker, said, tmp_path, ask, private, task
 ):
     """The state's folder was removed in mid-run: what is left of the total, nobody knows."""
     given, mine = private(), "privacy.total_epsilon=300"
-    assert rows(ask(trainer(mine), "train", task(given, 2))) > 0
-    assert rows(ask(trainer(mine), "train", task(given, 3, contributed=2))) > 0
+    assert rows(ask(worker(mine), "train", task(given, 2))) > 0
+    assert rows(ask(worker(mine), "train", task(given, 3, contributed=2))) > 0
     lines = len((tmp_path / "releases.jsonl").read_text().splitlines())
     for file in tmp_path.glob("releases.*"):
         file.rename(file.with_name(f"away.{file.name}"))
-    answer = ask(trainer(mine), "train", task(given, 4, contributed=3))
+    answer = ask(worker(mine), "train", task(given, 4, contributed=3))
     assert answer == {"failure": "privacy_refused"}
     assert said[-1] == (
         f"failed: the server has this client's centroids of round 3, which "
@@ -195,19 +195,19 @@ def test_a_record_that_the_server_knows_more_of_is_refused(
     assert not (tmp_path / "releases.jsonl").exists()
     for file in tmp_path.glob("away.*"):
         file.rename(file.with_name(file.name.removeprefix("away.")))
-    assert rows(ask(trainer(mine), "train", task(given, 4, contributed=3))) > 0
+    assert rows(ask(worker(mine), "train", task(given, 4, contributed=3))) > 0
     assert len((tmp_path / "releases.jsonl").read_text().splitlines()) == lines + 1
 
 
 def test_without_a_total_a_lost_record_is_reported_and_the_client_goes_on(
-    trainer, said, ask, private, task
+    worker, said, ask, private, task
 ):
-    assert rows(ask(trainer(), "train", task(private(), 3, contributed=2))) > 0
+    assert rows(ask(worker(), "train", task(private(), 3, contributed=2))) > 0
     assert any("the server has this client's centroids of round 2" in line for line in said)
 
 
 def test_features_never_leave_a_real_client_whatever_the_server_asks(
-    trainer, server, said, ask, greeting, task
+    worker, server, said, ask, greeting, task
 ):
     """This server's own checks are left out, as another one's might be."""
     values = server.model_dump()
@@ -218,9 +218,9 @@ def test_features_never_leave_a_real_client_whatever_the_server_asks(
         "the server asks for the features of single images (clustering=features), "
         "which this client does not send"
     )
-    assert ask(trainer(), "greet", content)[CONFIG]["refusal"] == "privacy_refused"
+    assert ask(worker(), "greet", content)[CONFIG]["refusal"] == "privacy_refused"
     assert said == [f"cannot take part: {says}"]
     content = task(server)
     content[CONFIG]["config"] = asking.to_json()
-    assert ask(trainer(), "train", content) == {"failure": "privacy_refused"}
+    assert ask(worker(), "train", content) == {"failure": "privacy_refused"}
     assert said[-1] == f"failed: {says}"

@@ -28,8 +28,8 @@ def server(configured):
     return configured("evaluation.personal_labels=12")
 
 
-def test_the_accuracy_of_a_head_leaves_where_the_client_allows_it(trainer, server, said, ask, task):
-    reply = ask(trainer(ALLOWED), "evaluate", task(server, 3))
+def test_the_accuracy_of_a_head_leaves_where_the_client_allows_it(worker, server, said, ask, task):
+    reply = ask(worker(ALLOWED), "evaluate", task(server, 3))
     scores = dict(reply[METRICS])
     assert scores.keys() == {"examples", "own/personal"} and not reply.array_records
     assert scores["own/personal"] in [i / 8 for i in range(9)]  # eight are left to judge by
@@ -39,8 +39,8 @@ def test_the_accuracy_of_a_head_leaves_where_the_client_allows_it(trainer, serve
     )
 
 
-def test_by_default_it_does_not(trainer, server, said, ask, greeting, task):
-    one = trainer()
+def test_by_default_it_does_not(worker, server, said, ask, greeting, task):
+    one = worker()
     assert "refusal" not in ask(one, "greet", greeting(server)).config_records["config"]
     reply = ask(one, "evaluate", task(server, 3))
     assert dict(reply[METRICS]) == {"examples": 20} and not reply.array_records
@@ -50,7 +50,7 @@ def test_by_default_it_does_not(trainer, server, said, ask, greeting, task):
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-def test_too_few_labels_are_not_sent(trainer, configured, photos, said, ask, task, labelled):
+def test_too_few_labels_are_not_sent(worker, configured, photos, said, ask, task, labelled):
     count = 20 if labelled else 2
     if not labelled:
         for file in list(photos.glob("*/*.png")):
@@ -58,7 +58,7 @@ def test_too_few_labels_are_not_sent(trainer, configured, photos, said, ask, tas
         for folder in ("dark", "bright"):
             (photos / folder).rmdir()
     server = configured(f"evaluation.personal_labels={count}")
-    reply = ask(trainer(ALLOWED), "evaluate", task(server, 1))
+    reply = ask(worker(ALLOWED), "evaluate", task(server, 1))
     assert dict(reply[METRICS]) == {"examples": 20}
     assert said[-1] == (
         f"round 1: accuracy of a head from {count} labels here not sent: no more images have a "
@@ -67,9 +67,9 @@ def test_too_few_labels_are_not_sent(trainer, configured, photos, said, ask, tas
 
 
 @pytest.mark.parametrize("key", ["epsilon", "total_epsilon"])
-def test_it_is_refused_beside_bounds_that_it_would_break(trainer, key):
+def test_it_is_refused_beside_bounds_that_it_would_break(worker, key):
     with pytest.raises(ConfigError) as caught:
-        trainer(ALLOWED, f"privacy.{key}=1")
+        worker(ALLOWED, f"privacy.{key}=1")
     assert str(caught.value) == (
         "share.personal_accuracy=True: the accuracy is not differentially private, must be false "
         f"with privacy.{key}"

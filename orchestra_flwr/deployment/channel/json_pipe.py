@@ -1,0 +1,55 @@
+"""One end of a pipe between two of our processes: JSON objects, never pickle."""
+
+from __future__ import annotations
+
+import json
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+
+class ChannelClosedError(ConnectionError):
+    """The process at the other end has closed it, or has ended."""
+
+
+class Channel:
+    """One end; a context manager that closes it.
+
+    Args:
+        connection: of :func:`multiprocessing.Pipe`, or made of its file descriptor.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Sends a JSON object.
+
+        Raises:
+            ChannelClosedError: nobody can receive it.
+        """
+        try:
+            self._connection.send_bytes(json.dumps(event).encode())
+        except OSError as error:
+            raise ChannelClosedError(f"the other end of a channel is closed: {error}") from None
+
+    def receive(self) -> dict[str, Any]:
+        """Waits for the next JSON object.
+
+        Raises:
+            ChannelClosedError: none can come any more.
+        """
+        try:
+            event: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise ChannelClosedError(f"the other end of a channel is closed: {error}") from None
+        return event
+
+    def ready(self, seconds: float) -> bool:
+        """Whether there is something to receive, or the end, within so many seconds."""
+        return self._connection.poll(seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.close()

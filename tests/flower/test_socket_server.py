@@ -1,0 +1,47 @@
+"""Flower's programs at a socket, and the time that a SuperNode signs."""
+
+import subprocess
+import sys
+import time
+from datetime import datetime
+
+from orchestra_flwr.flower import socket_server
+
+# What a SuperNode does for each request: see the interceptor of Flower 1.41.
+SIGN = """
+import runpy, sys
+module = runpy.run_path(sys.argv[1])
+if sys.argv[2]:
+    module["sign_at"](float(sys.argv[2]))
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from types import SimpleNamespace
+key = ec.generate_private_key(ec.SECP384R1())
+request = httpx.Request("POST", "http://x")
+context = SimpleNamespace(request=request)
+NodeAuthHttpInterceptor(key, key.public_key()).intercept(context, lambda context: None)
+print(request.headers["flwr-timestamp"])
+"""
+
+
+def signed(signing_time):
+    """The time that a SuperNode signs, in seconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGN, socket_server.__file__, signing_time],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return datetime.fromisoformat(done.stdout.strip()).timestamp()
+
+
+def test_a_supernode_signs_the_time_of_its_server():
+    """Whatever the machine's clock says, and whoever sets it meanwhile."""
+    for ahead in (60, -4000):
+        server_time = time.time() + ahead
+        signing_time = server_time - socket_server.clock()
+        assert 0 <= signed(f"{signing_time}") - server_time < 60
+
+
+def test_without_a_server_time_it_signs_its_own():
+    before = time.time()
+    assert 0 <= signed("") - before < 60
