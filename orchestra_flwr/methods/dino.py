@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
 from orchestra_flwr.methods.families import MomentumEncoder, Prototypes
+from orchestra_flwr.methods.swav import swapped_prediction_loss
 from orchestra_flwr.models import build_head
 
 LARGE = 0.4, 1.0  # areas of the large crops beside local ones
@@ -47,13 +47,7 @@ def distillation_loss(
         Scalar mean over images and pairs of views.
     """
     classes = [((each.detach() - centre) / teacher_temperature).softmax(dim=1) for each in teacher]
-    losses = [
-        F.cross_entropy(predicted / student_temperature, wanted)
-        for i, wanted in enumerate(classes)
-        for v, predicted in enumerate(student)
-        if v != i
-    ]
-    return torch.stack(losses).mean()
+    return swapped_prediction_loss(student, classes, student_temperature)
 
 
 class DINO(SupportsVmap, MomentumEncoder):

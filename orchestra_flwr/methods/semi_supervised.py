@@ -21,10 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED
-from orchestra_flwr.methods import sees_labels
-from orchestra_flwr.methods.labels import required_classes
 
 
 @dataclass(frozen=True)
@@ -89,19 +86,6 @@ def label_loss(
     targets = labels.where(mask, torch.zeros_like(labels))
     entropies = [F.cross_entropy(classifier(view), targets, reduction="none") for view in views]
     return torch.stack([masked_mean(each, mask) for each in entropies]).sum()
-
-
-def build_classifier(config: Config, inputs: int) -> nn.Linear | None:
-    """A linear classifier of the run's classes; None if the method sees no labels.
-
-    To be built last, so that all else begins with the same weights as without.
-
-    Raises:
-        ConfigError: nothing says how many classes there are.
-    """
-    if not sees_labels(config):
-        return None
-    return nn.Linear(inputs, required_classes(config).count)
 
 
 def losses_with_labels(

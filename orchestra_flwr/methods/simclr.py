@@ -17,7 +17,7 @@ from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.methods import Batch, BoundsInformation, Step, SupportsVmap
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Group
+from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
 from orchestra_flwr.models import build_head
 
 
@@ -122,7 +122,9 @@ class SimCLR(BoundsInformation, SupportsVmap, SomeLabels):
             weighted = {"candidates": group.candidates, "weights": group.weights}
             return loss(first, second, self.settings.temperature, **weighted)
 
-        losses = self.losses("contrastive", contrast, features, batch.labels)
+        losses = losses_with_labels(
+            "contrastive", contrast, self.classifier, features, batch.labels
+        )
         return Step(losses, {"backbone": features, "projector": projections})
 
     def information(self, step: Step) -> Tensor:

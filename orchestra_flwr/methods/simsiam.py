@@ -16,7 +16,7 @@ from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Group
+from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
 from orchestra_flwr.models import build_head
 
 
@@ -74,6 +74,6 @@ class SimSiam(SupportsVmap, SomeLabels):
             return symmetric_negative_cosine(predictions, projections, group.weights)
 
         return Step(
-            self.losses("similarity", similarity, features, batch.labels),
+            losses_with_labels("similarity", similarity, self.classifier, features, batch.labels),
             {"backbone": features, "projector": projections, "predictor": predictions},
         )

@@ -17,7 +17,7 @@ from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.methods import Batch, Step, SupportsVmap
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Group
+from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
 from orchestra_flwr.models import build_head
 
 Norm = Literal["sphere", "ball", "none"]
@@ -87,5 +87,5 @@ class Spectral(SupportsVmap, SomeLabels):
             weighted = {"weights": group.weights, "pair_weights": group.pair_weights}
             return spectral_contrastive_loss(first, second, self.settings.norm, **weighted)
 
-        losses = self.losses("spectral", spectral, features, batch.labels)
+        losses = losses_with_labels("spectral", spectral, self.classifier, features, batch.labels)
         return Step(losses, {"backbone": features, "projector": projections})
