@@ -1,6 +1,4 @@
-"""Noise for private clustering, reproducible from a key: as secret as the key, and no more.
-
-The bits come from :mod:`orchestra_flwr.privacy.key_stream`, which says why not from torch.
+"""Noise for private clustering from a secret key (:mod:`orchestra_flwr.privacy.key_stream`).
 
 Floating point: uniform numbers have 52 bits, so each draw is within about 2^-52 in total variation
 of the distribution that the accounting assumes, and no draw lies in tails rarer than that. Gaussian

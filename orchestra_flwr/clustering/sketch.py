@@ -1,4 +1,4 @@
-"""Short vectors in the place of long ones, with nearly the same cosines."""
+"""Count sketches: short vectors with nearly the cosines of long ones."""
 
 from __future__ import annotations
 

@@ -43,20 +43,20 @@ class FedEMA(Merging):
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
-        """A given lambda is not looked for."""
-        given = config.merging.settings.scale is not None
-        return {"merging.first_mu": "with merging.scale"} if given else {}
+        """The autoscaler is not used where lambda is given."""
+        scale = config.merging.settings.scale
+        return {} if scale is None else {"merging.first_mu": "with merging.scale"}
 
     def merge(self, learner: Learner, state: ClientState | None) -> None:
-        """As :meth:`Merging.merge`."""
+        """Mixes the client's weights with the received ones, by mu."""
         if state is None:
             return
-        apart = divergence(compared_weights(learner), state.tensors)
+        distance = divergence(compared_weights(learner), state.tensors)
         if self._scale is None:
             self._scale = state.values.get("lambda")
-        if self._scale is None and apart > 0:
-            self._scale = self.settings.first_mu / apart
-        self._mu = min(1.0, (self._scale or 0.0) * apart)
+        if self._scale is None and distance > 0:
+            self._scale = self.settings.first_mu / distance
+        self._mu = min(1.0, (self._scale or 0.0) * distance)
         for name, tensor in _mixed(learner).items():
             tensor.lerp_(state.tensors[name].to(tensor.device), self._mu)
 
@@ -71,5 +71,5 @@ class FedEMA(Merging):
 
 
 def _mixed(learner: Learner) -> dict[str, Tensor]:
-    """The method's networks. Terms are as received: in a term's matrix others have rows as well."""
+    """The method's trained tensors; terms stay as received, for they hold rows of other clients."""
     return {n: tensor for n, tensor in learner.trained().items() if not n.startswith(TERMS)}

@@ -37,7 +37,7 @@ class FedU(Merging):
         self._keeps_predictor = False
 
     def merge(self, learner: Learner, state: ClientState | None) -> None:
-        """As :meth:`Merging.merge`."""
+        """Restores the client's predictor if its encoder moved far in its last training."""
         moved_far = state is not None and state.values["divergence"] >= self.settings.threshold
         self._keeps_predictor = moved_far
         if state is not None and moved_far:

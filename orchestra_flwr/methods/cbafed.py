@@ -1,11 +1,10 @@
 """CBAFed: pseudo-labels with a threshold for each class, lower for classes that were seldom used.
 
 Li, Li and Wang, "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning",
-CVPR 2023, without its residual weight connection, as "A Mutual Information Perspective on Federated
-Contrastive Learning" (arXiv 2405.02081) has it. What that paper does not say is as in the authors'
-code: gradients are clipped to norm 5, and with `federation.weighting=samples` a client counts by
-the images that it used. The paper's plain mean of all methods is `federation.weighting=uniform`,
-which its preset sets; `method.clip_gradients=null` trains as the other methods do.
+CVPR 2023, without its residual weight connection, as in "A Mutual Information Perspective on
+Federated Contrastive Learning" (arXiv 2405.02081). Where that paper is silent, as in the authors'
+code: gradients are clipped to norm 5, and with `federation.weighting=samples` a client's weight is
+the number of images that it used. The paper's preset sets `federation.weighting=uniform`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed
 
 COUNTS = "class_counts"
-TEN = 10  # classes for which the constants were chosen: shares are scaled to as many
+REFERENCE_CLASSES = 10  # the constants were chosen for so many classes; shares are scaled
 
 
 def class_thresholds(shares: Tensor, base: float, upper: float) -> Tensor:
@@ -103,8 +102,8 @@ class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
         return Release(
             {COUNTS: (1, classes.count)},
             label="class counts",
-            longest=1.0,
-            longest_by_images=True,
+            max_norm=1.0,
+            norm_per_image=True,
             first_round=0,
         )
 
@@ -153,5 +152,5 @@ class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
     ) -> Mapping[str, float]:
         """The classes' shares of all images that were used, times K / 10."""
         counts = contributions[COUNTS].clamp(min=0).sum(0)
-        self.shares.copy_(counts / counts.sum().clamp(min=1) * (self._count / TEN))
+        self.shares.copy_(counts / counts.sum().clamp(min=1) * (self._count / REFERENCE_CLASSES))
         return {}

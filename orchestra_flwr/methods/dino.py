@@ -53,11 +53,10 @@ def distillation_loss(
 class DINO(SupportsVmap, MomentumEncoder):
     """Student, and a teacher that follows it: backbone, three-layer projector and prototypes.
 
-    The teacher sees the two large crops, the student all of them. The teacher's outputs are
-    centred by their moving average, which is the teacher's as its weights are: a mean over images
-    and steps, it travels with it, or stays with it where clients keep state. Local crops are as
-    large as the images, not smaller ones as the paper's, and cost as much. The teacher's decay and
-    temperature stay as they are during a run, and prototypes are trained from the first step on.
+    The teacher sees the two large crops, the student all. The teacher's outputs are centred by
+    their moving average, which has the role of the teacher's weights. Local crops are as large as
+    the images, unlike the paper's, and cost as much. The teacher's decay and temperature are
+    constant, and prototypes are trained from the first step on.
     """
 
     class Settings(Section):

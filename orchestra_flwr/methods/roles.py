@@ -1,4 +1,4 @@
-"""Who owns a tensor of what is trained: the wall between what travels and what does not."""
+"""Roles: who owns a tensor, and so whether it may leave the client."""
 
 from __future__ import annotations
 

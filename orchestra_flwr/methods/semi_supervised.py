@@ -1,15 +1,15 @@
-"""What labels of some of the images add to a loss that needs none.
+"""Losses for images of which some have labels.
 
 "A Mutual Information Perspective on Federated Contrastive Learning", ICLR 2024 (arXiv 2405.02081),
-Algorithm 2. The loss without labels compares images of one client. With labels it compares
-unlabelled images with each other, and images of one class with each other, and both views have to
-tell the class:
+Algorithm 2. A loss L_u without labels compares images of one client. With labels it compares
+unlabelled images with each other and images of one class with each other, and a classifier is
+trained on both views:
 
     L = L_u(unlabelled) + sum over classes c of L_u(images of c) + CE(view 1) + CE(view 2).
 
 Each L_u is a mean over its own images; the sum is over the classes in the batch, without weights.
-All shapes are those of the batch, whatever the labels, so that a step can be captured as a CUDA
-graph: what is left out has the weight 0.
+Images are left out by a weight of 0: shapes do not depend on labels, so a step can be captured as a
+CUDA graph.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from orchestra_flwr.data import UNLABELLED
 
 @dataclass(frozen=True)
 class Group:
-    """Images of a batch that a loss is about, as the plain tensors that a loss takes.
+    """The unlabelled images of a batch, or the images of all its classes, as tensors of a loss.
 
-    They are the unlabelled images, or those of all classes, and images are compared within one
-    class. Weights make the mean over the batch the sum of the means over unlabelled images, or over
-    each class: 1 if one of these is the whole batch, 0 for images that are left out.
+    Images are compared within one class. Weights turn the mean over the batch into the sum of the
+    means over unlabelled images, or over each class.
 
     Attributes:
         candidates: (B, B) bool, with which images an image is compared; None: with all.
@@ -95,7 +94,7 @@ def losses_with_labels(
     views: Sequence[Tensor],
     labels: Tensor | None,
 ) -> dict[str, Tensor]:
-    """The named parts of a loss that needs no labels, and of what labels add to it.
+    """The named parts of a loss without labels, and those that labels add.
 
     Args:
         name: of the loss.

@@ -1,9 +1,9 @@
 """SemiFed: cross-entropy, also of labels that the server's model gives to unlabelled images.
 
 Lin et al., "SemiFed: Semi-supervised Federated Learning with Consistency and Pseudo-Labeling",
-2021 (arXiv 2108.09412), as "A Mutual Information Perspective on Federated Contrastive Learning"
-(arXiv 2405.02081) has it: the received model labels images without their augmentations, and both
-augmented views have to tell that label. No models of other clients are asked.
+2021 (arXiv 2108.09412), as in "A Mutual Information Perspective on Federated Contrastive Learning"
+(arXiv 2405.02081): the received model labels images without augmentation, and both augmented views
+are trained to predict that label. Models of other clients are not used.
 """
 
 from __future__ import annotations

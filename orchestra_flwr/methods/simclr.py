@@ -1,4 +1,4 @@
-"""SimCLR: two views of an image shall be closer than views of different images.
+"""SimCLR: two views of an image are closer than views of different images.
 
 Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020.
 """
@@ -35,7 +35,7 @@ def nt_xent_loss(
         first: (B, D) features of one view of every image; only their directions matter.
         second: (B, D) features of another view of the same images.
         temperature: tau, by which cosine similarities are divided.
-        candidates: (B, B) bool, among which images each image's partner is looked for; None: all.
+        candidates: (B, B) bool, with which images each image is compared; None: all.
         weights: (B,) of the images in the mean; None: 1 each.
 
     Returns:
@@ -59,9 +59,9 @@ def info_nce_loss(
 ) -> Tensor:
     """InfoNCE: which of the other views is of the same image? Averaged over both directions.
 
-    Equation 14 of the mutual-information paper (ICLR 2024, arXiv 2405.02081) and its mirror image,
-    as cross-entropies: log B less is minus the bound of the information that two views share.
-    Candidates are the B other views of the batch; NT-Xent has the views on the own side as well.
+    Equation 14 of the mutual-information paper (ICLR 2024, arXiv 2405.02081) and its mirror image
+    as cross-entropies: log B minus the loss bounds the information that two views share. Candidates
+    are the B other views; NT-Xent compares with views of the same side as well.
 
     Args:
         first: (B, D) features of one view of every image; only their directions matter.
@@ -128,6 +128,6 @@ class SimCLR(BoundsInformation, SupportsVmap, SomeLabels):
         return Step(losses, {"backbone": features, "projector": projections})
 
     def information(self, step: Step) -> Tensor:
-        """log B - InfoNCE, a bound for whichever loss is minimised, as its critic may be any."""
+        """log B - InfoNCE, a valid bound whichever loss is minimised."""
         first, second = (each.detach() for each in step.features["projector"])
         return math.log(len(first)) - info_nce_loss(first, second, self.settings.temperature)

@@ -71,8 +71,7 @@ class VICReg(SupportsVmap, JointEmbedding):
     def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
         """Equation 6 with the factors of the authors' code.
 
-        There the squared distance of equation 5 is averaged over features, as the other parts are,
-        and the variance over both views; the paper sums these.
+        There equation 5 is averaged over features and the variance over views; the paper sums.
         """
         weights = self.settings
         variance = (variance_loss(first) + variance_loss(second)) / 2

@@ -40,8 +40,8 @@ def head_norm(
         features: their number.
         groups: as for :func:`norm_layer`; a single one where the features cannot be so divided.
         affine: whether it has a weight and a bias for each feature.
-        statistics: whether BatchNorm keeps running statistics, for evaluation mode. Without them
-            it takes a batch's own in either mode, and has nothing that travels.
+        statistics: whether BatchNorm keeps running statistics; without them it normalises by the
+            batch in evaluation mode too.
     """
     if name == "batch":
         return nn.BatchNorm1d(features, affine=affine, track_running_stats=statistics)

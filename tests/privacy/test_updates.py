@@ -9,10 +9,10 @@ from threadpoolctl import threadpool_limits
 
 from orchestra_flwr.privacy.updates import (
     CHUNK,
+    add_noisy_round,
     clipped_state,
     clipped_update,
     composed_epsilon,
-    drawn_once_more,
     standard_normals,
 )
 
@@ -158,7 +158,7 @@ def test_without_rounds_epsilon_is_0_and_without_noise_infinite():
 def test_rounds_of_a_changing_population_add_up():
     drawn = []
     for clients, cohort in ((10, 5), (12, 6), (10, 5), (12, 12)):
-        drawn = drawn_once_more(drawn, clients, cohort)
+        drawn = add_noisy_round(drawn, clients, cohort)
     assert drawn == [[10, 5, 2], [12, 6, 1], [12, 12, 1]]
     whole = composed_epsilon(4, drawn, 1e-3)
     assert composed_epsilon(4, drawn[:2], 1e-3) < whole <= update_epsilon(4, 12, 12, 4, 1e-3)

@@ -16,9 +16,8 @@ from orchestra_flwr.seeding import ClientSeed
 class Sinkhorn(MemoryClustering):
     """At most L centroids of the features seen last.
 
-    An image is one point however often it was seen and however many copies of it there are, so
-    every centroid stands for at least `privacy.k_min` images that differ in their pixels; with
-    fewer different images than that there is no centroid.
+    An image and its copies are one point, so every centroid stands for at least `privacy.k_min`
+    images that differ in their pixels; with fewer there is no centroid.
     """
 
     class Settings(MemorySettings):
@@ -45,8 +44,8 @@ class Sinkhorn(MemoryClustering):
         return Release(
             {LOCAL_CENTROIDS: (rows, config.model.projector_dim)},
             label="centroids",
-            least_images=config.privacy.k_min,
-            longest=1.0,
+            min_images=config.privacy.k_min,
+            max_norm=1.0,
             may_be_empty=True,
             first_round=0,
             made_private_by="clustering=private",

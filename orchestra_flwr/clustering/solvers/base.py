@@ -1,4 +1,4 @@
-"""What a solver is: how the global centroids move in a round."""
+"""Solvers: how the global centroids move in a round."""
 
 from __future__ import annotations
 

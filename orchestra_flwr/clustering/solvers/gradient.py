@@ -20,11 +20,11 @@ class Gradient(Solver):
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """So many small steps do not go all the way, either."""
+        """Small gradient steps need no damping."""
         return {"clustering.damping": "with clustering.solver=gradient"}
 
     def solve(self, points: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        """Goes on from the last round's centroids."""
+        """Runs gradient steps from the last round's centroids."""
         return gradient_clustering(points, previous, generator)
 
 

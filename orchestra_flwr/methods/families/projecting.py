@@ -17,7 +17,7 @@ Features = tuple[Tensor, ...]  # (B, dim) of each view
 
 
 class Projecting(Method):
-    """A backbone, and a projector behind it, which only training uses.
+    """A backbone and a projector, which is only used in training.
 
     Class attributes:
         roles: of a subclass's own modules and buffers, by name; without an entry there is none.

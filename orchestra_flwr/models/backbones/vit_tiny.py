@@ -6,7 +6,7 @@ of Touvron et al., ICML 2021 (arXiv 2012.12877).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.models.backbones import Backbone
 from orchestra_flwr.models.precision import network_pass
-from orchestra_flwr.models.transformer import DEVIATION, blocks, initialise, layer_norm, patches_of
+from orchestra_flwr.models.transformer import (
+    DEVIATION,
+    blocks,
+    check_heads,
+    initialise,
+    layer_norm,
+    patches_of,
+)
 
 
 class ViTTinySettings(Section):
@@ -43,8 +50,8 @@ class ViTTinySettings(Section):
 class ViTTiny(Backbone):
     """Blocks over patches and a class token, whose last value is the feature: `width` features.
 
-    With 3 channels and the options as they are it has 5,383,680 parameters and nothing else that is
-    stored: norms are LayerNorm, whatever `model.norm` says, which only heads obey.
+    With 3 channels and the default options it has 5,383,680 parameters and no buffers: its norms
+    are LayerNorm; only heads obey `model.norm`.
     """
 
     Settings = ViTTinySettings
@@ -60,28 +67,14 @@ class ViTTiny(Backbone):
         self.blocks = blocks(settings.depth, self.dim, settings.heads)
         self.norm = layer_norm(self.dim)
         self.apply(initialise)
-        for learnt in (self.positions, self.class_token):
-            nn.init.normal_(learnt, std=DEVIATION)
+        for parameter in (self.positions, self.class_token):
+            nn.init.normal_(parameter, std=DEVIATION)
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses images of another size, and heads that do not divide the width.
-
-        Raises:
-            ValueError: names the key.
-        """
+        """Refuses images of another size, and heads that do not divide the width."""
         super().check(config)
-        settings: Any = config.model.settings
-        if settings.image_size != config.data.image_size:
-            raise ValueError(
-                f"model.image_size={settings.image_size}: must be {config.data.image_size}, as "
-                "data.image_size is"
-            )
-        if config.model.width % settings.heads:
-            raise ValueError(
-                f"model.width={config.model.width}: must be a multiple of "
-                f"model.heads={settings.heads}"
-            )
+        check_heads(config.model.width, config.model.settings.heads)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W) normalised images to (B, dim) features."""

@@ -45,7 +45,7 @@ class Adam(Optimizer):
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, gradients: list[Tensor]) -> None:
-        """As :meth:`Optimizer.update`."""
+        """Updates both means, divided by their bias corrections, and moves the parameters."""
         self.decay(gradients)
         first, second = self.settings.betas
         self._steps.add_(1)
@@ -73,7 +73,7 @@ class Adam(Optimizer):
         return {**lists, "steps": self._steps}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """As :meth:`Optimizer.load_state`."""
+        """Loads the means and the number of steps."""
         self._means = take_list("means", state, self.parameters)
         self._squares = take_list("squares", state, self.parameters)
         self._steps.copy_(state["steps"])

@@ -25,6 +25,8 @@ class AdamW(Adam):
     Settings = AdamWSettings
 
     def decay(self, gradients: list[Tensor]) -> None:
-        """As :meth:`Adam.decay`: the gradients stay as they are."""
-        kept = 1 - self.lr * self.settings.weight_decay
-        torch._foreach_mul_(self.parameters, kept.float() if isinstance(kept, Tensor) else kept)
+        """Shrinks the parameters; the gradients stay as they are."""
+        factor = 1 - self.lr * self.settings.weight_decay
+        torch._foreach_mul_(
+            self.parameters, factor.float() if isinstance(factor, Tensor) else factor
+        )

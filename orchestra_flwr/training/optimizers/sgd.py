@@ -33,7 +33,7 @@ class SGD(Optimizer):
         self._running: list[Tensor] = []
 
     def update(self, gradients: list[Tensor]) -> None:
-        """As :meth:`Optimizer.update`."""
+        """Adds the gradients to the running one, and moves the parameters by it."""
         torch._foreach_add_(gradients, self.parameters, alpha=self.settings.weight_decay)
         if not self._running:
             self._running = gradients  # their owner from here on
@@ -51,5 +51,5 @@ class SGD(Optimizer):
         return named_list("running", self._running)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """As :meth:`Optimizer.load_state`."""
+        """Loads the running gradient."""
         self._running = take_list("running", state, self.parameters)

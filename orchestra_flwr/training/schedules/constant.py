@@ -13,5 +13,5 @@ class Constant(Schedule):
     changes: ClassVar[bool] = False
 
     def factor(self, progress: LocalProgress) -> float:
-        """As :meth:`Schedule.factor`."""
+        """Always 1."""
         return 1.0

@@ -26,5 +26,5 @@ class Cosine(Schedule):
     settings: CosineSettings
 
     def factor(self, progress: LocalProgress) -> float:
-        """As :meth:`Schedule.factor`."""
+        """Half a cosine from 1 to 0."""
         return (1 + math.cos(math.pi * progress.share(self.settings.by))) / 2

@@ -43,7 +43,7 @@ class Steps(Schedule):
     settings: StepsSettings
 
     def factor(self, progress: LocalProgress) -> float:
-        """As :meth:`Schedule.factor`."""
+        """gamma to the power of the milestones that are over."""
         passed = sum(self._is_over(milestone, progress) for milestone in self.settings.milestones)
         return float(self.settings.gamma**passed)
 
