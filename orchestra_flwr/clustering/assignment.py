@@ -1,7 +1,5 @@
 """Points to groups of given sizes at the least cost: the transportation problem, solved exactly."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

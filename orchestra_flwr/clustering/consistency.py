@@ -1,7 +1,5 @@
 """How well assignments to clusters agree: of two encoders, and of two rounds."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Agglomerative clustering with a minimum size of groups."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Local clustering: a client's latest target features to at most L centroids of equal size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The feature memory: the latest target features of the last images, never uploaded."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

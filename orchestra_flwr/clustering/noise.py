@@ -6,8 +6,6 @@ noise is rounded to the grid on which the sums lie (see `private`), which closes
 leak through the least bits of floats (Mironov, 2012).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -10,8 +10,6 @@ Sensitivities hold exactly: rows are truncated to a grid on which float64 sums a
 exact, so one row cannot change the bits of another.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Sinkhorn-Knopp: soft assignments of points to clusters of equal mass."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 SHARPNESS = 25.0  # inverse of the entropic regularisation, as in the published code

@@ -1,7 +1,5 @@
 """Count sketches: short vectors with nearly the cosines of long ones."""
 
-from __future__ import annotations
-
 import numpy as np
 
 BLOCK = 1 << 18  # values that are sketched at a time

@@ -1,7 +1,5 @@
 """Clusters of equal mass on the unit sphere: the core that local and global clustering share."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -4,8 +4,6 @@ When :meth:`Merging.merge` is called, the server's state and the client's local 
 place. Policies that mix weights leave BatchNorm's buffers alone.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field

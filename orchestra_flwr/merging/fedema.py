@@ -4,8 +4,6 @@ Zhuang et al., "Divergence-aware Federated Self-Supervised Learning", ICLR 2022 
 equations 2 to 4.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field
@@ -17,26 +15,23 @@ from orchestra_flwr.training import Learner
 from orchestra_flwr.training.learner import TERMS
 
 
-class FedEMASettings(Section):
-    """Options under `merging.` for merging=fedema."""
-
-    # lambda; None: the one that makes mu equal to `first_mu` when the client merges for the first
-    # time, and stays (the paper's autoscaler).
-    scale: float | None = Field(None, ge=0)
-    first_mu: float = Field(0.7, gt=0, le=1)  # the paper's tau
-
-
 class FedEMA(Merging):
     """W = mu W_client + (1 - mu) W_server for everything that is trained, predictor included.
 
     mu = min(1, lambda * divergence between the two encoders).
     """
 
-    Settings = FedEMASettings
+    class Settings(Section):
+        """Options under `merging.` for merging=fedema."""
 
-    settings: FedEMASettings
+        # lambda; None: chosen at the client's first merge such that mu is `first_mu` (the paper's
+        # autoscaler).
+        scale: float | None = Field(None, ge=0)
+        first_mu: float = Field(0.7, gt=0, le=1)  # the paper's tau
 
-    def __init__(self, settings: FedEMASettings) -> None:
+    settings: Settings
+
+    def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._scale = settings.scale
         self._mu = 0.0

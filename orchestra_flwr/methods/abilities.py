@@ -4,8 +4,6 @@ Two more: :class:`~orchestra_flwr.methods.contributing.Contributes` and
 :class:`~orchestra_flwr.methods.labels.LearnsLabels`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Zbontar et al., "Barlow Twins: Self-Supervised Learning via Redundancy Reduction
 2103.03230).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

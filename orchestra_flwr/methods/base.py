@@ -5,8 +5,6 @@ defines a subclass of :class:`Method`. What only some methods do has a mixin eac
 :mod:`orchestra_flwr.methods.abilities`, `contributing` and `labels`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar

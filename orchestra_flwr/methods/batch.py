@@ -1,7 +1,5 @@
 """Input and result of a method's loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

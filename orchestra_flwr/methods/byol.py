@@ -3,8 +3,6 @@
 Grill et al., "Bootstrap Your Own Latent", NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -7,8 +7,6 @@ code: gradients are clipped to norm 5, and with `federation.weighting=samples` a
 the number of images that it used. The paper's preset sets `federation.weighting=uniform`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

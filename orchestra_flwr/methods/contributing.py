@@ -1,7 +1,5 @@
 """Methods whose clients send a contribution beside their state, and checks of its privacy."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV
 2104.14294).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Labels for the methods that learn from them, numbered alike on all clients."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

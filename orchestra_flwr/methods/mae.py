@@ -4,8 +4,6 @@ He et al., "Masked Autoencoders Are Scalable Vision Learners", CVPR 2022 (arXiv 
 size that Dec-SSL (arXiv 2210.10947) has for small images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

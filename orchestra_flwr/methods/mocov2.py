@@ -4,8 +4,6 @@ He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", 
 1911.05722); Chen et al., "Improved Baselines with Momentum Contrastive Learning", arXiv 2003.04297.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

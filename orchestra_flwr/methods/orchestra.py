@@ -4,8 +4,6 @@ Lubana et al., "Orchestra: Unsupervised Federated Learning via Globally Consiste
 ICML 2022, Algorithms 1 and 2.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial

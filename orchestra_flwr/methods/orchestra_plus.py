@@ -1,7 +1,5 @@
 """Orchestra with two passes of the online encoder made one; not in the paper."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Pseudo-labels: the received model labels the images of a client that have no label."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

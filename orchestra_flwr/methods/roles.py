@@ -1,7 +1,5 @@
 """Roles: who owns a tensor, and so whether it may leave the client."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum
 

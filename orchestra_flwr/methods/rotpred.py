@@ -3,8 +3,6 @@
 Gidaris et al., "Unsupervised Representation Learning by Predicting Image Rotations", ICLR 2018.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -12,8 +12,6 @@ Images are left out by a weight of 0: shapes do not depend on labels, so a step 
 CUDA graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

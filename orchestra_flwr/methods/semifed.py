@@ -6,8 +6,6 @@ Lin et al., "SemiFed: Semi-supervised Federated Learning with Consistency and Ps
 are trained to predict that label. Models of other clients are not used.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

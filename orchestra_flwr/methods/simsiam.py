@@ -3,8 +3,6 @@
 Chen and He, "Exploring Simple Siamese Representation Learning", CVPR 2021.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ HaoChen et al., "Provable Guarantees for Self-Supervised Deep Learning with Spec
 Loss", NeurIPS 2021, on cosine similarities as in the Orchestra paper (Table 8).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

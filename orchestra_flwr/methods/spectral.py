@@ -5,8 +5,6 @@ Loss", NeurIPS 2021 (arXiv 2106.04156). `method=specloss` has it on the cosines 
 in the Orchestra paper.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -4,8 +4,6 @@ Caron et al., "Unsupervised Learning of Visual Features by Contrasting Cluster A
 2020 (arXiv 2006.09882).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ Bardes et al., "VICReg: Variance-Invariance-Covariance Regularization for Self-S
 ICLR 2022 (arXiv 2105.04906).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -27,8 +27,6 @@ Without a name (null) it follows from other keys: `local` with `merging=fedbn`, 
 `privacy.clip`, otherwise `averaged`. Heads, which begin with random weights, are never frozen.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """A convolution that is as fast for few pixels as for many, on a CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

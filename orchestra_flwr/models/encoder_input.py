@@ -1,7 +1,5 @@
 """The input of a saved encoder: checked batches, and batches made from images of any kind."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized

@@ -1,7 +1,5 @@
 """Projectors and predictors: the heads between a backbone and a method's loss."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from torch import Tensor, nn

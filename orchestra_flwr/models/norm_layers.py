@@ -1,7 +1,5 @@
 """Which normalisation layers backbones and heads have (`model.norm`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -6,8 +6,6 @@ stay float32. Networks (backbones and heads) return float32, so losses, cosines 
 compute in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Modules that run for several clients at once, their tensors stacked along a first axis."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -7,8 +7,6 @@ nodes of a level are disjoint). Their privacy loss distributions are composed nu
 Google's dp-accounting; every error of its grids makes epsilon larger, never smaller.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass

@@ -1,7 +1,5 @@
 """A client's own bounds on private releases, and the record of all that it made."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

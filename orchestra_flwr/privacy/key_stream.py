@@ -4,8 +4,6 @@ torch's and numpy's generators are not secret: their seeds are short, and a Mers
 reconstructed from its output. **Who knows or can guess the key can subtract the noise.**
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """The record of private releases: a file that only grows, a line of JSON for each entry."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The server's ledger: which clients were asked for a private release, and what that has cost."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ receives. What the rounding of floating point may reveal (Mironov, "On Significa
 Significant Bits for Differential Privacy", CCS 2012) is not accounted for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit fr
 Supervision?", ICLR 2023 (arXiv 2210.10947), Algorithm 2.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -36,12 +34,6 @@ def mean_negative_cosine(views: Sequence[Tensor], target: Tensor) -> Tensor:
     return -torch.stack([F.cosine_similarity(view, target).mean() for view in views]).mean()
 
 
-class AlignmentSettings(Section):
-    """Options under `terms.alignment.`, beside the weight."""
-
-    between: Between = "projector_projector"  # the client's features, and the received model's
-
-
 class Alignment(Term):
     """Minus the cosine between a view's features and those of the image in the received model.
 
@@ -53,12 +45,16 @@ class Alignment(Term):
         ConfigError: the method has no such features, or their widths differ.
     """
 
-    Settings = AlignmentSettings
+    class Settings(Section):
+        """Options under `terms.alignment.`, beside the weight."""
+
+        between: Between = "projector_projector"  # the client's features, and the received model's
+
     needs_received: ClassVar[bool] = True
 
-    settings: AlignmentSettings
+    settings: Settings
 
-    def __init__(self, settings: AlignmentSettings, config: Config, method: Method) -> None:
+    def __init__(self, settings: Settings, config: Config, method: Method) -> None:
         super().__init__(settings, config, method)
         self._local, self._frozen = settings.between.split("_")
         self._normalisation = config.data.normalise

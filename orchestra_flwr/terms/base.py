@@ -1,7 +1,5 @@
 """Terms: parts of the loss that any method can have beside its own."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar

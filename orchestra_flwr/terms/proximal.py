@@ -4,8 +4,6 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (arXiv
 equation 2: mu / 2 times the squared distance of the parameters to those received. mu is the weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -12,8 +12,6 @@ its images all have one label, and with a bias, free lengths or all rows it coul
 without learning from its images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 
@@ -72,17 +70,6 @@ def user_verification_loss(
     return masked_mean(F.cross_entropy(logits, targets, reduction="none"), mask)
 
 
-class VerificationSettings(Section):
-    """Options under `terms.verification.`, beside its weight."""
-
-    hidden: int = Field(2048, ge=8, le=2**17)  # units of the head's hidden layer
-    dim: int = Field(128, ge=2, le=2**17)  # of its outputs and of each row
-    temperature: float = Field(1.0, gt=0)
-    rows: Literal["own", "fixed"] = "own"  # fixed: random ones, from the run's seed
-    capacity: int | None = Field(None, ge=2, le=2**20)  # rows; None: federation.clients
-    images: Literal["unlabelled", "all"] = "unlabelled"  # where labels.fraction is given
-
-
 class Verification(SupportsVmap, Term):
     """A head on the backbone's features, and a row for each client.
 
@@ -91,16 +78,24 @@ class Verification(SupportsVmap, Term):
     data of clients and do not travel; the bound holds for any classifier r.
     """
 
-    Settings = VerificationSettings
+    class Settings(Section):
+        """Options under `terms.verification.`, beside its weight."""
 
-    settings: VerificationSettings
+        hidden: int = Field(2048, ge=8, le=2**17)  # units of the head's hidden layer
+        dim: int = Field(128, ge=2, le=2**17)  # of its outputs and of each row
+        temperature: float = Field(1.0, gt=0)
+        rows: Literal["own", "fixed"] = "own"  # fixed: random ones, from the run's seed
+        capacity: int | None = Field(None, ge=2, le=2**20)  # rows; None: federation.clients
+        images: Literal["unlabelled", "all"] = "unlabelled"  # where labels.fraction is given
+
+    settings: Settings
     capacity: int
     rows: Tensor
     received: Tensor
     own: Tensor
     population: Tensor
 
-    def __init__(self, settings: VerificationSettings, config: Config, method: Method) -> None:
+    def __init__(self, settings: Settings, config: Config, method: Method) -> None:
         super().__init__(settings, config, method)
         self._unlabelled_only = (
             config.labels.fraction is not None and settings.images == "unlabelled"

@@ -1,7 +1,5 @@
 """A step replayed as a CUDA graph: one launch in place of a thousand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The learner, which a client trains: a method, terms added to its loss, roles of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import cast
 

@@ -1,7 +1,5 @@
 """A client's round: the local training loop of all methods, without Flower."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """A check before training: does the model fit into this machine's memory?"""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

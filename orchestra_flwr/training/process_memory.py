@@ -1,7 +1,5 @@
 """When freed memory returns to the system, as far as glibc and torch can be told."""
 
-from __future__ import annotations
-
 import ctypes
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """One step of local training: views of some images, their loss, an update."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The initial state of a run, or a warm start with the encoder of another one (`init=`)."""
 
-from __future__ import annotations
-
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec, load_encoder
 from orchestra_flwr.models.batch_norm import check_frozen

@@ -1,7 +1,5 @@
 """Clusterings: what a client contributes to the global clusters."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar

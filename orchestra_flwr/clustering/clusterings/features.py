@@ -1,7 +1,5 @@
 """NOT PRIVATE: clients send features of single images (the paper's baseline "Reps", Table 2)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from orchestra_flwr.clustering.clusterings import LOCAL_CENTROIDS

@@ -1,7 +1,5 @@
 """Differentially private centroids of all of a client's images."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

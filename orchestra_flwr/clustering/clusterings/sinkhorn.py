@@ -1,13 +1,11 @@
 """Clusters of equal size on each client (Orchestra, Algorithm 1, line 18)."""
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.clustering.clusterings import LOCAL_CENTROIDS, MAX_POINTS
 from orchestra_flwr.clustering.local_clusters import local_clustering
-from orchestra_flwr.clustering.memory_clustering import MemoryClustering, MemorySettings
+from orchestra_flwr.clustering.memory_clustering import MemoryClustering
 from orchestra_flwr.config import Config
 from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed
@@ -20,7 +18,7 @@ class Sinkhorn(MemoryClustering):
     images that differ in their pixels; with fewer there is no centroid.
     """
 
-    class Settings(MemorySettings):
+    class Settings(MemoryClustering.Settings):
         """Options under `clustering.` for clustering=sinkhorn."""
 
         local_clusters: int = Field(8, ge=2, le=MAX_POINTS)  # the paper's L

@@ -1,7 +1,5 @@
 """Global clustering: all clients' local centroids to G global centroids."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

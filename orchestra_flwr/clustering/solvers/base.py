@@ -1,7 +1,5 @@
 """Solvers: how the global centroids move in a round."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

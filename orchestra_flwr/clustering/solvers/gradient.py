@@ -1,7 +1,5 @@
 """Global clustering by gradient steps, as the published code does it; for comparison with it."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

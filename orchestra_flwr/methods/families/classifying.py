@@ -1,7 +1,5 @@
 """Methods that learn classes: a backbone and a linear classifier, both averaged."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Methods whose loss compares the projections of two views, and nothing else."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Methods with a momentum encoder: a moving average of what is trained, without gradient."""
 
-from __future__ import annotations
-
 import copy
 from typing import ClassVar, cast
 

@@ -1,7 +1,5 @@
 """Methods of a backbone and a projector that clients train and the server averages."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Prototypes: trained unit vectors that features are compared with."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

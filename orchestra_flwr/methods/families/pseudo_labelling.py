@@ -1,7 +1,5 @@
 """Methods whose received model labels the images of a client that have no label."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 

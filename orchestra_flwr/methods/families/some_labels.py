@@ -1,7 +1,5 @@
 """Methods that need no labels and can learn from some all the same."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import nn

@@ -1,7 +1,5 @@
 """The networks that `model.name` can choose: one file each."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

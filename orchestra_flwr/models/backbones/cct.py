@@ -3,8 +3,6 @@
 Hassani et al., "Escaping the Big Data Paradigm with Compact Transformers", arXiv 2104.05704.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch
@@ -15,15 +13,6 @@ from orchestra_flwr.config import ModelConfig, Section
 from orchestra_flwr.models.backbones import Backbone
 from orchestra_flwr.models.convolution import Convolution
 from orchestra_flwr.models.transformer import attention, check_heads
-
-
-class CCTSettings(Section):
-    """Options under `model.` for model=cct."""
-
-    layers: int = Field(4, ge=1, le=64)  # of the transformer
-    heads: int = Field(2, ge=1, le=64)  # of attention in each; they divide the width
-    convolutions: int = Field(2, ge=1, le=4)  # each halves height and width of the image
-    image_size: int = Field(32, ge=8, le=512)  # height and width of the images, in pixels
 
 
 class CCT(Backbone):
@@ -41,10 +30,17 @@ class CCT(Backbone):
         ValueError: the heads do not divide the width.
     """
 
-    Settings = CCTSettings
+    class Settings(Section):
+        """Options under `model.` for model=cct."""
+
+        layers: int = Field(4, ge=1, le=64)  # of the transformer
+        heads: int = Field(2, ge=1, le=64)  # of attention in each; they divide the width
+        convolutions: int = Field(2, ge=1, le=4)  # each halves height and width of the image
+        image_size: int = Field(32, ge=8, le=512)  # height and width of the images, in pixels
+
     obeys_norm: ClassVar[bool] = False
 
-    def __init__(self, settings: CCTSettings, model: ModelConfig, channels: int) -> None:
+    def __init__(self, settings: Settings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
         width = self.dim = model.width
         check_heads(width, settings.heads)

@@ -1,7 +1,5 @@
 """A small network for digits and for runs on a CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Any image model of timm as a backbone (https://huggingface.co/docs/timm)."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 from functools import cache

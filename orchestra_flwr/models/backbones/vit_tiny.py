@@ -4,8 +4,6 @@ Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021 (arXiv 2010.11929
 of Touvron et al., ICML 2021 (arXiv 2012.12877).
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Self
 
 import torch
@@ -25,28 +23,6 @@ from orchestra_flwr.models.transformer import (
 )
 
 
-class ViTTinySettings(Section):
-    """Options under `model.` for model=vit_tiny."""
-
-    image_size: int = Field(32, ge=8, le=512)  # of the images, for their patches' positions
-    patch: int = Field(2, ge=1)  # height and width of a patch in pixels
-    depth: int = Field(12, ge=1)  # blocks
-    heads: int = Field(3, ge=1)  # of the attention; they divide model.width
-
-    @model_validator(mode="after")
-    def _patches_cover_the_image(self) -> Self:
-        if self.image_size % self.patch:
-            raise ValueError(
-                f"model.patch={self.patch}: must divide the images' size, {self.image_size}"
-            )
-        return self
-
-    @property
-    def patches(self) -> int:
-        """Patches of an image."""
-        return (self.image_size // self.patch) ** 2
-
-
 class ViTTiny(Backbone):
     """Blocks over patches and a class token, whose last value is the feature: `width` features.
 
@@ -54,10 +30,30 @@ class ViTTiny(Backbone):
     are LayerNorm; only heads obey `model.norm`.
     """
 
-    Settings = ViTTinySettings
+    class Settings(Section):
+        """Options under `model.` for model=vit_tiny."""
+
+        image_size: int = Field(32, ge=8, le=512)  # of the images, for their patches' positions
+        patch: int = Field(2, ge=1)  # height and width of a patch in pixels
+        depth: int = Field(12, ge=1)  # blocks
+        heads: int = Field(3, ge=1)  # of the attention; they divide model.width
+
+        @model_validator(mode="after")
+        def _patches_cover_the_image(self) -> Self:
+            if self.image_size % self.patch:
+                raise ValueError(
+                    f"model.patch={self.patch}: must divide the images' size, {self.image_size}"
+                )
+            return self
+
+        @property
+        def patches(self) -> int:
+            """Patches of an image."""
+            return (self.image_size // self.patch) ** 2
+
     obeys_norm: ClassVar[bool] = False
 
-    def __init__(self, settings: ViTTinySettings, model: ModelConfig, channels: int) -> None:
+    def __init__(self, settings: Settings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
         self.settings = settings
         self.dim = model.width

@@ -4,8 +4,6 @@ None of them uses torch.optim: its first optimizer in a process imports torch's 
 for every worker, and in a deployment for every client in every round.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar

@@ -4,8 +4,6 @@ Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015 (arXiv 14
 Algorithm 1, with weight decay as in torch.optim.Adam.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar
 
@@ -19,24 +17,22 @@ from orchestra_flwr.training.optimizers import Optimizer, named_list, take_list
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AdamSettings(Section):
-    """Options under `optimizer.` for optimizer=adam."""
-
-    betas: tuple[Decay, Decay] = (0.9, 0.999)  # of the running means of gradients and squares
-    epsilon: float = Field(1e-8, gt=0)  # added to the root of the mean square
-    weight_decay: float = Field(0.0, ge=0)  # L2 penalty, added to the gradient
-
-
 class Adam(Optimizer):
     """Each weight moves by about `lr` a step, by its mean gradient over its root mean square."""
 
-    Settings = AdamSettings
+    class Settings(Section):
+        """Options under `optimizer.` for optimizer=adam."""
+
+        betas: tuple[Decay, Decay] = (0.9, 0.999)  # of the running means of gradients and squares
+        epsilon: float = Field(1e-8, gt=0)  # added to the root of the mean square
+        weight_decay: float = Field(0.0, ge=0)  # L2 penalty, added to the gradient
+
     moments: ClassVar[int] = 2
 
-    settings: AdamSettings
+    settings: Settings
 
     def __init__(
-        self, settings: AdamSettings, parameters: Iterable[Tensor], lr: float | Tensor
+        self, settings: Settings, parameters: Iterable[Tensor], lr: float | Tensor
     ) -> None:
         super().__init__(settings, parameters, lr)
         self._means = [torch.zeros_like(p) for p in self.parameters]

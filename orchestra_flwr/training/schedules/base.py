@@ -1,7 +1,5 @@
 """Schedules: factors of `training.lr` by how much of the run's training is over."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal

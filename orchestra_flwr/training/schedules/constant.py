@@ -1,7 +1,5 @@
 """The same learning rate in every step of a run."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from orchestra_flwr.training.schedules import LocalProgress, Schedule
