@@ -9,14 +9,13 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from orchestra_flwr.config import Config, ModelConfig
+from orchestra_flwr.config import Config
 from orchestra_flwr.methods import Batch, BoundsInformation, Step, SupportsVmap
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
-from orchestra_flwr.models import build_head
 
 
 def nt_xent_loss(
@@ -105,10 +104,6 @@ class SimCLR(BoundsInformation, SupportsVmap, SomeLabels):
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         self.add_classifier(config)
-
-    def build_projector(self, model: ModelConfig) -> nn.Module:
-        """Two layers, the second one with biases."""
-        return build_head(model, self.backbone.dim, model.projector_dim, bias=True)
 
     def loss(self, batch: Batch) -> Step:
         """The contrastive loss of one step; with labels as :mod:`.semi_supervised` says."""
