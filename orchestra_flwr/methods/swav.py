@@ -130,7 +130,6 @@ class SwAV(StartsRounds, SupportsVmap, Projecting):
         clustering = swapped_prediction_loss(cosines, assignments, self.settings.temperature)
         return Step({"clustering": clustering}, {"backbone": features, "projector": projections})
 
-    @torch.no_grad()
     def _assigned(self, cosines: Tensor) -> Tensor:
         """(B, K) assignments of a view of the batch, made together with the queue's."""
         present, together = cosines.new_ones(len(cosines)) > 0, cosines

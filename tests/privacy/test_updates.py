@@ -56,6 +56,16 @@ def test_a_small_update_is_sent_as_it_is():
     np.testing.assert_array_equal(clipped_update(before, after, 1.0), after - before.astype(float))
 
 
+@pytest.mark.parametrize("excess", [1e-6, 0.1, 0.5, 0.99, 1, 3])
+def test_an_update_that_exceeds_the_clip_by_little_is_clipped_too(excess):
+    """Whatever the factor, the client sends and the server takes the clip, not a bit more."""
+    received, trained = states()
+    clip = np.linalg.norm(trained - received.astype(np.float64)) / (1 + excess)
+    assert np.linalg.norm(clipped_update(received, trained, clip)) == pytest.approx(clip, rel=1e-12)
+    sent = clipped_state(received, trained, clip).astype(np.float64)
+    assert np.linalg.norm(sent - received) == pytest.approx(clip, rel=2e-7)
+
+
 def test_a_million_values_are_clipped_to_float64s_norm():
     """A norm in float32 would let through some 1e-5 more; only the result's rounding may."""
     before, after = states(size=2**20, scale=0.01)
