@@ -60,7 +60,6 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise ValueError(f"delta must be between 0 and 1, not {delta}")
 
 
-@cache
 def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechanism:
     """The least noise that makes one clustering (epsilon, delta)-differentially private.
 
@@ -78,6 +77,11 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
         ValueError: a value is out of its range, or so small that no noise suffices.
         ConfigError: the extra `privacy` is not installed.
     """
+    return _calibrate(float(epsilon), float(delta), depth)
+
+
+@cache
+def _calibrate(epsilon: float, delta: float, depth: int) -> ClusteringMechanism:
     require_accounting(f"privacy.epsilon={epsilon:g}")
     from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
     from dp_accounting.pld import PLDAccountant
@@ -94,7 +98,7 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
         bracket_interval=ExplicitBracketInterval(0.98 * estimate, 1.06 * estimate),
         tol=1e-5 * estimate,
     )
-    return _mechanism(float(epsilon), float(delta), depth, float(alpha))
+    return _mechanism(epsilon, delta, depth, float(alpha))
 
 
 def spent(releases: Mapping[ClusteringMechanism, int], delta: float) -> float:
