@@ -309,6 +309,11 @@ def contains_batch_norm(network: nn.Module) -> bool:
     return any(True for _ in _norms(network))
 
 
+def is_statistic(name: str) -> bool:
+    """Whether a tensor of this name is a BatchNorm's running mean or variance."""
+    return name.endswith((MEAN, VARIANCE))
+
+
 def is_variance(name: str) -> bool:
     """Whether a tensor of this name is a BatchNorm's running variance, which must stay above 0."""
     return name.endswith(VARIANCE)
