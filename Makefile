@@ -12,7 +12,7 @@ export ORT_DISABLE_TELEMETRY := 1
 # Set in many images. Without bytecode on disk every process compiles all that it imports: 5 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow test-extras test-peers test-faults bench docs lint lint-deploy audit clean
+.PHONY: setup demo test test-slow test-extras test-peers test-faults mutants bench docs lint lint-deploy audit clean
 
 setup: $(READY)
 
@@ -61,6 +61,12 @@ MINUTES ?= 30
 SEED ?= 0
 test-faults: setup
 	$(BIN)/python benchmarks/run_faults.py minutes=$(MINUTES) seed=$(SEED)
+
+# Changes single lines of a room, such as privacy, and runs its tests on each: a room takes minutes to an
+# hour. ARGS='--sample 200 --seed 0' runs some of them.
+mutants: setup
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[dev,mutants]'
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py $(ROOM) $(ARGS)
 
 # Wants a quiet machine; up to 25 minutes.
 bench: setup

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import torch
 
 from orchestra_flwr.seeding import ClientSeed, derive, numpy_generator, torch_generator
@@ -24,3 +26,19 @@ def test_purposes_of_a_client_are_independent():
     seed = ClientSeed(0, 1, 2)
     a, b = (torch.rand(4, generator=seed.generator(p)) for p in ("shuffle", "augment"))
     assert not torch.equal(a, b)
+
+
+def test_noise_of_a_simulation_is_another_in_every_round_and_the_same_when_it_is_repeated():
+    """Two releases with one noise would show their difference without any."""
+    seed = ClientSeed(0, 1, "a")
+    others = [replace(seed, **change) for change in (
+        {"seed": 1}, {"round": 2}, {"round": 11}, {"client": "b"}, {"stage": 1})]  # fmt: skip
+    keys = [each.noise_key() for each in (seed, *others)]
+    assert len(set(keys)) == len(keys) and {len(key) for key in keys} == {32}
+    assert replace(seed).noise_key() == keys[0]
+
+
+def test_noise_of_a_real_client_is_never_repeated():
+    seed = ClientSeed(0, 1, "a", secret_noise=True)
+    first, second = seed.noise_key(), seed.noise_key()
+    assert len(first) == 32 and first != second

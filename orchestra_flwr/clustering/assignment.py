@@ -1,7 +1,5 @@
 """Points to groups of given sizes at the least cost: the transportation problem, solved exactly."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -32,12 +30,12 @@ def cheapest_assignment(cost: NDArray[np.float64], places: NDArray[np.int64]) ->
         raise ValueError(f"{places.sum()} places for {count} points")
     group_of = np.full(count, -1)
     free = places.copy()
-    # What it costs a group to pass on, to each other group, the member that is cheapest to move.
+    # moves[a, b]: the cost of moving the cheapest member of a to b.
     moves = np.full((groups, groups), np.inf)
     finite = np.abs(cost[np.isfinite(cost)])
-    least = ROUNDING * finite.max() if finite.size else 0.0
+    min_saving = ROUNDING * finite.max() if finite.size else 0.0
     for point in range(count):
-        total, predecessor = _shortest_chains(cost[point], moves, least)
+        total, predecessor = _shortest_chains(cost[point], moves, min_saving)
         end = int(np.where(free > 0, total, np.inf).argmin())
         if not (free[end] > 0 and np.isfinite(total[end])):
             raise ValueError("no group with a free place takes the points that are left")
@@ -50,15 +48,15 @@ def cheapest_assignment(cost: NDArray[np.float64], places: NDArray[np.int64]) ->
 
 
 def _shortest_chains(
-    entry: NDArray[np.float64], moves: NDArray[np.float64], least: float
+    entry: NDArray[np.float64], moves: NDArray[np.float64], min_saving: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Bellman and Ford: (groups,) cost of a chain up to each group, and who is before it, or -1."""
+    """Bellman and Ford: (groups,) cost of a chain up to each group, and its predecessor or -1."""
     total, predecessor = entry.copy(), np.full(len(entry), -1)
     for _ in range(len(entry)):
         through = total[:, None] + moves
         best = through.argmin(axis=0)
         cheaper = through[best, np.arange(len(entry))]
-        shorter = cheaper < total - least
+        shorter = cheaper < total - min_saving
         if not shorter.any():
             break
         total[shorter], predecessor[shorter] = cheaper[shorter], best[shorter]

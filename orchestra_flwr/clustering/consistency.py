@@ -1,7 +1,5 @@
 """How well assignments to clusters agree: of two encoders, and of two rounds."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 def assignment_measures(
     target: Tensor, online: Tensor, centroids: Tensor, temperature: float
 ) -> dict[str, Tensor]:
-    """What tells whether clusters are learned from (of one batch).
+    """Whether the clusters are being learned, measured on one batch.
 
     Args:
         target: (B, D) target features, unit vectors.
@@ -32,7 +30,7 @@ def assignment_measures(
 
 
 def consistency(points: Tensor, previous: Tensor, current: Tensor) -> float:
-    """How far two rounds' centroids group the same points alike, whatever they are called.
+    """How much two rounds' centroids group the same points alike, up to renumbering.
 
     Args:
         points: (N, D) unit vectors.
@@ -43,7 +41,7 @@ def consistency(points: Tensor, previous: Tensor, current: Tensor) -> float:
         Of the pairs of points that share their nearest centroid before or after, the fraction that
         do both times (Jaccard, 1912); 1 where there are no such pairs.
     """
-    old, new = ((points @ each.T).argmax(dim=1) for each in (previous, current))
+    old, new = ((points @ centroids.T).argmax(dim=1) for centroids in (previous, current))
     together_before = (old[:, None] == old).triu(1)
     together_after = (new[:, None] == new).triu(1)
     either = (together_before | together_after).sum()

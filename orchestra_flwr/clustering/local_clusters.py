@@ -1,7 +1,5 @@
 """Local clustering: a client's latest target features to at most L centroids of equal size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +14,7 @@ from orchestra_flwr.clustering.spherical import equal_mass_clustering, spread_ou
 
 @dataclass(frozen=True)
 class LocalClusters:
-    """What local clustering found.
+    """The result of local clustering.
 
     Attributes:
         centroids: (k, d) unit vectors, k = min(L, floor(n / k_min)); may be none.
@@ -34,16 +32,15 @@ def local_clustering(
 ) -> LocalClusters:
     """Clusters n features into min(clusters, floor(n / k_min)) clusters of truly equal sizes.
 
-    Line 18 of the paper's Algorithm 1. Sinkhorn-Knopp finds the clusters; its soft plan is then
-    rounded to the best assignment that gives every cluster at least floor(n / k) members, which
-    the published code leaves to chance. So no centroid stands for fewer than k_min images: where
-    there are few, there are fewer centroids, and below k_min there is none.
+    Line 18 of the paper's Algorithm 1. Sinkhorn-Knopp finds the clusters; its soft plan is rounded
+    to the best assignment that gives every cluster at least floor(n / k) members, which the
+    published code does not enforce. So no centroid stands for fewer than k_min images.
 
     Args:
         features: (n, d) target features, one row an image, n >= 1.
         clusters: the paper's L.
         generator: CPU generator that seeds the clusters.
-        k_min: the least number of images that a centroid may stand for, at least 1.
+        k_min: minimum number of images of a centroid, at least 1.
 
     Raises:
         ValueError: no features, or features that are not finite.
@@ -51,8 +48,8 @@ def local_clustering(
     points = unit_rows(features)
     k = min(clusters, len(points) // k_min)
     if k == 0:
-        nowhere = torch.full((len(points),), -1, device=points.device)
-        return LocalClusters(points[:0], nowhere[:0], nowhere)
+        unassigned = torch.full((len(points),), -1, device=points.device)
+        return LocalClusters(points[:0], unassigned[:0], unassigned)
     seeds = spread_out(points, k, generator)
     seeds = equal_mass_clustering(points, seeds)
     plan, _ = sinkhorn(points @ seeds.T)
@@ -83,5 +80,5 @@ def round_to_equal_sizes(log_plan: Tensor) -> Tensor:
         fillers = np.repeat([[np.inf, 0.0]], [k, k], axis=1).repeat(k - rest, axis=0)
         cost = np.vstack([np.hstack([cost, cost]), fillers])
         places = np.concatenate([places, np.ones(k, dtype=places.dtype)])
-    taken = cheapest_assignment(cost, places)
-    return torch.from_numpy(taken[:n] % k).to(log_plan.device)
+    groups = cheapest_assignment(cost, places)
+    return torch.from_numpy(groups[:n] % k).to(log_plan.device)

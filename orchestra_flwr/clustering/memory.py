@@ -1,20 +1,18 @@
-"""The feature memory: the latest target feature of each of the last images, never uploaded."""
-
-from __future__ import annotations
+"""The feature memory: the latest target features of the last images, never uploaded."""
 
 import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.data import first_copies
 
-NOBODY = -1  # in place of an image's number, in rows that nothing was pushed to
+EMPTY = -1  # the image number of rows without an image
 
 
 class FeatureMemory(nn.Module):
     """First-in first-out memory of (image, feature) rows.
 
-    Holding `size` rows is enough for `size` different images: an image comes back only after all
-    others of its client, so the newest rows of the last epoch are all different ones.
+    An image comes back only after all others of its client, so the newest `size` rows of an epoch
+    are different images.
     """
 
     features: Tensor
@@ -23,16 +21,16 @@ class FeatureMemory(nn.Module):
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         self.register_buffer("features", torch.zeros(size, dim))
-        self.register_buffer("images", torch.full((size,), NOBODY))
+        self.register_buffer("images", torch.full((size,), EMPTY))
 
     def __len__(self) -> int:
-        """Rows that something was pushed to."""
-        return int((self.images != NOBODY).sum())
+        """Rows that hold an image."""
+        return int((self.images != EMPTY).sum())
 
     def clear(self) -> None:
         """Forgets everything."""
         self.features.zero_()
-        self.images.fill_(NOBODY)
+        self.images.fill_(EMPTY)
 
     def push(self, images: Tensor, features: Tensor) -> None:
         """Appends (B,) image numbers with their (B, dim) features; the oldest rows fall out."""
@@ -41,12 +39,10 @@ class FeatureMemory(nn.Module):
         self.images.copy_(torch.cat([self.images, images])[-size:])
 
     def latest(self, images: Tensor) -> Tensor:
-        """The newest feature of every different image that is still remembered.
-
-        Copies of an image, those with the same pixels, are one image that was seen more often.
+        """The newest feature of every different image in the memory; copies count as one image.
 
         Args:
-            images: (n, C, H, W) uint8, all of the client's, which the pushed numbers count.
+            images: (n, C, H, W) uint8, all of the client's, which the pushed numbers index.
 
         Returns:
             (m, dim), newest first.

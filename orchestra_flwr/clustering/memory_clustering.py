@@ -1,7 +1,5 @@
 """Clusterings of the features that a client saw last in a round."""
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 
@@ -10,20 +8,17 @@ from orchestra_flwr.clustering.memory import FeatureMemory
 from orchestra_flwr.config import Config, Section
 
 
-class MemorySettings(Section):
-    """Options of clusterings of the features that were seen last."""
-
-    memory: int = Field(128, ge=2, le=MAX_POINTS)  # target features of the last images
-
-
 class MemoryClustering(Clustering):
     """Remembers the target features of a round's last images, for a subclass to release."""
 
-    Settings = MemorySettings
+    class Settings(Section):
+        """Options of clusterings of the features that were seen last."""
 
-    settings: MemorySettings
+        memory: int = Field(128, ge=2, le=MAX_POINTS)  # target features of the last images
 
-    def __init__(self, settings: MemorySettings, config: Config) -> None:
+    settings: Settings
+
+    def __init__(self, settings: Settings, config: Config) -> None:
         super().__init__(settings, config)
         self.memory = FeatureMemory(settings.memory, config.model.projector_dim)
 

@@ -1,14 +1,10 @@
-"""Noise for private clustering, reproducible from a key: as secret as the key, and no more.
-
-The bits come from :mod:`orchestra_flwr.privacy.key_stream`, which says why not from torch.
+"""Noise for private clustering from a secret key (:mod:`orchestra_flwr.privacy.key_stream`).
 
 Floating point: uniform numbers have 52 bits, so each draw is within about 2^-52 in total variation
 of the distribution that the accounting assumes, and no draw lies in tails rarer than that. Gaussian
 noise is rounded to the grid on which the sums lie (see `private`), which closes the classical
 leak through the least bits of floats (Mironov, 2012).
 """
-
-from __future__ import annotations
 
 import math
 

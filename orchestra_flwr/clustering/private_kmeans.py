@@ -2,15 +2,13 @@
 
 After Chang, Ghazi, Kumar and Manurangsi, "Locally Private k-Means in One Round" (ICML 2021), and
 Google's description of its central version. A tree of random hyperplanes (SimHash) sorts the rows
-by noisy counts alone, every leaf yields a noisy mean, and k-means clusters these means, which
-costs no privacy any more. What is protected is one row: with or without it, what comes out has
-almost the same distribution. The training of the encoder is not protected by any of this.
+by noisy counts alone, every leaf yields a noisy mean, and k-means clusters these means, which costs
+no further privacy. One row is protected: with or without it the result has almost the same
+distribution. The training of the encoder is not protected.
 
-Sensitivities hold exactly, not up to rounding: rows are truncated to a grid on which float64 adds
-and multiplies without error, whatever the order, so that one row cannot touch another one's bits.
+Sensitivities hold exactly: rows are truncated to a grid on which float64 sums and products are
+exact, so one row cannot change the bits of another.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from orchestra_flwr.privacy.accounting import ClusteringMechanism
 ROW_GRID = 2.0**-20
 PLANE_GRID = 2.0**-16
 PLANE_LIMIT = 7.9
-MOST_DIMENSIONS = 2**14
+MAX_DIMENSIONS = 2**14
 RESTARTS = 4
 ITERATIONS = 30
 
@@ -61,17 +59,15 @@ def private_clustering(
             brought to the unit sphere; rows of zeros stay zeros.
         clusters: the paper's L, at least 1.
         mechanism: the noise, from `privacy.calibrate`.
-        key: 32 bytes from which all randomness follows. They have to be a secret from those
-            whom the centroids are shown to: with them the noise can be subtracted.
-        k_min: rows behind a leaf's mean, at least, as far as its noisy count tells. What protects
-            is the noise; this keeps a weak one (a large epsilon) from sending single rows.
-        dimensions: to which rows are projected before they are clustered, below d; None: none.
-            Everybody projects onto the same subspace, in which the centroids then lie: their
-            products with features are those of the projections.
+        key: 32 bytes, the source of all randomness. Who has it can subtract the noise.
+        k_min: minimum of a leaf's noisy count. It keeps weak noise (a large epsilon) from sending
+            single rows.
+        dimensions: of the subspace, the same for all clients, onto which rows are projected before
+            they are clustered, below d; None: no projection. The centroids lie in it.
 
     Returns:
-        (k, d) unit vectors, 0 <= k <= clusters: as many as there were leaves. None at all, if
-        the noisy number of rows is not positive, which happens to a few rows and much noise.
+        (k, d) unit vectors, 0 <= k <= clusters; at most as many as leaves, and none if the noisy
+        number of rows is not positive (few rows, much noise).
 
     Raises:
         ValueError: no features, features that are not finite or too long, no clusters, or no
@@ -104,9 +100,9 @@ def rows_on_grid(features: Tensor) -> Tensor:
     Raises:
         ValueError: no features, features that are not finite, or of too many dimensions.
     """
-    if features.ndim != 2 or 0 in features.shape or features.shape[1] > MOST_DIMENSIONS:
+    if features.ndim != 2 or 0 in features.shape or features.shape[1] > MAX_DIMENSIONS:
         shape = tuple(features.shape)
-        raise ValueError(f"private clustering needs features (n, d <= {MOST_DIMENSIONS}): {shape}")
+        raise ValueError(f"private clustering needs features (n, d <= {MAX_DIMENSIONS}): {shape}")
     if not torch.isfinite(features).all():
         raise ValueError("private clustering needs finite features")
     unit = F.normalize(features.detach().cpu().double(), dim=1)
@@ -122,9 +118,9 @@ def random_planes(depth: int, dimensions: int, noise: NoiseStream) -> Tensor:
 
 @lru_cache(maxsize=4)
 def shared_basis(dimensions: int, of: int) -> Tensor:
-    """(dimensions, of) orthonormal rows, up to a grid of 2^-16; the same for all who ask.
+    """(dimensions, of) orthonormal rows, up to a grid of 2^-16, the same for all clients.
 
-    Random, but no secret and independent of any data: a projection costs no privacy.
+    Independent of any data: a projection costs no privacy.
 
     Raises:
         ValueError: not below `of`.

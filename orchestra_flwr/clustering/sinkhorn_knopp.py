@@ -1,11 +1,9 @@
 """Sinkhorn-Knopp: soft assignments of points to clusters of equal mass."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 SHARPNESS = 25.0  # inverse of the entropic regularisation, as in the published code
-CHECK_EVERY = 5  # iterations; a look at the columns costs as much as one
+CHECK_EVERY = 5  # iterations; a check of the columns costs as much as one
 
 
 def sinkhorn(

@@ -1,6 +1,4 @@
-"""Short vectors in the place of long ones, with nearly the same cosines."""
-
-from __future__ import annotations
+"""Count sketches: short vectors with nearly the cosines of long ones."""
 
 import numpy as np
 

@@ -1,7 +1,5 @@
 """Clusters of equal mass on the unit sphere: the core that local and global clustering share."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -32,8 +30,8 @@ def equal_mass_clustering(points: Tensor, centroids: Tensor) -> Tensor:
     """Alternates Sinkhorn plans with the centroids that are optimal for them, in closed form.
 
     The optimal centroid for a plan is the normalised mean of the points that it weights, so each
-    pair of steps raises the regularised transport objective. Moves go beyond that optimum but for
-    the last one, which is where fewer of them end as well as twice as many.
+    pair of steps raises the regularised transport objective. All moves but the last overshoot that
+    optimum: fewer moves then reach the same end.
 
     Args:
         points: (n, d) unit vectors.
@@ -67,7 +65,7 @@ def spread_out(points: Tensor, k: int, generator: torch.Generator) -> Tensor:
     Returns:
         (k, d) chosen rows.
     """
-    # numpy: each choice is a few steps over n numbers, which take torch ten times as long.
+    # numpy, ten times as fast as torch for so few numbers.
     distances = (1 - points @ points.T).double().cpu().numpy()
     draws = torch.rand(k, generator=generator, dtype=torch.float64).numpy()
     n = len(points)

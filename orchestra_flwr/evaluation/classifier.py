@@ -16,7 +16,7 @@ from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.data import Recipe, augment, epoch_batches
 from orchestra_flwr.evaluation.features import extract_features
 from orchestra_flwr.seeding import torch_generator
-from orchestra_flwr.training.optimizers.sgd import SGD, SGDSettings
+from orchestra_flwr.training.optimizers.sgd import SGD
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def train_supervised(
     recipe = CROP_AND_FLIP.limited(augmentation)
     shuffle = torch_generator(seed, purpose, "shuffle")
     draw = torch_generator(seed, purpose, "augment", device=images.device)
-    settings = SGDSettings(momentum=MOMENTUM, weight_decay=0)
+    settings = SGD.Settings(momentum=MOMENTUM, weight_decay=0)
     optimizer = SGD(settings, parameters, schedule.lr)
     steps = schedule.epochs * len(epoch_batches(len(images), schedule.batch_size, shuffle))
     step, reported, loss = 0, time.monotonic(), torch.zeros(())

@@ -15,7 +15,7 @@ from orchestra_flwr.data import PLAIN, augment, epoch_batches
 from orchestra_flwr.evaluation.classifier import Classifier, Schedule, train_supervised
 from orchestra_flwr.evaluation.features import device_of, evaluation_mode, extract_features
 from orchestra_flwr.seeding import torch_generator
-from orchestra_flwr.training.optimizers.adam import Adam, AdamSettings
+from orchestra_flwr.training.optimizers.adam import Adam
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,9 @@ def released_accuracy(
     images, labels = (each.to(device) for each in train)
     dim = extract_features(encoder, images[:1], 1).shape[1]
     model = Classifier(copy.deepcopy(encoder), dim, int(labels.max()) + 1).to(device)
-    optimizer = Adam(AdamSettings(weight_decay=DEC_SSL_DECAY), model.head.parameters(), schedule.lr)
+    optimizer = Adam(
+        Adam.Settings(weight_decay=DEC_SSL_DECAY), model.head.parameters(), schedule.lr
+    )
     recipe = PLAIN.limited(augmentation)
     shuffle = torch_generator(seed, "dec_ssl probe", "shuffle")
     draw = torch_generator(seed, "dec_ssl probe", "augment", device=device)

@@ -160,14 +160,14 @@ def check_population(config: Config, population: Population) -> None:
     if release is None:
         return
     release.check_images(max(map(len, population.parts.values())))
-    if release.least_images is None:
+    if release.min_images is None:
         return
     images, most = population.dataset.train.images, 0
     for part in population.parts.values():
-        most = max(most, different_images(map(images.__getitem__, part), release.least_images))
-        if most >= release.least_images:
+        most = max(most, different_images(map(images.__getitem__, part), release.min_images))
+        if most >= release.min_images:
             return  # as soon as one client can: usually the first, after so many images
     raise ConfigError(
-        f"privacy.k_min={release.least_images}: no client could send {release.label}, "
+        f"privacy.k_min={release.min_images}: no client could send {release.label}, "
         f"must be at most {most}, the most different images of a client"
     )

@@ -1,11 +1,8 @@
-"""What a merging policy is: what a client keeps between rounds, and how it comes back in.
+"""Merging policies: what a client keeps between rounds, and how it merges it with what it receives.
 
-The server's state has been received when :meth:`Merging.merge` is called, and local state (roles)
-is back in its place. Policies that mix weights leave BatchNorm's buffers alone; neither these nor
-its batch counters say anything about how far two encoders are apart.
+When :meth:`Merging.merge` is called, the server's state and the client's local state (roles) are in
+place. Policies that mix weights leave BatchNorm's buffers alone.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,7 +15,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config, Plugin
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
-from orchestra_flwr.training.learner import Reassign
+from orchestra_flwr.training.learner import RoleOverride
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,8 @@ class Merging(Plugin, ABC):
         self.settings = settings
 
     @classmethod
-    def reassign(cls, learner: Learner) -> Reassign | None:
-        """What the policy makes of the role of a tensor, by its full name; None: roles stay.
+    def override_roles(cls, learner: Learner) -> RoleOverride | None:
+        """A function of a tensor's full name and role to the role it gets; None: roles stay.
 
         Raises:
             ConfigError: the policy makes no sense for what is learned.
@@ -61,7 +58,7 @@ class Merging(Plugin, ABC):
 
     @abstractmethod
     def merge(self, learner: Learner, state: ClientState | None) -> None:
-        """Changes the received state by what the client kept; None: it has kept nothing yet."""
+        """Merges the client's kept state into the received one; None: it has kept nothing yet."""
 
     @abstractmethod
     def keep(self, learner: Learner) -> ClientState:
@@ -74,12 +71,11 @@ class Merging(Plugin, ABC):
 
 def keeps_state(config: Config, learner: Learner) -> bool:
     """Whether clients keep anything between the rounds of a run."""
-    kept_by_optimizer = config.training.optimizer_state == "keep"
-    return kept_by_optimizer or has_local_state(config, learner)
+    return config.training.optimizer_state == "keep" or has_local_state(config, learner)
 
 
 def has_local_state(config: Config, learner: Learner) -> bool:
-    """Whether some of what is trained is the clients' own."""
+    """Whether clients have tensors of their own, by the merging policy or by roles."""
     return config.merging.plugin.remembers or bool(learner.state(Role.LOCAL))
 
 
@@ -95,10 +91,7 @@ def divergence(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def compared_weights(learner: Learner) -> dict[str, Tensor]:
-    """Weights of the backbone's convolutions; those of one pixel, on shortcuts, are not counted.
-
-    Of a transformer without convolutions: of its linear layers.
-    """
+    """Weights of the backbone's convolutions above 1 x 1, or else of its linear layers."""
     weights = {
         name: tensor
         for name, tensor in learner.trained().items()

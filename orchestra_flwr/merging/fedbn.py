@@ -4,8 +4,6 @@ Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normal
 (arXiv 2102.07623): clients whose images differ in looks share everything but their norms.
 """
 
-from __future__ import annotations
-
 from orchestra_flwr.merging.replace import Replace
 
 

@@ -4,8 +4,6 @@ Zhuang et al., "Divergence-aware Federated Self-Supervised Learning", ICLR 2022 
 equations 2 to 4.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field
@@ -17,46 +15,43 @@ from orchestra_flwr.training import Learner
 from orchestra_flwr.training.learner import TERMS
 
 
-class FedEMASettings(Section):
-    """Options under `merging.` for merging=fedema."""
-
-    # lambda; None: the one that makes mu equal to `first_mu` when the client merges for the first
-    # time, and stays (the paper's autoscaler).
-    scale: float | None = Field(None, ge=0)
-    first_mu: float = Field(0.7, gt=0, le=1)  # the paper's tau
-
-
 class FedEMA(Merging):
     """W = mu W_client + (1 - mu) W_server for everything that is trained, predictor included.
 
     mu = min(1, lambda * divergence between the two encoders).
     """
 
-    Settings = FedEMASettings
+    class Settings(Section):
+        """Options under `merging.` for merging=fedema."""
 
-    settings: FedEMASettings
+        # lambda; None: chosen at the client's first merge such that mu is `first_mu` (the paper's
+        # autoscaler).
+        scale: float | None = Field(None, ge=0)
+        first_mu: float = Field(0.7, gt=0, le=1)  # the paper's tau
 
-    def __init__(self, settings: FedEMASettings) -> None:
+    settings: Settings
+
+    def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._scale = settings.scale
         self._mu = 0.0
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
-        """A given lambda is not looked for."""
-        given = config.merging.settings.scale is not None
-        return {"merging.first_mu": "with merging.scale"} if given else {}
+        """The autoscaler is not used where lambda is given."""
+        scale = config.merging.settings.scale
+        return {} if scale is None else {"merging.first_mu": "with merging.scale"}
 
     def merge(self, learner: Learner, state: ClientState | None) -> None:
-        """As :meth:`Merging.merge`."""
+        """Mixes the client's weights with the received ones, by mu."""
         if state is None:
             return
-        apart = divergence(compared_weights(learner), state.tensors)
+        distance = divergence(compared_weights(learner), state.tensors)
         if self._scale is None:
             self._scale = state.values.get("lambda")
-        if self._scale is None and apart > 0:
-            self._scale = self.settings.first_mu / apart
-        self._mu = min(1.0, (self._scale or 0.0) * apart)
+        if self._scale is None and distance > 0:
+            self._scale = self.settings.first_mu / distance
+        self._mu = min(1.0, (self._scale or 0.0) * distance)
         for name, tensor in _mixed(learner).items():
             tensor.lerp_(state.tensors[name].to(tensor.device), self._mu)
 
@@ -71,5 +66,5 @@ class FedEMA(Merging):
 
 
 def _mixed(learner: Learner) -> dict[str, Tensor]:
-    """The method's networks. Terms are as received: in a term's matrix others have rows as well."""
+    """The method's trained tensors; terms stay as received, for they hold rows of other clients."""
     return {n: tensor for n, tensor in learner.trained().items() if not n.startswith(TERMS)}

@@ -4,8 +4,6 @@ Zhuang et al., "Collaborative Unsupervised Visual Representation Learning from D
 ICCV 2021 (arXiv 2108.06492).
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 
@@ -15,29 +13,26 @@ from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
 
 
-class FedUSettings(Section):
-    """Options under `merging.` for merging=fedu."""
-
-    threshold: float = Field(0.4, ge=0)  # the client's predictor is taken from this divergence on
-
-
 class FedU(Merging):
     """A client whose encoder moved far in its last training keeps its predictor.
 
     Others predict with the average. Methods without a predictor just take the average.
     """
 
-    Settings = FedUSettings
+    class Settings(Section):
+        """Options under `merging.` for merging=fedu."""
 
-    settings: FedUSettings
+        threshold: float = Field(0.4, ge=0)  # divergence from which the predictor is kept
 
-    def __init__(self, settings: FedUSettings) -> None:
+    settings: Settings
+
+    def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._start: dict[str, Tensor] = {}
         self._keeps_predictor = False
 
     def merge(self, learner: Learner, state: ClientState | None) -> None:
-        """As :meth:`Merging.merge`."""
+        """Restores the client's predictor if its encoder moved far in its last training."""
         moved_far = state is not None and state.values["divergence"] >= self.settings.threshold
         self._keeps_predictor = moved_far
         if state is not None and moved_far:

@@ -4,8 +4,6 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 AISTATS 2017 (arXiv 1602.05629).
 """
 
-from __future__ import annotations
-
 from orchestra_flwr.merging.base import ClientState, Merging
 from orchestra_flwr.training import Learner
 

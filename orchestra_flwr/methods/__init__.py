@@ -1,7 +1,5 @@
 """What clients learn: one file a method. Methods are found by the names of their files."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,11 +1,8 @@
-"""What some methods can do beside what all can: mixins that say one thing each.
+"""Mixins for abilities that only some methods have, as in `class Mine(StartsRounds, Method)`.
 
-`class Mine(StartsRounds, Method)` has what both ask for. Two more stand beside the functions that
-belong to them: :class:`~orchestra_flwr.methods.contributing.Contributes` and
+Two more: :class:`~orchestra_flwr.methods.contributing.Contributes` and
 :class:`~orchestra_flwr.methods.labels.LearnsLabels`.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,7 +15,7 @@ from orchestra_flwr.methods.batch import Step
 
 @dataclass(frozen=True)
 class Received:
-    """What a client knows when its round starts.
+    """The input of a client's round.
 
     Attributes:
         client: its name.
@@ -49,15 +46,15 @@ class StartsRounds(ABC):
 
 
 class KeepsState(ABC):
-    """Has tensors that become the client's own where clients keep state (`merging`)."""
+    """Has tensors that are local where clients keep state (`merging`)."""
 
     @abstractmethod
     def keep_locally(self) -> None:
-        """From here on these tensors are local; called once, before roles are asked for."""
+        """Makes these tensors local; called once, before any role is read."""
 
     @abstractmethod
     def start_local_state(self) -> None:
-        """Makes them from what was received; called before a client's first training."""
+        """Initialises them from the received state, before a client's first training."""
 
 
 class BoundsInformation(ABC):

@@ -4,20 +4,13 @@ Zbontar et al., "Barlow Twins: Self-Supervised Learning via Redundancy Reduction
 2103.03230).
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from orchestra_flwr.config import ModelConfig, Section
-from orchestra_flwr.data import Recipe
+from orchestra_flwr.config import Section
 from orchestra_flwr.methods import SupportsVmap
-from orchestra_flwr.methods.byol import RECIPES
 from orchestra_flwr.methods.families import JointEmbedding
-from orchestra_flwr.models import build_head
 
 EPSILON = 1e-5  # added to variances, as BatchNorm does, which the authors' code standardises with
 
@@ -57,15 +50,6 @@ class BarlowTwins(SupportsVmap, JointEmbedding):
         redundancy: float = Field(0.005, ge=0)  # the paper's lambda
 
     settings: Settings
-
-    def build_projector(self, model: ModelConfig) -> nn.Module:
-        """Three layers; the paper's have 8192 features (`model.projector_dim`)."""
-        dim = model.projector_dim
-        return build_head(model, self.backbone.dim, dim, dim, last_norm=False)
-
-    def recipes(self) -> Sequence[Recipe]:
-        """BYOL's two augmentations, as published."""
-        return RECIPES
 
     def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
         """The loss of one step."""

@@ -1,15 +1,13 @@
-"""What a method is: modules, a role for every tensor, views of images, and a loss of them.
+"""Methods: modules, a role for every tensor, views of images, and a loss.
 
 A new method is one file in this folder, or in the folder `methods/` of a user's package, that
 defines a subclass of :class:`Method`. What only some methods do has a mixin each, in
 :mod:`orchestra_flwr.methods.abilities`, `contributing` and `labels`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -38,15 +36,18 @@ class Method(Plugin, nn.Module, ABC):
 
     Class attributes:
         Settings: the method's own options under `method.` in the configuration.
+        has_projector: whether it reads the keys `model.projector...`.
 
     Attributes:
         settings: the options, checked.
     """
 
+    has_projector: ClassVar[bool] = True
+
     settings: Section
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuses what nothing would call, for want of the mixin that it belongs to."""
+        """Refuses a method of a mixin without that mixin: it would never be called."""
         super().__init_subclass__(**options)
         for ability in ABILITIES:
             for name in ability.__abstractmethods__:
@@ -76,15 +77,18 @@ class Method(Plugin, nn.Module, ABC):
 
     @abstractmethod
     def backbones(self) -> dict[str, Backbone]:
-        """The backbones worth evaluating, by name, the one to keep first."""
+        """The backbones to evaluate, by name; the first one is saved."""
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses labels and privacy that the method cannot have; a subclass calls it as well."""
+        """Refuses labels and privacy that the method does not support; subclasses call it."""
         check_labels(config)
         check_release(config)
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """Keys of privacy that nothing reads where clients send nothing that is private."""
-        return unread_without_release(config)
+        """Keys of privacy without a private release, and of a projector that there is not."""
+        keys = () if cls.has_projector else PROJECTOR_KEYS
+        return unread_without_release(config) | dict.fromkeys(
+            keys, f"by method={config.method.name}"
+        )

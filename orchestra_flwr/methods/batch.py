@@ -1,6 +1,4 @@
-"""What a method's loss is given, and what it returns."""
-
-from __future__ import annotations
+"""Input and result of a method's loss."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,14 +29,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Step:
-    """What a loss comes to.
+    """The result of a loss.
 
     Attributes:
         losses: named scalar parts; their sum is minimised.
         features: what terms may use, by the module that made it ("backbone", "projector",
             "predictor"): for each view that passed through it with gradient, (B, dim).
-        measures: makes named scalars without gradient that are only recorded; called in a client's
-            first step of a round alone, for no step should wait for them.
+        measures: makes named scalars without gradient, to be recorded; only called in a client's
+            first step of a round.
     """
 
     losses: Mapping[str, Tensor]

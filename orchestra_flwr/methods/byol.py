@@ -3,8 +3,6 @@
 Grill et al., "Bootstrap Your Own Latent", NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -15,10 +13,9 @@ from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
 from orchestra_flwr.methods.families import MomentumEncoder
+from orchestra_flwr.methods.families.joint_embedding import BYOL_VIEWS
 from orchestra_flwr.methods.simsiam import symmetric_negative_cosine
 from orchestra_flwr.models import build_head
-
-RECIPES = (Recipe(blur_p=1.0), Recipe(blur_p=0.1, solarize_p=0.2))
 
 
 class BYOL(SupportsVmap, MomentumEncoder):
@@ -48,7 +45,7 @@ class BYOL(SupportsVmap, MomentumEncoder):
 
     def recipes(self) -> Sequence[Recipe]:
         """BYOL's two different augmentations, one always blurred, one seldom, but solarized."""
-        return RECIPES
+        return BYOL_VIEWS
 
     def loss(self, batch: Batch) -> Step:
         """Each view predicts the target's features of the other one."""

@@ -1,16 +1,13 @@
 """CBAFed: pseudo-labels with a threshold for each class, lower for classes that were seldom used.
 
 Li, Li and Wang, "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning",
-CVPR 2023, without its residual weight connection, as "A Mutual Information Perspective on Federated
-Contrastive Learning" (arXiv 2405.02081) has it. What that paper does not say is as in the authors'
-code: gradients are clipped to norm 5, and with `federation.weighting=samples` a client counts by
-the images that it used. The paper's plain mean of all methods is `federation.weighting=uniform`,
-which its preset sets; `method.clip_gradients=null` trains as the other methods do.
+CVPR 2023, without its residual weight connection, as in "A Mutual Information Perspective on
+Federated Contrastive Learning" (arXiv 2405.02081). Where that paper is silent, as in the authors'
+code: gradients are clipped to norm 5, and with `federation.weighting=samples` a client's weight is
+the number of images that it used. The paper's preset sets `federation.weighting=uniform`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -18,30 +15,25 @@ from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.data import SIMCLR, UNLABELLED, Recipe
+from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import (
     Batch,
     ClipsGradients,
     Contributes,
     Received,
     Role,
-    StartsRounds,
     Step,
     classes_of,
 )
-from orchestra_flwr.methods.families import Classifying
+from orchestra_flwr.methods.families import PseudoLabelling
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.pseudo_labels import (
-    check_pseudo_labels,
-    class_probabilities,
-    with_pseudo_labels,
-)
+from orchestra_flwr.methods.pseudo_labels import with_pseudo_labels
 from orchestra_flwr.methods.semi_supervised import label_loss
 from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed
 
 COUNTS = "class_counts"
-TEN = 10  # classes for which the constants were chosen: shares are scaled to as many
+REFERENCE_CLASSES = 10  # the constants were chosen for so many classes; shares are scaled
 
 
 def class_thresholds(shares: Tensor, base: float, upper: float) -> Tensor:
@@ -72,7 +64,7 @@ def balanced_classes(
     return first.where(largest > thresholds[first], others)
 
 
-class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
+class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
     """Backbone, a linear classifier, and the classes' shares of the images used so far.
 
     Each client counts the images that it uses by class, and the server makes the shares of all
@@ -94,19 +86,10 @@ class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        self._normalisation = config.data.normalise
-        self._batch_size = config.training.batch_size
-        self._pseudo: Tensor | None = None
         self.gradient_norm = self.settings.clip_gradients
         self._count = self.classifier.out_features
         self._used = torch.zeros(self._count)
         self.register_buffer("shares", torch.zeros(self._count))
-
-    @classmethod
-    def check(cls, config: Config) -> None:
-        """Pseudo-labels need statistics of images."""
-        super().check(config)
-        check_pseudo_labels(config)
 
     @classmethod
     def release(cls, config: Config) -> Release | None:
@@ -117,8 +100,8 @@ class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
         return Release(
             {COUNTS: (1, classes.count)},
             label="class counts",
-            longest=1.0,
-            longest_by_images=True,
+            max_norm=1.0,
+            norm_per_image=True,
             first_round=0,
         )
 
@@ -131,26 +114,20 @@ class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
         used = float(contributions[COUNTS].clamp(min=0).sum())
         return min(float(images), max(1.0, used))
 
-    def recipes(self) -> Sequence[Recipe]:
-        """The same augmentation for both views."""
-        return (SIMCLR, SIMCLR)
-
     def start_round(self, received: Received) -> None:
-        """Labels the client's images for the whole round, with the model that it starts from."""
+        """Labels the client's images, but not before anything was trained; counts all labels."""
         labels = received.labels
         if labels is None:
             labels = torch.full((len(received.images),), UNLABELLED, device=self.shares.device)
         self._pseudo = None
-        if received.round > 0:  # before it nothing is trained
-            self._pseudo = self._pseudo_labels(received.images)
+        if received.round > 0:
+            super().start_round(received)
         rows = torch.arange(len(labels), device=labels.device)
         used = with_pseudo_labels(labels, self._pseudo, rows)
         self._used = torch.bincount(used[used != UNLABELLED], minlength=self._count).float()
 
-    def _pseudo_labels(self, images: Tensor) -> Tensor:
-        probabilities = class_probabilities(
-            self.backbone, self.classifier, images, self._normalisation, self._batch_size
-        )
+    def pseudo_labels(self, probabilities: Tensor) -> Tensor:
+        """Those of :func:`balanced_classes`."""
         settings = self.settings
         thresholds = class_thresholds(self.shares, settings.base, settings.upper)
         return balanced_classes(probabilities, self.shares, thresholds, settings.rare)
@@ -173,5 +150,5 @@ class CBAFed(Contributes, StartsRounds, ClipsGradients, Classifying):
     ) -> Mapping[str, float]:
         """The classes' shares of all images that were used, times K / 10."""
         counts = contributions[COUNTS].clamp(min=0).sum(0)
-        self.shares.copy_(counts / counts.sum().clamp(min=1) * (self._count / TEN))
+        self.shares.copy_(counts / counts.sum().clamp(min=1) * (self._count / REFERENCE_CLASSES))
         return {}

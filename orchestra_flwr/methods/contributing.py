@@ -1,6 +1,4 @@
-"""Methods whose clients send something beside their state, and what a run may ask of it."""
-
-from __future__ import annotations
+"""Methods whose clients send a contribution beside their state, and checks of its privacy."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ from orchestra_flwr.seeding import ClientSeed
 
 
 class Contributes(ABC):
-    """What clients send at the end of a round, and what the server makes of it."""
+    """Clients send a contribution at the end of a round, and the server makes its state of all."""
 
     @classmethod
     @abstractmethod
@@ -71,7 +69,7 @@ def weight_of(config: Config, images: int, contributions: Mapping[str, Tensor]) 
 
 
 def check_release(config: Config) -> None:
-    """Refuses privacy that a run's release does not have, and noise that it would undo.
+    """Refuses privacy that the release does not have, and noise that the release would undo.
 
     Raises:
         ValueError: names the key, its value and what is allowed.
@@ -105,7 +103,7 @@ def unread_without_release(config: Config) -> dict[str, str]:
     """Keys of `privacy` that nothing reads in a run, each with the reason."""
     release = release_of(config)
     unread = {}
-    if release is None or release.least_images is None:
+    if release is None or release.min_images is None:
         unread["privacy.k_min"] = f"by method={config.method.name}"
     is_private = release is not None and release.is_private
     if not is_private and config.privacy.noise_multiplier == 0:

@@ -4,13 +4,10 @@ Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV
 2104.14294).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -18,6 +15,7 @@ from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
 from orchestra_flwr.methods.families import MomentumEncoder, Prototypes
+from orchestra_flwr.methods.swav import swapped_prediction_loss
 from orchestra_flwr.models import build_head
 
 LARGE = 0.4, 1.0  # areas of the large crops beside local ones
@@ -47,23 +45,16 @@ def distillation_loss(
         Scalar mean over images and pairs of views.
     """
     classes = [((each.detach() - centre) / teacher_temperature).softmax(dim=1) for each in teacher]
-    losses = [
-        F.cross_entropy(predicted / student_temperature, wanted)
-        for i, wanted in enumerate(classes)
-        for v, predicted in enumerate(student)
-        if v != i
-    ]
-    return torch.stack(losses).mean()
+    return swapped_prediction_loss(student, classes, student_temperature)
 
 
 class DINO(SupportsVmap, MomentumEncoder):
     """Student, and a teacher that follows it: backbone, three-layer projector and prototypes.
 
-    The teacher sees the two large crops, the student all of them. The teacher's outputs are
-    centred by their moving average, which is the teacher's as its weights are: a mean over images
-    and steps, it travels with it, or stays with it where clients keep state. Local crops are as
-    large as the images, not smaller ones as the paper's, and cost as much. The teacher's decay and
-    temperature stay as they are during a run, and prototypes are trained from the first step on.
+    The teacher sees the two large crops, the student all. The teacher's outputs are centred by
+    their moving average, which has the role of the teacher's weights. Local crops are as large as
+    the images, unlike the paper's, and cost as much. The teacher's decay and temperature are
+    constant, and prototypes are trained from the first step on.
     """
 
     class Settings(Section):

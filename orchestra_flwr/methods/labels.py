@@ -1,6 +1,4 @@
-"""Labels for the methods that learn from them, in the numbers that all clients share."""
-
-from __future__ import annotations
+"""Labels for the methods that learn from them, numbered alike on all clients."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ class LabelSettings(Section):
 
 
 class LearnsLabels(ABC):
-    """Can learn from labels, also of only some images, as `labels.fraction` asks for.
+    """Can learn from labels, of all images or of a share (`labels.fraction`).
 
     Class attributes:
         Settings: are derived from :class:`LabelSettings`.
@@ -54,7 +52,7 @@ class Classes:
 
 
 def sees_labels(config: Config) -> bool:
-    """Whether clients are given labels in this run; otherwise their method never sees one."""
+    """Whether the method sees labels in this run."""
     plugin = config.method.plugin
     if not issubclass(plugin, LearnsLabels):
         return False
@@ -105,8 +103,8 @@ def required_classes(config: Config) -> Classes:
 def labels_for(config: Config, images: ImageSet) -> Tensor | None:
     """(N,) int64 labels as the run's method numbers its classes; None if it needs none.
 
-    A client may hold images of some of the classes only, and numbers them in its own way: where
-    the method's classes have names, these decide. With `labels.fraction` images may be UNLABELLED.
+    A client may hold only some of the classes: where the method's classes have names, labels are
+    renumbered by name. With `labels.fraction` images may be UNLABELLED.
 
     Raises:
         ConfigError: there are no labels, or the classes are others than the method's.
@@ -135,11 +133,11 @@ def labels_for(config: Config, images: ImageSet) -> Tensor | None:
 
 
 def _labels_of(config: Config, images: ImageSet) -> Tensor:
-    """The images' own labels, as far as the run allows that some have none."""
+    """The images' labels; UNLABELLED ones only where the run allows them."""
     labels, fraction = images.labels, config.labels.fraction
     if fraction is not None:
-        nobody = torch.full((len(images),), UNLABELLED, device=images.images.device)
-        return nobody if labels is None else labels
+        unlabelled = torch.full((len(images),), UNLABELLED, device=images.images.device)
+        return unlabelled if labels is None else labels
     if labels is None:
         raise ConfigError(
             "method: this one learns from labels, and the images have none: they must lie in "
@@ -156,8 +154,8 @@ def _labels_of(config: Config, images: ImageSet) -> Tensor:
 def shown_labels(config: Config, labels: Tensor, client: str) -> Tensor:
     """A client's labels with all but `labels.fraction` of them hidden, the same in every round.
 
-    Which ones are shown is drawn from (seed, client) alone, whatever their classes. At least one
-    is; a larger fraction shows what a smaller one does, and more.
+    Drawn from (seed, client) alone, regardless of classes; at least one label is shown. A larger
+    fraction shows all labels of a smaller one.
 
     Args:
         config: of the run.
@@ -180,9 +178,9 @@ def shown_labels(config: Config, labels: Tensor, client: str) -> Tensor:
 
 
 def with_class_names(config: Config, names: tuple[str, ...]) -> Config:
-    """The configuration with the names of the images' classes, where a method has to know them.
+    """The configuration with the class names of a simulation's images, where the method needs them.
 
-    A simulation has all images. Real clients hold some of the classes, so theirs are configured.
+    In deployments they must be configured: no client need hold all classes.
     """
     if not sees_labels(config) or classes_of(config) is not None or not names:
         return config

@@ -1,10 +1,8 @@
-"""Masked autoencoder: see a quarter of an image's patches, draw the others.
+"""Masked autoencoder: encode a quarter of an image's patches, reconstruct the others.
 
 He et al., "Masked Autoencoders Are Scalable Vision Learners", CVPR 2022 (arXiv 2111.06377), in the
 size that Dec-SSL (arXiv 2210.10947) has for small images.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import Batch, Method, Role, Step, role_of
-from orchestra_flwr.methods.base import PROJECTOR_KEYS
 from orchestra_flwr.models import Backbone, build_backbone
 from orchestra_flwr.models.backbones.vit_tiny import ViTTiny
 from orchestra_flwr.models.precision import network_pass
@@ -27,15 +24,15 @@ CROPPED = Recipe(crop_scale=(0.2, 1.0), jitter_p=0, gray_p=0, blur_p=0)  # the M
 ROLES = {"backbone": Role.SHARED, "decoder": Role.SHARED}
 
 
-def masked_error(drawn: Tensor, patches: Tensor, masked: Tensor) -> Tensor:
+def masked_error(predicted: Tensor, patches: Tensor, masked: Tensor) -> Tensor:
     """Mean squared error of the pixels of masked patches, a scalar; others do not count.
 
     Args:
-        drawn: (B, N, pixels) what was drawn.
-        patches: (B, N, pixels) what is there.
+        predicted: (B, N, pixels).
+        patches: (B, N, pixels).
         masked: (B, N) bool, the same number in each image, at least one.
     """
-    errors = (drawn - patches).square().mean(2) * masked
+    errors = (predicted - patches).square().mean(2) * masked
     return (errors.sum(1) / masked.sum(1)).mean()
 
 
@@ -62,8 +59,8 @@ class _Decoder(nn.Module):
         self.blocks = blocks(depth, dim, settings.heads)
         self.pixels = nn.Linear(dim, backbone.embedding.in_features)
         self.apply(initialise)
-        for learnt in (self.mask_token, self.positions):
-            nn.init.normal_(learnt, std=DEVIATION)
+        for parameter in (self.mask_token, self.positions):
+            nn.init.normal_(parameter, std=DEVIATION)
 
     @network_pass
     def forward(self, encoded: Tensor, places: Tensor) -> Tensor:
@@ -83,7 +80,7 @@ class _Decoder(nn.Module):
 
 
 class MAE(Method):
-    """A transformer that encodes visible patches, and a small one that draws the masked ones.
+    """A transformer that encodes visible patches, and a small one that predicts the masked ones.
 
     Which patches are masked comes from the batch's generator. Nothing is stored but parameters.
     """
@@ -94,6 +91,8 @@ class MAE(Method):
         mask_ratio: float = Field(0.75, gt=0, lt=1)  # of an image's patches
         decoder_depth: int = Field(4, ge=1)  # blocks
         augment: bool = False  # crops and flips, as the MAE paper; false: images as they are
+
+    has_projector = False
 
     settings: Settings
     backbone: ViTTiny
@@ -126,12 +125,6 @@ class MAE(Method):
                 f"{patches} patches visible, and mask some"
             )
 
-    @classmethod
-    def unread(cls, config: Config) -> dict[str, str]:
-        """There is no projector, either."""
-        why = f"by method={config.method.name}"
-        return super().unread(config) | dict.fromkeys(PROJECTOR_KEYS, why)
-
     def role(self, name: str) -> Role:
         """Encoder and decoder are averaged."""
         return role_of(name, ROLES)
@@ -141,14 +134,14 @@ class MAE(Method):
         return (CROPPED,) if self.settings.augment else (AS_IT_IS,)
 
     def loss(self, batch: Batch) -> Step:
-        """The error of the drawn patches (of normalised pixels, not normalised by patch)."""
+        """The error of the predicted patches (of normalised pixels, not normalised by patch)."""
         patches = patches_of(batch.views[0], self.backbone.settings.patch)
         order, places = random_order(len(patches), patches.shape[1], batch.generator)
         visible = _visible(patches.shape[1], self.settings.mask_ratio)
         tokens = rows_at(self.backbone.tokens(patches), order[:, :visible])
         encoded = self.backbone.encode(tokens)
-        drawn = self.decoder(encoded, places)
-        reconstruction = masked_error(drawn, patches, places >= visible)
+        predicted = self.decoder(encoded, places)
+        reconstruction = masked_error(predicted, patches, places >= visible)
         return Step({"reconstruction": reconstruction}, {"backbone": (encoded[:, 0],)})
 
     def backbones(self) -> dict[str, Backbone]:

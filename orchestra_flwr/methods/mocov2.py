@@ -4,8 +4,6 @@ He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", 
 1911.05722); Chen et al., "Improved Baselines with Momentum Contrastive Learning", arXiv 2003.04297.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -15,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.clustering import FeatureMemory
-from orchestra_flwr.clustering.memory import NOBODY
+from orchestra_flwr.clustering.memory import EMPTY
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import Batch, Received, Role, StartsRounds, Step, SupportsVmap
@@ -49,13 +47,12 @@ def queue_contrastive_loss(
 class MoCoV2(StartsRounds, SupportsVmap, MomentumEncoder):
     """Query encoder, key encoder (the target that follows it), and a queue of keys.
 
-    The queue is neither sent nor kept: it begins empty in every round. Its rows are features of
-    single images, which must not leave a client; and keys of earlier rounds are those of another
-    key encoder, for the server has averaged since, while the method needs keys that fit each other.
-    A client has few images, so its queue soon holds some of them several times: rows of the query's
-    own image are no negatives. The batch's keys enter the queue before the loss, not after it. So
-    the first steps of a round have negatives, too, and some negatives have the positive's batch
-    statistics, by which a query could otherwise know it; shuffled BatchNorm needs several GPUs.
+    The queue is empty when a round begins and never leaves the client: its rows are features of
+    single images, and those of earlier rounds come from another key encoder, since averaged. The
+    queue of a client with few images holds some of them several times: rows of the query's own
+    image are no negatives. The batch's keys enter the queue before the loss: so the first steps of
+    a round have negatives, and some negatives share the positive's batch statistics, which would
+    otherwise give it away (the paper's shuffled BatchNorm needs several GPUs).
     """
 
     class Settings(Section):
@@ -99,7 +96,7 @@ class MoCoV2(StartsRounds, SupportsVmap, MomentumEncoder):
         keys = F.normalize(key, dim=1)
         self.queue.push(batch.images, keys)
         numbers = self.queue.images
-        negative = (numbers != NOBODY) & (numbers != batch.images[:, None])
+        negative = (numbers != EMPTY) & (numbers != batch.images[:, None])
         contrastive = queue_contrastive_loss(
             F.normalize(projections[0], dim=1),
             keys,

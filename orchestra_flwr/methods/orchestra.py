@@ -4,8 +4,6 @@ Lubana et al., "Orchestra: Unsupervised Federated Learning via Globally Consiste
 ICML 2022, Algorithms 1 and 2.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -69,9 +67,8 @@ def cluster_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature:
 class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
     """Online encoder, target encoder, rotation head, a clustering and global centroids.
 
-    The paper's ablations (Table 6, section D.2) leave modules out: `method.rotation=false` the
-    rotation head with its view and its pass, `method.target=false` the target. Then the online
-    encoder itself assigns, without a gradient, and is what is clustered, averaged and kept.
+    The paper's ablations (Table 6, section D.2): `method.rotation=false` has no rotation head and
+    no view for it; with `method.target=false` the online encoder assigns, without a gradient.
     """
 
     class Settings(Section):
@@ -109,7 +106,7 @@ class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """Without a target nothing moves slowly."""
+        """Without a target there is no moving average."""
         unread = super().unread(config)
         if not config.method.settings.target:
             unread["method.ema"] = "with method.target=false"
@@ -170,7 +167,7 @@ class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
         return {"rotation": F.cross_entropy(turns, rotation)}
 
     def observe(self, batch: Batch) -> None:
-        """Shows features of the untrained target; its BatchNorm statistics stay untouched."""
+        """The clustering observes features of the untrained target; its statistics stay."""
         with torch.no_grad():
             features = F.normalize(copy.deepcopy(self._target())(batch.views[0]), dim=1)
         self.clustering.observe(batch.images, features)

@@ -1,7 +1,5 @@
 """Orchestra with two passes of the online encoder made one; not in the paper."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch.nn.functional as F
@@ -17,9 +15,8 @@ TURNED = (Recipe(), Recipe(rotate=True))
 class OrchestraPlus(Orchestra):
     """The view that was rotated predicts the target's assignment as well.
 
-    Orchestra's third view, with a forward and a backward pass of its own, is left out: a third of a
-    local step. An image's cluster does not depend on how the image is turned, and the target never
-    sees it turned, so predicting it from a turned view asks for no less.
+    This saves the third view with its passes, a third of a local step. The target never sees a
+    rotated view, so predicting its assignment from one is not easier.
     """
 
     def recipes(self) -> Sequence[Recipe]:

@@ -1,26 +1,11 @@
-"""Labels that a model gives to a client's images that have none."""
-
-from __future__ import annotations
+"""Pseudo-labels: the received model labels the images of a client that have no label."""
 
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.config import Config, Normalisation
+from orchestra_flwr.config import Normalisation
 from orchestra_flwr.data import UNLABELLED
-from orchestra_flwr.models import check_statistics, clean_features
-
-
-def check_pseudo_labels(config: Config) -> None:
-    """Refuses a run whose pseudo-labels would be made with statistics that are none of images.
-
-    Without `labels.fraction` all images have labels, and nothing reads a pseudo-label.
-
-    Raises:
-        ValueError: names the keys, as :func:`check_statistics`.
-    """
-    fraction = config.labels.fraction
-    if fraction is not None:
-        check_statistics(config, f"method={config.method.name} labels.fraction={fraction:g}")
+from orchestra_flwr.models import clean_features
 
 
 @torch.no_grad()

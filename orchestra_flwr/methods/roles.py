@@ -1,6 +1,4 @@
-"""Who owns a tensor of what is trained: the wall between what travels and what does not."""
-
-from __future__ import annotations
+"""Roles: who owns a tensor, and so whether it may leave the client."""
 
 from collections.abc import Mapping
 from enum import Enum

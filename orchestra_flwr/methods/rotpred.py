@@ -3,19 +3,16 @@
 Gidaris et al., "Unsupervised Representation Learning by Predicting Image Rotations", ICLR 2018.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import nn
 
-from orchestra_flwr.config import Config, ModelConfig
+from orchestra_flwr.config import Config
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
 from orchestra_flwr.methods.families import Projecting
-from orchestra_flwr.models import build_head
 
 TURNED = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0, rotate=True)
 
@@ -28,10 +25,6 @@ class RotPred(SupportsVmap, Projecting):
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         self.rotation_head = nn.Linear(config.model.projector_dim, 4)
-
-    def build_projector(self, model: ModelConfig) -> nn.Module:
-        """Two layers, the second one with biases."""
-        return build_head(model, self.backbone.dim, model.projector_dim, bias=True)
 
     def recipes(self) -> Sequence[Recipe]:
         """The image as it is, turned."""

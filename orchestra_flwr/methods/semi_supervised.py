@@ -1,18 +1,16 @@
-"""What labels of some of the images add to a loss that needs none.
+"""Losses for images of which some have labels.
 
 "A Mutual Information Perspective on Federated Contrastive Learning", ICLR 2024 (arXiv 2405.02081),
-Algorithm 2. The loss without labels compares images of one client. With labels it compares
-unlabelled images with each other, and images of one class with each other, and both views have to
-tell the class:
+Algorithm 2. A loss L_u without labels compares images of one client. With labels it compares
+unlabelled images with each other and images of one class with each other, and a classifier is
+trained on both views:
 
     L = L_u(unlabelled) + sum over classes c of L_u(images of c) + CE(view 1) + CE(view 2).
 
 Each L_u is a mean over its own images; the sum is over the classes in the batch, without weights.
-All shapes are those of the batch, whatever the labels, so that a step can be captured as a CUDA
-graph: what is left out has the weight 0.
+Images are left out by a weight of 0: shapes do not depend on labels, so a step can be captured as a
+CUDA graph.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,19 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED
-from orchestra_flwr.methods import sees_labels
-from orchestra_flwr.methods.labels import required_classes
 
 
 @dataclass(frozen=True)
 class Group:
-    """Images of a batch that a loss is about, as the plain tensors that a loss takes.
+    """The unlabelled images of a batch, or the images of all its classes, as tensors of a loss.
 
-    They are the unlabelled images, or those of all classes, and images are compared within one
-    class. Weights make the mean over the batch the sum of the means over unlabelled images, or over
-    each class: 1 if one of these is the whole batch, 0 for images that are left out.
+    Images are compared within one class. Weights turn the mean over the batch into the sum of the
+    means over unlabelled images, or over each class.
 
     Attributes:
         candidates: (B, B) bool, with which images an image is compared; None: with all.
@@ -91,19 +85,6 @@ def label_loss(
     return torch.stack([masked_mean(each, mask) for each in entropies]).sum()
 
 
-def build_classifier(config: Config, inputs: int) -> nn.Linear | None:
-    """A linear classifier of the run's classes; None if the method sees no labels.
-
-    To be built last, so that all else begins with the same weights as without.
-
-    Raises:
-        ConfigError: nothing says how many classes there are.
-    """
-    if not sees_labels(config):
-        return None
-    return nn.Linear(inputs, required_classes(config).count)
-
-
 def losses_with_labels(
     name: str,
     loss: Callable[[Group], Tensor],
@@ -111,7 +92,7 @@ def losses_with_labels(
     views: Sequence[Tensor],
     labels: Tensor | None,
 ) -> dict[str, Tensor]:
-    """The named parts of a loss that needs no labels, and of what labels add to it.
+    """The named parts of a loss without labels, and those that labels add.
 
     Args:
         name: of the loss.

@@ -1,9 +1,7 @@
-"""SimCLR: two views of an image shall be closer than views of different images.
+"""SimCLR: two views of an image are closer than views of different images.
 
 Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020.
 """
-
-from __future__ import annotations
 
 import math
 from typing import Literal
@@ -11,14 +9,13 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from orchestra_flwr.config import Config, ModelConfig
+from orchestra_flwr.config import Config
 from orchestra_flwr.methods import Batch, BoundsInformation, Step, SupportsVmap
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Group
-from orchestra_flwr.models import build_head
+from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
 
 
 def nt_xent_loss(
@@ -35,7 +32,7 @@ def nt_xent_loss(
         first: (B, D) features of one view of every image; only their directions matter.
         second: (B, D) features of another view of the same images.
         temperature: tau, by which cosine similarities are divided.
-        candidates: (B, B) bool, among which images each image's partner is looked for; None: all.
+        candidates: (B, B) bool, with which images each image is compared; None: all.
         weights: (B,) of the images in the mean; None: 1 each.
 
     Returns:
@@ -59,9 +56,9 @@ def info_nce_loss(
 ) -> Tensor:
     """InfoNCE: which of the other views is of the same image? Averaged over both directions.
 
-    Equation 14 of the mutual-information paper (ICLR 2024, arXiv 2405.02081) and its mirror image,
-    as cross-entropies: log B less is minus the bound of the information that two views share.
-    Candidates are the B other views of the batch; NT-Xent has the views on the own side as well.
+    Equation 14 of the mutual-information paper (ICLR 2024, arXiv 2405.02081) and its mirror image
+    as cross-entropies: log B minus the loss bounds the information that two views share. Candidates
+    are the B other views; NT-Xent compares with views of the same side as well.
 
     Args:
         first: (B, D) features of one view of every image; only their directions matter.
@@ -108,10 +105,6 @@ class SimCLR(BoundsInformation, SupportsVmap, SomeLabels):
         super().__init__(config, channels)
         self.add_classifier(config)
 
-    def build_projector(self, model: ModelConfig) -> nn.Module:
-        """Two layers, the second one with biases."""
-        return build_head(model, self.backbone.dim, model.projector_dim, bias=True)
-
     def loss(self, batch: Batch) -> Step:
         """The contrastive loss of one step; with labels as :mod:`.semi_supervised` says."""
         features, projections = self.embed(batch.views)
@@ -122,10 +115,12 @@ class SimCLR(BoundsInformation, SupportsVmap, SomeLabels):
             weighted = {"candidates": group.candidates, "weights": group.weights}
             return loss(first, second, self.settings.temperature, **weighted)
 
-        losses = self.losses("contrastive", contrast, features, batch.labels)
+        losses = losses_with_labels(
+            "contrastive", contrast, self.classifier, features, batch.labels
+        )
         return Step(losses, {"backbone": features, "projector": projections})
 
     def information(self, step: Step) -> Tensor:
-        """log B - InfoNCE, a bound for whichever loss is minimised, as its critic may be any."""
+        """log B - InfoNCE, a valid bound whichever loss is minimised."""
         first, second = (each.detach() for each in step.features["projector"])
         return math.log(len(first)) - info_nce_loss(first, second, self.settings.temperature)

@@ -3,8 +3,6 @@
 Chen and He, "Exploring Simple Siamese Representation Learning", CVPR 2021.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -16,7 +14,7 @@ from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Group
+from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
 from orchestra_flwr.models import build_head
 
 
@@ -74,6 +72,6 @@ class SimSiam(SupportsVmap, SomeLabels):
             return symmetric_negative_cosine(predictions, projections, group.weights)
 
         return Step(
-            self.losses("similarity", similarity, features, batch.labels),
+            losses_with_labels("similarity", similarity, self.classifier, features, batch.labels),
             {"backbone": features, "projector": projections, "predictor": predictions},
         )

@@ -4,13 +4,11 @@ HaoChen et al., "Provable Guarantees for Self-Supervised Deep Learning with Spec
 Loss", NeurIPS 2021, on cosine similarities as in the Orchestra paper (Table 8).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
@@ -24,20 +22,6 @@ RECIPES = (
     Recipe(crop_scale=(0.08, 1.0), jitter_p=0, gray_p=0, blur_p=0),
     Recipe(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1)),
 )
-
-
-def spectral_loss(first: Tensor, second: Tensor) -> Tensor:
-    """-2 E[cos(x, x+)] + E[cos(x, y)^2] over pairs of views of one and of different images.
-
-    Args:
-        first: (B, D) outputs for one view of every image; only their directions matter.
-        second: (B, D) outputs for another view of the same images.
-
-    Returns:
-        Scalar: the means over the B equal and the B (B - 1) different pairs. A single image has no
-        different pair, and nothing that pushes it away.
-    """
-    return spectral_contrastive_loss(first, second, "sphere")
 
 
 class SpecLoss(SupportsVmap, Projecting):
@@ -69,6 +53,6 @@ class SpecLoss(SupportsVmap, Projecting):
         features, projections = self.embed(batch.views)
         first, second = (self.clusters(projection) for projection in projections)
         return Step(
-            {"spectral": spectral_loss(first, second)},
+            {"spectral": spectral_contrastive_loss(first, second, "sphere")},
             {"backbone": features, "projector": projections},
         )

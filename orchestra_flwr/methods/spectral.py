@@ -5,20 +5,17 @@ Loss", NeurIPS 2021 (arXiv 2106.04156). `method=specloss` has it on the cosines 
 in the Orchestra paper.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from orchestra_flwr.config import Config, ModelConfig
+from orchestra_flwr.config import Config
 from orchestra_flwr.methods import Batch, Step, SupportsVmap
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Group
-from orchestra_flwr.models import build_head
+from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
 
 Norm = Literal["sphere", "ball", "none"]
 
@@ -74,10 +71,6 @@ class Spectral(SupportsVmap, SomeLabels):
         super().__init__(config, channels)
         self.add_classifier(config)
 
-    def build_projector(self, model: ModelConfig) -> nn.Module:
-        """Two layers, the second one with biases."""
-        return build_head(model, self.backbone.dim, model.projector_dim, bias=True)
-
     def loss(self, batch: Batch) -> Step:
         """The spectral loss of one step; with labels as :mod:`.semi_supervised` says."""
         features, projections = self.embed(batch.views)
@@ -87,5 +80,5 @@ class Spectral(SupportsVmap, SomeLabels):
             weighted = {"weights": group.weights, "pair_weights": group.pair_weights}
             return spectral_contrastive_loss(first, second, self.settings.norm, **weighted)
 
-        losses = self.losses("spectral", spectral, features, batch.labels)
+        losses = losses_with_labels("spectral", spectral, self.classifier, features, batch.labels)
         return Step(losses, {"backbone": features, "projector": projections})

@@ -4,8 +4,6 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 AISTATS 2017.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch.nn.functional as F

@@ -4,8 +4,6 @@ Caron et al., "Unsupervised Learning of Visual Features by Contrasting Cluster A
 2020 (arXiv 2006.09882).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -15,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.clustering import FeatureMemory
-from orchestra_flwr.clustering.memory import NOBODY
+from orchestra_flwr.clustering.memory import EMPTY
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import Batch, Received, Role, StartsRounds, Step, SupportsVmap
@@ -28,16 +26,16 @@ LOCAL = Recipe(crop_scale=(0.05, 0.14), jitter=JITTER)
 
 
 def equal_assignments(
-    cosines: Tensor, there: Tensor, regularisation: float, iterations: int
+    cosines: Tensor, present: Tensor, regularisation: float, iterations: int
 ) -> Tensor:
     """Soft assignments that spread rows equally over prototypes (equations 3 to 5).
 
-    Sinkhorn-Knopp with a fixed number of iterations, so that a step can be captured as a CUDA
-    graph; that of `orchestra_flwr.clustering` goes on until columns are equal.
+    Sinkhorn-Knopp with a fixed number of iterations, so that a step can be a CUDA graph; that of
+    `orchestra_flwr.clustering` iterates until columns are equal.
 
     Args:
         cosines: (n, K) of features and prototypes.
-        there: (n,) bool; rows that are not take no part, and get zeros.
+        present: (n,) bool; the other rows take no part, and get zeros.
         regularisation: epsilon of the entropy; smaller ones make sharper assignments.
         iterations: of scaling columns, then rows.
 
@@ -45,11 +43,11 @@ def equal_assignments(
         (n, K) whose rows sum to 1, without gradient.
     """
     cosines = cosines.detach()
-    plan = ((cosines - cosines.max()) / regularisation).exp() * there[:, None]
-    least = torch.finfo(plan.dtype).tiny
+    plan = ((cosines - cosines.max()) / regularisation).exp() * present[:, None]
+    tiny = torch.finfo(plan.dtype).tiny
     for _ in range(iterations):
-        plan = plan / plan.sum(dim=0).clamp(min=least)
-        plan = plan / plan.sum(dim=1, keepdim=True).clamp(min=least)
+        plan = plan / plan.sum(dim=0).clamp(min=tiny)
+        plan = plan / plan.sum(dim=1, keepdim=True).clamp(min=tiny)
     return plan
 
 
@@ -78,16 +76,14 @@ def swapped_prediction_loss(
 class SwAV(StartsRounds, SupportsVmap, Projecting):
     """Backbone, a two-layer projector, prototypes, and maybe a queue of projections.
 
-    The two large crops are assigned, all crops predict. A batch that is smaller than the number of
-    prototypes cannot be spread over them; with a queue, projections of earlier steps, of both
-    views, are assigned with it, as the paper does for small batches late in training. They are
-    features of single images: the queue never leaves a client, and is empty when a round begins.
+    The two large crops are assigned, all crops predict. For batches smaller than the number of
+    prototypes, projections of earlier steps (the queue, of both views) are assigned together with
+    the batch, as in the paper for small batches. They are features of single images: the queue
+    never leaves a client, and is empty when a round begins.
 
-    Cosines of D values spread by about the root of 1 / D. The paper's epsilon of .05 is for 128
-    values; with 512 it makes assignments so even that predicting all prototypes alike is best, and
-    nothing is learned. Local crops are as large as the
-    images, not smaller ones as the paper's, and cost as much. Prototypes are trained from the
-    first step on.
+    Cosines of D values have a deviation of about D^-0.5. The paper's epsilon of .05 is for 128
+    values; with 512 assignments become uniform and nothing is learned. Local crops are as large as
+    the images, unlike the paper's, and cost as much. Prototypes are trained from the first step on.
     """
 
     class Settings(Section):
@@ -134,13 +130,12 @@ class SwAV(StartsRounds, SupportsVmap, Projecting):
         clustering = swapped_prediction_loss(cosines, assignments, self.settings.temperature)
         return Step({"clustering": clustering}, {"backbone": features, "projector": projections})
 
-    @torch.no_grad()
     def _assigned(self, cosines: Tensor) -> Tensor:
         """(B, K) assignments of a view of the batch, made together with the queue's."""
-        there, together = cosines.new_ones(len(cosines)) > 0, cosines
+        present, together = cosines.new_ones(len(cosines)) > 0, cosines
         if self.settings.queue:
-            there = torch.cat([there, self.queue.images != NOBODY])
+            present = torch.cat([present, self.queue.images != EMPTY])
             together = torch.cat([cosines, self.prototypes(self.queue.features)])
         settings = self.settings
-        plan = equal_assignments(together, there, settings.regularisation, settings.iterations)
+        plan = equal_assignments(together, present, settings.regularisation, settings.iterations)
         return plan[: len(cosines)]

@@ -4,21 +4,14 @@ Bardes et al., "VICReg: Variance-Invariance-Covariance Regularization for Self-S
 ICLR 2022 (arXiv 2105.04906).
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from orchestra_flwr.config import ModelConfig, Section
-from orchestra_flwr.data import Recipe
+from orchestra_flwr.config import Section
 from orchestra_flwr.methods import SupportsVmap
-from orchestra_flwr.methods.byol import RECIPES
 from orchestra_flwr.methods.families import JointEmbedding
-from orchestra_flwr.models import build_head
 
 DEVIATION = 1.0  # gamma, the standard deviation that each feature shall have
 EPSILON = 1e-4  # added to variances
@@ -59,20 +52,10 @@ class VICReg(SupportsVmap, JointEmbedding):
 
     settings: Settings
 
-    def build_projector(self, model: ModelConfig) -> nn.Module:
-        """Three layers; the paper's have 8192 features (`model.projector_dim`)."""
-        dim = model.projector_dim
-        return build_head(model, self.backbone.dim, dim, dim, last_norm=False)
-
-    def recipes(self) -> Sequence[Recipe]:
-        """BYOL's two augmentations, as published."""
-        return RECIPES
-
     def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
         """Equation 6 with the factors of the authors' code.
 
-        There the squared distance of equation 5 is averaged over features, as the other parts are,
-        and the variance over both views; the paper sums these.
+        There equation 5 is averaged over features and the variance over views; the paper sums.
         """
         weights = self.settings
         variance = (variance_loss(first) + variance_loss(second)) / 2

@@ -11,7 +11,7 @@ from orchestra_flwr.models.encoder import (
     load_encoder,
     save_encoder,
 )
-from orchestra_flwr.models.heads import build_head, mlp
+from orchestra_flwr.models.heads import build_head
 from orchestra_flwr.models.normalisation import normalise
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "ema_update",
     "encoder_of",
     "load_encoder",
-    "mlp",
     "normalise",
     "recalibrated",
     "save_encoder",

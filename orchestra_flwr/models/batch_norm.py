@@ -2,9 +2,8 @@
 
 In training mode BatchNorm (Ioffe and Szegedy, ICML 2015, arXiv 1502.03167) normalises each channel
 by the mean and the variance of the batch, and keeps moving averages of both, its *statistics*. In
-evaluation mode it normalises by these. Clients have different images, so somebody must say whose
-statistics a model has. `model.batch_norm` names one of four policies, and everybody who needs to
-know asks the :class:`BatchNormPolicy` of the run:
+evaluation mode it normalises by these. Clients have different images, so a policy says whose
+statistics a model has: `model.batch_norm`, read through :class:`BatchNormPolicy`:
 
 averaged
     Clients train with their batches' means and variances, and the server averages statistics like
@@ -14,22 +13,19 @@ local
     arXiv 2102.07623). The server's model keeps norms that nobody trained. To be evaluated or saved
     it is recalibrated.
 recalibrated
-    Clients train as before and send weights and biases, but no statistics. Who evaluates or saves
-    a model takes its statistics from images of its own, in one pass: the static BatchNorm of
+    Clients send weights and biases, but no statistics. Before a model is evaluated or saved, its
+    statistics are computed from the evaluator's images in one pass: the static BatchNorm of
     HeteroFL (Diao et al., ICLR 2021, arXiv 2010.01264), with the mean over batches of Wu and
     Johnson, "Rethinking 'Batch' in BatchNorm", 2021 (arXiv 2105.07576).
 frozen
     Backbones keep the statistics that they begin with, those of the images of their pretraining,
-    and normalise by them in training as well; weights and biases are trained. So detectors are
-    trained from pretrained networks (He et al., CVPR 2016, arXiv 1512.03385, appendix A, where
-    weights and biases are fixed too), and the second stage of FixBN (Zhong et al., 2023, arXiv
-    2303.06530). Nobody changes the statistics, so no client sends them and nobody recalibrates.
+    and normalise by them in training as well; weights and biases are trained, as in detectors
+    (He et al., CVPR 2016, arXiv 1512.03385, appendix A, where weights and biases are fixed too)
+    and in the second stage of FixBN (Zhong et al., 2023, arXiv 2303.06530). No client sends them.
 
 Without a name (null) it follows from other keys: `local` with `merging=fedbn`, `recalibrated` with
 `privacy.clip`, otherwise `averaged`. Heads, which begin with random weights, are never frozen.
 """
-
-from __future__ import annotations
 
 import copy
 import itertools
@@ -66,12 +62,12 @@ class FreezableNorms(nn.Module):
     norms_are_frozen = False
 
     def freeze_norms(self) -> None:
-        """From here on no mode of the network, or of what holds it, changes its statistics."""
+        """From now on the statistics stay, in training mode too."""
         self.norms_are_frozen = True
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """As torch's, but for frozen norms."""
+        """Sets the mode of all modules; frozen norms stay in evaluation mode."""
         super().train(mode)
         if self.norms_are_frozen:
             for _, norm in _norms(self):
@@ -115,10 +111,10 @@ class BatchNormPolicy:
         return bool(self.model.plugin.has_batch_norm(self.model))
 
     def kept_by_clients(self, learner: nn.Module) -> set[str]:
-        """The tensors that would be shared, and that each client has of its own instead.
+        """Names of the shared tensors that stay with each client instead.
 
         Raises:
-            ConfigError: there is no BatchNorm that it could keep.
+            ConfigError: there is no BatchNorm.
         """
         if self.name != "local":
             return set()
@@ -130,33 +126,33 @@ class BatchNormPolicy:
         return names
 
     def only_sent_down(self, learner: nn.Module) -> set[str]:
-        """The tensors that would be shared, and that no client sends back.
+        """Names of the shared tensors that no client sends back.
 
-        Those of frozen norms, which no client changes. And all statistics where these are not
-        averaged. Beside a clip they never are: they are moments of a client's features, not an
-        update, and far larger than one. In the norm of what is clipped they would leave next to
-        nothing of what was trained, and the noise would make variances negative.
+        Statistics of frozen norms, which no client changes, and all statistics where these are not
+        averaged. With `privacy.clip` they never are: their differences are far larger than those of
+        trained weights, so clipping would leave almost nothing of the training, and noise would
+        make variances negative.
         """
         if self.name == "local":
             return set()
-        all_of_them = self.name == "recalibrated" or self.clips
+        all_norms = self.name == "recalibrated" or self.clips
         networks = [module for module in learner.modules() if _is_frozen(module)]
         frozen = {norm for network in networks for _, norm in _norms(network)}
         return {
             f"{path}.{name}"
             for path, norm in _norms(learner)
-            if all_of_them or norm in frozen
+            if all_norms or norm in frozen
             for name in (MEAN, VARIANCE)
         }
 
     @property
     def can_recalibrate(self) -> bool:
-        """Whether the backbone's statistics may be taken anew from images."""
+        """Whether the backbone's statistics may be recalibrated."""
         return self.name != "frozen" and self.in_backbone
 
     @property
     def clients_recalibrate(self) -> bool:
-        """Whether the backbone that clients receive, and score, has statistics of no images."""
+        """Whether the backbone that clients receive has initial statistics, those of no images."""
         return self.name == "recalibrated" and self.in_backbone
 
     def of_servers_model(self, *, has_images: bool) -> str:
@@ -176,7 +172,7 @@ class BatchNormPolicy:
 
 
 def check_batch_norm(config: Config) -> None:
-    """Refuses a policy that other keys do not go with.
+    """Refuses a policy that contradicts other keys.
 
     Raises:
         ValueError: names the keys.
@@ -207,7 +203,7 @@ def check_batch_norm(config: Config) -> None:
 
 
 def check_frozen(backbone: FreezableNorms) -> None:
-    """Refuses to freeze statistics of no images, as those of random weights are.
+    """Refuses to freeze the statistics of an untrained backbone.
 
     Args:
         backbone: with the weights that a run begins with.
@@ -224,15 +220,15 @@ def check_frozen(backbone: FreezableNorms) -> None:
 
 
 def check_statistics(config: Config, reader: str, *, sent: bool = False) -> None:
-    """Refuses who uses a received model in evaluation mode that has statistics of no images.
+    """Refuses options that use a received model in evaluation mode without its statistics.
 
     Args:
         config: of the run.
-        reader: the options that do so, "<key>=<value>".
+        reader: those options, "<key>=<value>".
         sent: whether it must be the model as the server sent it, with its projector.
 
     Raises:
-        ValueError: names them, and what to do.
+        ValueError: names them and the remedy.
     """
     policy, model, clip = BatchNormPolicy.of(config), config.model, config.privacy.clip
     if sent and policy.name == "local":
@@ -262,18 +258,17 @@ def recalibrated(
 ) -> N:
     """A copy of a backbone with BatchNorm statistics of these images; frozen ones stay.
 
-    One pass over the images as they are, in an order that is always the same and mixes classes.
-    These often come one after the other, and within one there is less variance. Each norm takes
-    the mean over the batches of what it sees there, while the norms before it normalise by the
-    batch. Weights and biases of the norms stay as they are.
+    One pass over the images without augmentation, in a fixed shuffled order: images often lie
+    sorted by class, and one class has less variance. Each norm takes the mean over the batches,
+    while the norms before it normalise by the batch. Weights and biases stay.
 
     Args:
         backbone: maps normalised images (B, C, H, W) to features; not changed.
         images: (N, C, H, W) uint8, N >= 2, on any device.
-        batch_size: images at once, at most, but never fewer than two; batches differ in size by one
-            image at most, so that all images count (nearly) the same.
+        batch_size: images at once, at most, but never fewer than two; sizes of batches differ by at
+            most one, so that all images count (nearly) the same.
         by: how they are normalised, `data.normalise`.
-        on_progress: called after each batch with how many images are done, and of how many.
+        on_progress: called after each batch with the images done and their total.
 
     Returns:
         The copy, on the same device, its modules in the modes that they had.
@@ -314,13 +309,18 @@ def contains_batch_norm(network: nn.Module) -> bool:
     return any(True for _ in _norms(network))
 
 
+def is_statistic(name: str) -> bool:
+    """Whether a tensor of this name is a BatchNorm's running mean or variance."""
+    return name.endswith((MEAN, VARIANCE))
+
+
 def is_variance(name: str) -> bool:
     """Whether a tensor of this name is a BatchNorm's running variance, which must stay above 0."""
     return name.endswith(VARIANCE)
 
 
 def is_counter(name: str) -> bool:
-    """Whether it counts a BatchNorm's batches; features do not depend on it."""
+    """Whether a tensor of this name counts a BatchNorm's batches; features do not depend on it."""
     return name.endswith(COUNTER)
 
 

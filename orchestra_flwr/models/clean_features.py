@@ -1,7 +1,5 @@
 """Features of images as they are: no augmentation, no gradients, evaluation mode."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

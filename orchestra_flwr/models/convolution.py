@@ -1,7 +1,5 @@
 """A convolution that is as fast for few pixels as for many, on a CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -17,11 +15,10 @@ ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 class Convolution(nn.Conv2d):
     """An `nn.Conv2d` without a bias; what it computes differs in the order of additions only.
 
-    A late layer's 4 x 4 maps in a batch of 16 are 256 pixels for 2.4 million weights. There
-    oneDNN's convolution reorders the weights each time, and takes 20 ms for their gradient where a
-    product of matrices takes 5. So where no more pixels come out than channels, forward and
-    backward passes are products with the patches of the image. A GPU and clients side by side
-    always use torch's own way.
+    For few pixels (a late layer's 4 x 4 maps in a batch of 16) oneDNN's convolution reorders the
+    weights each time: 20 ms for their gradient, where a product of matrices takes 5. So where no
+    more pixels come out than channels, both passes are products with the image's patches. On a
+    GPU and for clients side by side torch's own convolution is used.
 
     Args:
         inputs: channels in.

@@ -1,7 +1,5 @@
 """Target networks: exponential moving averages of what is trained."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -32,15 +32,14 @@ REMEDY = "copy it again, or write it anew with resume=<its run folder>"
 
 
 class EncoderSpec(Section):
-    """What must be known to build an encoder again; stored as `encoder.json` beside the weights.
+    """The description of an encoder, stored as `encoder.json` beside the weights.
 
     Attributes:
         model: the backbone and its options.
         channels: colour channels of the images.
         image_size: height and width of the images in pixels.
         normalise: how they are scaled, as :func:`normalise` takes it.
-        plugins: users' packages in which the backbone is looked for; without them, those in which
-            `model` looks already.
+        plugins: users' packages that may hold the backbone; (): those that `model` knows.
     """
 
     model: ModelConfig
@@ -51,7 +50,7 @@ class EncoderSpec(Section):
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """That of a run's encoders."""
+        """The description of a run's encoders."""
         return cls(
             model=config.model,
             channels=config.data.channels,
@@ -104,7 +103,7 @@ class Encoder(nn.Module):
 
     @property
     def _weight(self) -> Tensor:
-        """One of the weights, which says where all are and of which type."""
+        """One of the weights, for the device and type of all."""
         weights = itertools.chain(self.parameters(), self.buffers())
         return next((w for w in weights if w.is_floating_point()), torch.empty(0))
 
@@ -174,8 +173,8 @@ class Encoder(nn.Module):
 def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     """Writes `path` (safetensors) and, beside it with `.json`, the spec and `about`.
 
-    Of the users' packages, the spec names the one that the backbone is from, and no other: who
-    loads the encoder needs no more. Nor does it say where the run's first weights came from.
+    Of users' packages, the spec names only that of the backbone. It does not name the source of
+    the initial weights.
 
     Raises:
         OSError: a file cannot be written; the old one is still there.
@@ -263,7 +262,7 @@ def read_description(file: Path) -> dict[str, Any]:
 
 
 def _digest_of(description: Mapping[str, Any]) -> str:
-    """Of the values, however they are set out in the file."""
+    """The digest of the values, whatever the layout of the file."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,6 +1,4 @@
-"""What a saved encoder is given: batches that are checked, and made of images of any kind."""
-
-from __future__ import annotations
+"""The input of a saved encoder: checked batches, and batches made from images of any kind."""
 
 import itertools
 import os
@@ -102,11 +100,11 @@ def _check_several(images: Any) -> None:
 
 
 def _numbered(made: Iterable[Tensor], first: int) -> Iterator[Tensor]:
-    """The images; what is wrong with one names its position."""
-    found = iter(made)
+    """The images; errors name the image's position."""
+    images = iter(made)
     for number in itertools.count(first):
         try:
-            yield next(found)
+            yield next(images)
         except StopIteration:
             return
         except (TypeError, ValueError) as error:

@@ -1,7 +1,5 @@
 """Projectors and predictors: the heads between a backbone and a method's loss."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -12,7 +10,7 @@ from orchestra_flwr.models.precision import network_pass
 
 
 class Head(nn.Sequential):
-    """Layers, one after the other, that compute in the precision that is asked for."""
+    """A sequence of layers that compute in `training.precision`."""
 
     @network_pass
     def forward(self, features: Tensor) -> Tensor:
@@ -34,17 +32,12 @@ def build_head(
     """A method's projector or predictor: (B, inputs) to (B, `model.projector_dim`).
 
     Args:
-        model: `projector` chooses between the method's own head, which the other arguments
-            describe as :func:`mlp` has them, and a :func:`plain_head`, whose norm "plain_norm" asks
-            for whatever the method; `projector_hidden` is the
-            width of all hidden layers instead of the method's own widths.
-        inputs: width of the features that it is given.
+        model: `projector` chooses the method's own :func:`mlp`, a :func:`plain_head`, or a plain
+            head with a norm ("plain_norm"); `projector_hidden` replaces the hidden widths.
+        inputs: width of the input.
         hidden: the method's own widths of the hidden layers, at least one.
-        bias: as for :func:`mlp`.
-        last_norm: as for :func:`mlp`.
-        statistics: as for :func:`mlp`.
-        plain_norm: whether the plain head has a norm as well, as methods need that collapse
-            without one.
+        bias, last_norm, statistics: as for :func:`mlp`.
+        plain_norm: whether a plain head has a norm, for methods that collapse without one.
     """
     if model.projector_hidden is not None:
         hidden = (model.projector_hidden,) * len(hidden)
@@ -85,9 +78,7 @@ def plain_head(
     SimSiam has a norm before the ReLU as well.
 
     Args:
-        inputs: width of the features that it is given.
-        hidden: width of the hidden layer.
-        outputs: width of what it makes.
+        inputs, hidden, outputs: widths of the layers.
         norm: `model.norm`, before the ReLU; None: none.
         groups: `model.groups`.
         statistics: as for :func:`mlp`.
@@ -117,8 +108,7 @@ def mlp(
         bias: whether the last layer has one.
         last_norm: whether a norm without affine parameters ends it. BatchNorm centres the features,
             so that cosine similarities use the whole sphere (Orchestra paper, section C.3).
-        statistics: whether BatchNorm keeps running statistics: only where somebody reads them, that
-            is, uses the head in evaluation mode.
+        statistics: whether BatchNorm keeps running statistics, for a head used in evaluation mode.
     """
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths[:-1]):

@@ -1,7 +1,5 @@
 """Which normalisation layers backbones and heads have (`model.norm`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 
@@ -40,8 +38,8 @@ def head_norm(
         features: their number.
         groups: as for :func:`norm_layer`; a single one where the features cannot be so divided.
         affine: whether it has a weight and a bias for each feature.
-        statistics: whether BatchNorm keeps running statistics, for evaluation mode. Without them
-            it takes a batch's own in either mode, and has nothing that travels.
+        statistics: whether BatchNorm keeps running statistics; without them it normalises by the
+            batch in evaluation mode too.
     """
     if name == "batch":
         return nn.BatchNorm1d(features, affine=affine, track_running_stats=statistics)

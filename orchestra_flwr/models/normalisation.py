@@ -1,7 +1,5 @@
 """How images are scaled before a network sees them (`data.normalise`)."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

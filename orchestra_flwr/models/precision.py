@@ -2,11 +2,9 @@
 
 With `training.precision=bfloat16` the passes of networks run under torch.autocast: convolutions and
 matrix products compute in bfloat16, while weights, their gradients and normalisation statistics
-stay float32. What a network returns is float32 again, so losses, cosines and clusterings compute in
-float32 without doing anything for it. Networks are every backbone and what `models.heads` makes.
+stay float32. Networks (backbones and heads) return float32, so losses, cosines and clusterings
+compute in float32.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,8 +46,8 @@ def network_pass(
 ) -> Callable[Concatenate[S, P], Tensor]:
     """A network's method that computes in the precision of :func:`passes_in`, returning float32.
 
-    Weights are cast for every pass anew. From a cast that several passes share they would get the
-    passes' gradients summed in bfloat16.
+    Weights are cast for every pass anew: the gradients of passes that share a cast would be summed
+    in bfloat16.
     """
 
     @wraps(forward)

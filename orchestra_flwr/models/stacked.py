@@ -1,6 +1,4 @@
-"""Whether modules run for several clients at once, whose tensors are stacked along a first axis."""
-
-from __future__ import annotations
+"""Modules that run for several clients at once, their tensors stacked along a first axis."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,5 +18,5 @@ def stacked_clients() -> Iterator[None]:
 
 
 def stacked() -> bool:
-    """Whether this is such a block: operations that vmap does not know must be left out."""
+    """Whether modules run under vmap, which does not support all operations."""
     return _STACKED.get()

@@ -3,8 +3,6 @@
 Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021 (arXiv 2010.11929).
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -36,20 +34,26 @@ class Block(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, N, dim) to the same shape."""
-        tokens = tokens + self._attention(self.norm1(tokens))
+        tokens = tokens + self.out(attention(self.qkv(self.norm1(tokens)), self.heads))
         result: Tensor = tokens + self.mlp(self.norm2(tokens))
         return result
 
-    def _attention(self, tokens: Tensor) -> Tensor:
-        split = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        queries, keys, values = split.unbind(0)  # (B, heads, N, dim / heads)
-        mixed = F.scaled_dot_product_attention(queries, keys, values)
-        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return result
+
+def attention(qkv: Tensor, heads: int) -> Tensor:
+    """(B, N, 3 * dim) queries, keys and values to (B, N, dim)."""
+    heads_apart = qkv.reshape(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
+    queries, keys, values = heads_apart.unbind(0)  # (B, heads, N, dim / heads)
+    return F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2)
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raises ValueError unless the heads divide the width of the tokens."""
+    if width % heads:
+        raise ValueError(f"model.heads={heads}: must divide model.width={width}")
 
 
 def blocks(count: int, dim: int, heads: int) -> nn.Sequential:
-    """So many blocks, one after the other."""
+    """A sequence of `count` blocks."""
     return nn.Sequential(*(Block(dim, heads) for _ in range(count)))
 
 

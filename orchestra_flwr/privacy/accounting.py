@@ -7,8 +7,6 @@ nodes of a level are disjoint). Their privacy loss distributions are composed nu
 Google's dp-accounting; every error of its grids makes epsilon larger, never smaller.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -18,8 +16,8 @@ from typing import Any
 from orchestra_flwr.extras import require_accounting
 
 COUNTS_PER_SUM = 20  # how much more precise a level's counts are than the sums, as published
-LARGEST_ALPHA = 2.0**30
-FINEST = 64  # a grid is so much finer, at most, than the weakest noise of a sum asks for
+MAX_ALPHA = 2.0**30
+MAX_REFINEMENT = 64  # of a grid, beyond what the weakest noise of the releases needs
 
 
 @dataclass(frozen=True)
@@ -66,9 +64,9 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
     """The least noise that makes one clustering (epsilon, delta)-differentially private.
 
     One number alpha sets both noises: the standard deviation alpha of sums, and a = 1 / (20 alpha)
-    of counts (Chang et al., ICML 2021, as published by Google). The first call of a process with
-    the same arguments takes seconds on a slow core: a fast search comes close to alpha, and the
-    library's accountant, whose coarser rounding asks for 0.1 % more noise, has the last word.
+    of counts (Chang et al., ICML 2021, as published by Google). The first call takes seconds on a
+    slow core: a fast search comes close to alpha, and dp-accounting's accountant, whose coarser
+    rounding needs 0.1 % more noise, decides.
 
     Args:
         epsilon: positive.
@@ -79,9 +77,6 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
         ValueError: a value is out of its range, or so small that no noise suffices.
         ConfigError: the extra `privacy` is not installed.
     """
-    check_budget(epsilon, delta)
-    if depth < 0:
-        raise ValueError(f"depth must be at least 0, not {depth}")
     return _calibrate(float(epsilon), float(delta), depth)
 
 
@@ -141,12 +136,12 @@ def _losses(releases: Mapping[ClusteringMechanism, int]) -> Any:
     # The loss of one count is +a or -a: on a grid of a / 8 it needs no rounding, however many
     # counts. Beside releases of far less noise that would be needlessly fine, and very slow.
     losses = [mechanism.count_noise for mechanism in releases]
-    grid = max(min(losses), max(losses) / FINEST) / 8
+    grid = max(min(losses), max(losses) / MAX_REFINEMENT) / 8
     precision = sum(times / mechanism.sum_noise**2 for mechanism, times in releases.items())
     total = pld.from_gaussian_mechanism(
         1 / math.sqrt(precision), value_discretization_interval=grid
     )
-    # In one order always: floating point must not depend on how a set was sorted.
+    # A fixed order: sums of floats must not depend on the order of a set.
     for mechanism, times in sorted(releases.items(), key=lambda item: astuple(item[0])):
         counts = pld.from_discrete_laplace_mechanism(
             mechanism.count_noise, value_discretization_interval=grid, use_connect_dots=True
@@ -165,7 +160,7 @@ def _search(epsilon: float, delta: float, depth: int) -> float:
     high = 1.0
     while not suffices(high):
         high *= 2
-        if high > LARGEST_ALPHA:
+        if high > MAX_ALPHA:
             raise ValueError(f"no noise gives epsilon {epsilon} at delta {delta}")
     low = high / 2
     while suffices(low):

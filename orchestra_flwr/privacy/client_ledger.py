@@ -1,15 +1,13 @@
-"""What a client allows of its images, whatever its server asks for, and what it ever released."""
+"""A client's own bounds on private releases, and the record of all that it made."""
 
-from __future__ import annotations
-
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.privacy.accounting import ClusteringMechanism, spent
-from orchestra_flwr.privacy.ledger import Ledger
-from orchestra_flwr.privacy.release_record import ReleaseRecord, parse_name, parse_round
+from orchestra_flwr.privacy.release_record import ReleaseRecord, RoundNumber
 
 
 class BudgetSpentError(ConfigError):
@@ -38,21 +36,15 @@ class RunRelease:
     """A line of the record: one release."""
 
     run: str
-    round: int
+    round: RoundNumber
     noise: ClusteringMechanism
-
-    @classmethod
-    def parse(cls, line: Any) -> RunRelease:
-        """As :class:`ReleaseRecord` asks for."""
-        noise = ClusteringMechanism(**line["noise"])
-        return cls(parse_name(line["run"]), parse_round(line["round"]), noise)
 
 
 class ClientLedger:
     """A client's bounds and the record of what it ever released, over all runs and servers.
 
-    A line is on the disk before the client begins to work on what it is about to send. A round
-    that a resumed server repeats is a release like any other: the noise of a real client is fresh.
+    A line is on the disk before the client computes the release. A round that a resumed server
+    repeats counts again: the noise of a real client is fresh.
 
     Args:
         file: the record; it is continued where it exists.
@@ -64,15 +56,12 @@ class ClientLedger:
 
     def __init__(self, file: Path, bounds: ClientBounds) -> None:
         self._bounds = bounds
-        self._record = ReleaseRecord(file, RunRelease.parse)
-        self._ledger = Ledger(bounds.delta)
-        for release in self._record.entries:
-            self._ledger = self._ledger.released(release.noise)
+        self._record = ReleaseRecord(file, RunRelease)
 
     @property
-    def ledger(self) -> Ledger:
-        """All releases so far."""
-        return self._ledger
+    def releases(self) -> Mapping[ClusteringMechanism, int]:
+        """How many releases there were so far, by the noise of one."""
+        return Counter(entry.noise for entry in self._record.entries)
 
     def check(
         self, run: str, mechanism: ClusteringMechanism | None, *, k_min: int | None, label: str
@@ -80,7 +69,7 @@ class ClientLedger:
         """Refuses a run that asks for more than this client allows.
 
         Args:
-            run: what tells this run from others.
+            run: its name.
             mechanism: the noise of one release; None: there is none.
             k_min: images that a released row stands for, at least; None: rows do not stand for
                 images.
@@ -96,7 +85,7 @@ class ClientLedger:
                 f"privacy.k_min={k_min}: this client asks for at least {bounds.k_min}"
             )
         limits = {"epsilon": bounds.epsilon, "total_epsilon": bounds.total_epsilon}
-        texts = [f"privacy.{name}={most:g}" for name, most in limits.items() if most is not None]
+        texts = [f"privacy.{name}={limit:g}" for name, limit in limits.items() if limit is not None]
         if not texts:
             return
         if mechanism is None:
@@ -108,39 +97,38 @@ class ClientLedger:
         self._check_total(run, mechanism)
 
     def lacks(self, round_: int, mechanism: ClusteringMechanism) -> bool:
-        """Whether no run has a release with this noise in this round, though a server used one.
+        """Whether the record lacks a release with this noise in this round, which a server used.
 
-        Then the record was removed, or an older copy was put in its place. A run is not looked
-        for by its name, which may change when it is resumed.
+        Then the record was removed or replaced by an older copy. The run's name is not compared: it
+        may change when a run is resumed.
         """
         entries = self._record.entries
-        return not any(each.round == round_ and each.noise == mechanism for each in entries)
+        return not any(entry.round == round_ and entry.noise == mechanism for entry in entries)
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it matters for what may be released how much was released before."""
+        """Whether earlier releases limit later ones (`privacy.total_epsilon`)."""
         return self._bounds.total_epsilon is not None
 
     def release(self, run: str, round_: int, mechanism: ClusteringMechanism) -> bool:
-        """Writes down a release that is about to be made; False: it must not be, all is spent.
+        """Records a release that is about to be made; False: it would exceed `total_epsilon`.
 
         Raises:
-            OSError: it cannot be written down; then nothing may be sent.
+            OSError: it cannot be recorded; then nothing may be sent.
         """
         if not self._may_release(mechanism):
             return False
         self._record.append(RunRelease(run, round_, mechanism))
-        self._ledger = self._ledger.released(mechanism)
         return True
 
     def _check_one_release(self, mechanism: ClusteringMechanism) -> None:
-        most, delta = self._bounds.epsilon, self._bounds.delta
+        limit, delta = self._bounds.epsilon, self._bounds.delta
         cost = spent({mechanism: 1}, delta)
-        if most is not None and cost > most:
+        if limit is not None and cost > limit:
             raise ConfigError(
                 f"privacy.epsilon={mechanism.epsilon:g} at privacy.delta={mechanism.delta:g}: "
                 f"one release costs epsilon {cost:.3g} at this client's privacy.delta={delta:g}, "
-                f"it allows at most {most:g}"
+                f"it allows at most {limit:g}"
             )
 
     def _check_total(self, run: str, mechanism: ClusteringMechanism) -> None:
@@ -150,9 +138,10 @@ class ClientLedger:
         raise BudgetSpentError(
             f"privacy.epsilon={mechanism.epsilon:g}: one more release would exceed this "
             f"client's privacy.total_epsilon={self._bounds.total_epsilon:g}, "
-            f"of which {self._ledger.spent():.3g} is spent"
+            f"of which {spent(self.releases, self._bounds.delta):.3g} is spent"
         )
 
     def _may_release(self, mechanism: ClusteringMechanism) -> bool:
-        total = self._bounds.total_epsilon
-        return total is None or self._ledger.may_release(mechanism, total)
+        total, releases = self._bounds.total_epsilon, Counter(self.releases)
+        releases[mechanism] += 1
+        return total is None or spent(releases, self._bounds.delta) <= total

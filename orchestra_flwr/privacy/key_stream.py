@@ -1,11 +1,8 @@
-"""The one source of random bits for noise that protects somebody: a ChaCha20 key stream.
+"""Random bits for noise that must stay secret: a ChaCha20 key stream.
 
-torch's and numpy's generators can be searched, or continued by whoever sees enough of their output
-(a Mersenne Twister keeps 32 bits of its seed, and can be read back from what it drew). A key stream
-is as secret as its key and no more: **who knows or can guess the key can subtract the noise.**
+torch's and numpy's generators are not secret: their seeds are short, and a Mersenne Twister can be
+reconstructed from its output. **Who knows or can guess the key can subtract the noise.**
 """
-
-from __future__ import annotations
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What clients send beside their state: what it is, and how much of an image may be in it."""
+"""Releases: what clients send beside their state, and the privacy of it."""
 
 from __future__ import annotations
 
@@ -14,31 +14,29 @@ from orchestra_flwr.privacy.accounting import ClusteringMechanism, calibrate
 
 @dataclass(frozen=True)
 class Release:
-    """What a method's clients contribute at the end of a round, known before anything is built.
+    """What a method's clients contribute at the end of a round, by the configuration alone.
 
     Attributes:
-        rows: for every array that clients contribute the most rows, and the exact width.
+        rows: for every array its maximum number of rows, and its width.
         label: what the rows are, in the plural, for messages.
-        least_images: different images that each row stands for, at least; None: rows do not stand
+        min_images: different images that each row stands for, at least; None: rows do not stand
             for images.
-        longest: L2 norm of a row at most; None: any.
-        longest_by_images: whether `longest` is that for each image of the client.
-        may_be_empty: whether a client may send arrays of no rows, as one must that has fewer than
-            `least_images` images.
+        max_norm: of a row (L2); None: any.
+        norm_per_image: whether `max_norm` is multiplied by the client's number of images.
+        may_be_empty: whether a client may send no rows, as with fewer than `min_images` images.
         first_round: in which clients contribute for the first time; 0: before anything is trained.
         epsilon: of one differentially private release, at `delta`; None: it is not private so.
         delta: see `epsilon`.
-        made_private_by: what would make it private, such as "clustering=private"; "": nothing.
-        exposes: what of single images leaves a client, and the key that says so, such as "the
-            features of single images (clustering=features)"; "": nothing does. Only simulations
-            take part in such a run.
+        made_private_by: an option that would make it private, such as "clustering=private".
+        exposes: data of single images that leaves a client, with the option's key, such as "the
+            features of single images (clustering=features)". Only simulations may run it.
     """
 
     rows: Mapping[str, tuple[int, int]]
     label: str
-    least_images: int | None = None
-    longest: float | None = None
-    longest_by_images: bool = False
+    min_images: int | None = None
+    max_norm: float | None = None
+    norm_per_image: bool = False
     may_be_empty: bool = False
     first_round: int = 1
     epsilon: float | None = None
@@ -59,14 +57,14 @@ class Release:
         return calibrate(self.epsilon, self.delta)
 
     def empty(self) -> Contribution:
-        """Arrays without rows: what a client sends that may not contribute."""
+        """Arrays without rows, of a client that may not contribute."""
         return Contribution({name: torch.zeros(0, width) for name, (_, width) in self.rows.items()})
 
     def check_images(self, count: int) -> None:
-        """Refuses what differential privacy does not mean anything for, with so many images.
+        """Refuses a delta that allows a mechanism to publish one of `count` images.
 
         Raises:
-            ConfigError: a delta at which a mechanism may publish a whole image and keep its word.
+            ConfigError: delta is at least 1 / count.
         """
         if self.epsilon is not None and self.delta is not None and self.delta >= 1 / count:
             raise ConfigError(

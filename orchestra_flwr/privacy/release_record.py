@@ -1,12 +1,12 @@
-"""The lasting record of private releases: a file that only grows, a line of JSON for each entry."""
-
-from __future__ import annotations
+"""The record of private releases: a file that only grows, a line of JSON for each entry."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+
+from pydantic import Field, TypeAdapter
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.files import (
@@ -21,34 +21,35 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 DIGEST = "digest"
+RoundNumber = Annotated[int, Field(ge=0)]
 Entry = TypeVar("Entry", bound="DataclassInstance")
 
 
 class ReleaseRecord(Generic[Entry]):
-    """Entries that are on the disk before anything that they stand for is released.
+    """Entries are on the disk before anything is released, so a crash can only overstate releases.
 
-    So a crash, a kill or a power cut can only overstate what was released. A last line that was cut
-    off never was acted on; it is removed. Any other line that cannot be read is an error, for
-    without it nobody knows what was released. Every line holds a digest of itself and of all before
-    it, so no line can change or go missing before the last one. How many there are, and the last
-    one's digest, stand in a second file beside the first, so no line goes missing at its end
-    either. Earlier versions wrote neither digests nor a second file.
+    An incomplete last line is removed: nothing was released for it. Any other line that cannot be
+    read is an error. Every line holds a digest of itself and of all lines before it, and a second
+    file holds the number of lines and the last digest: no line can change or go missing unnoticed.
+    Earlier versions wrote neither digests nor a second file.
 
     Args:
-        file: it is continued where it exists, and made with the first entry where it does not.
-        parse: makes an entry, a dataclass, of what `json` reads from a line; raises ValueError,
-            TypeError or KeyError for anything else.
+        file: continued where it exists, made with the first entry where it does not.
+        kind: the dataclass of entries; a line must hold exactly the types of its fields.
 
     Raises:
         ConfigError: one line that names the file and, where it is damaged, the first wrong line.
     """
 
-    def __init__(self, file: Path, parse: Callable[[Any], Entry]) -> None:
+    def __init__(self, file: Path, kind: type[Entry]) -> None:
         self._file = file
         self._end = file.with_suffix(".end")
-        self._digest, self._is_checked = "", False  # the last line's, and whether it stands there
+        self._digest, self._is_checked = (
+            "",
+            False,
+        )  # of the last line; whether it has one
         self._digests: list[str] = []
-        self._entries = list(self._read(parse))
+        self._entries = list(self._read(TypeAdapter(kind)))
         self._check_end()
 
     @property
@@ -72,11 +73,11 @@ class ReleaseRecord(Generic[Entry]):
         end = {"lines": len(self._entries), DIGEST: digest}
         write_atomically(self._end, f"{json.dumps(end)}\n".encode(), mode=0o600)
 
-    def _read(self, parse: Callable[[Any], Entry]) -> Iterator[Entry]:
+    def _read(self, kind: TypeAdapter[Entry]) -> Iterator[Entry]:
         number = 0
         try:
             for number, line in enumerate(read_whole_lines(self._file), 1):  # noqa: B007
-                entry = parse(self._checked(line))
+                entry = kind.validate_json(json.dumps(self._checked(line)), strict=True)
                 self._digests.append(self._digest)
                 yield entry
         except OSError as error:
@@ -84,7 +85,7 @@ class ReleaseRecord(Generic[Entry]):
         except UnicodeDecodeError as error:  # before the first line is parsed
             number = error.object[: error.start].count(b"\n") + 1
             raise ConfigError(_damaged(self._file, number)) from None
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, RecursionError):
             raise ConfigError(_damaged(self._file, number)) from None
 
     def _check_end(self) -> None:
@@ -112,48 +113,25 @@ class ReleaseRecord(Generic[Entry]):
         """The values of a line without its digest.
 
         Raises:
-            ValueError: the line, or one before it, is not as it was written.
-            TypeError: it holds no values by their names.
+            ValueError: this line or an earlier one was changed, or it is no JSON object.
         """
         values = json.loads(line)
         if not isinstance(values, dict):
-            raise TypeError(f"a line must be a JSON object, not {values!r}")
-        found = values.pop(DIGEST, None)
+            raise ValueError("a line must be a JSON object")
+        digest = values.pop(DIGEST, None)
         self._digest = _chained(self._digest, values)
-        if found is None:
+        if digest is None:
             if self._is_checked:
                 raise ValueError("there is no digest")
         elif line != json.dumps({**values, DIGEST: self._digest}):
             raise ValueError("the digest is wrong")
-        self._is_checked = found is not None
+        self._is_checked = digest is not None
         return values
 
 
-def parse_round(value: Any) -> int:
-    """The number of a round as it stands in a line.
-
-    Raises:
-        ValueError: it is not a whole number of at least 0.
-    """
-    if type(value) is not int or value < 0:
-        raise ValueError(f"round must be at least 0, not {value!r}")
-    return value
-
-
-def parse_name(value: Any) -> str:
-    """The name of a client or a run as it stands in a line.
-
-    Raises:
-        ValueError: it is not text.
-    """
-    if not isinstance(value, str):
-        raise ValueError(f"a name must be text, not {value!r}")
-    return value
-
-
-def _chained(before: str, values: Any) -> str:
-    """The digest of a line and of all lines before it, which have the digest `before`."""
-    return fingerprint_of(before + json.dumps(values))
+def _chained(previous: str, values: Any) -> str:
+    """The digest of a line, given the digest of all lines before it."""
+    return fingerprint_of(previous + json.dumps(values))
 
 
 def _damaged(file: Path, number: int) -> str:

@@ -1,38 +1,27 @@
 """The server's ledger: which clients were asked for a private release, and what that has cost."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.privacy.accounting import ClusteringMechanism
-from orchestra_flwr.privacy.ledger import Ledger
-from orchestra_flwr.privacy.release_record import ReleaseRecord, parse_name, parse_round
+from orchestra_flwr.privacy.accounting import ClusteringMechanism, spent
+from orchestra_flwr.privacy.release_record import ReleaseRecord, RoundNumber
 
 
 @dataclass(frozen=True)
 class AskedClients:
     """A line of the record: the clients that were asked for a release in a round."""
 
-    round: int
+    round: RoundNumber
     clients: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, line: Any) -> AskedClients:
-        """As :class:`ReleaseRecord` asks for."""
-        clients = line["clients"]
-        if not isinstance(clients, list):
-            raise TypeError(f"clients must be a list, not {clients!r}")
-        return cls(parse_round(line["round"]), tuple(map(parse_name, clients)))
 
 
 class ServerLedger:
     """Counts what every client of a run has released, over all rounds and across crashes.
 
-    A client counts from the moment before it is asked; one whose reply was lost has released.
+    A client counts before it is asked, so one whose reply was lost counts too.
 
     Args:
         file: the record; it is continued where it exists.
@@ -59,7 +48,7 @@ class ServerLedger:
         self._delta = delta
         self._total_epsilon = total_epsilon
         self._replays = replays
-        self._record = ReleaseRecord(file, AskedClients.parse)
+        self._record = ReleaseRecord(file, AskedClients)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -71,26 +60,21 @@ class ServerLedger:
 
     def spent(self) -> float:
         """The epsilon of the client that spent most; 0 before any release."""
-        return self._ledger(max(self.counts.values(), default=0)).spent()
+        return self._cost(max(self.counts.values(), default=0))
 
     def exhausted(self, names: Collection[str], round_: int) -> set[str]:
         """Those of `names` that would exceed the total epsilon by a release in `round_`."""
-        total = self._total_epsilon
+        counts, total = self.counts, self._total_epsilon
         if total is None:
             return set()
-        counts = self.counts
         repeated = self._asked_in(round_) if self._replays else set()
-
-        def may_release(name: str) -> bool:
-            return self._ledger(counts.get(name, 0)).may_release(self._mechanism, total)
-
-        return {name for name in names if name not in repeated and not may_release(name)}
+        return {n for n in names if n not in repeated and self._cost(counts.get(n, 0) + 1) > total}
 
     def ask(self, round_: int, names: Collection[str]) -> None:
-        """Writes down that these clients are about to release.
+        """Records that these clients are about to release.
 
         Raises:
-            OSError: the line cannot be written; then nobody may be asked.
+            OSError: the line cannot be written; then no client may be asked.
         """
         self._record.append(AskedClients(round_, tuple(names)))
 
@@ -107,6 +91,6 @@ class ServerLedger:
         entries = self._record.entries
         return {name for entry in entries if entry.round == round_ for name in entry.clients}
 
-    def _ledger(self, times: int) -> Ledger:
-        """Of a client that has released so often."""
-        return Ledger(self._delta, {self._mechanism: times})
+    def _cost(self, releases: int) -> float:
+        """The epsilon of so many releases of one client."""
+        return spent({self._mechanism: releases}, self._delta)

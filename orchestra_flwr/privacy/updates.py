@@ -1,19 +1,16 @@
 """Client-level differential privacy of the averaged encoders: clipping, noise and its epsilon.
 
 McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, with
-cohorts of a fixed size. What is protected is a whole client: the encoders that leave a round are
-nearly as likely whatever one client sent. The server is trusted: it sees every update (clipped,
-but without noise) and adds the noise. Only the averaged encoders are covered, neither what clients
-release beside them (such as centroids) nor the metrics in the server's run folder.
+cohorts of a fixed size. A whole client is protected: the averaged encoders are nearly as likely
+whatever one client sent. The server is trusted: it sees every update (clipped, without noise) and
+adds the noise. Other contributions of clients (such as centroids) and the metrics in the server's
+run folder are not covered.
 
-Epsilon holds only while three things stay on the server: the key of the noise, which client was
-drawn in which round, and what the clients sent. So both noise and cohorts are drawn from a secret
-key of the run, never from `seed`, which every client receives. The noise is that of real numbers:
-what the rounding of floating point may reveal (Mironov, "On Significance of the Least Significant
-Bits for Differential Privacy", CCS 2012) is not accounted for.
+Epsilon holds only while the noise's key, the cohorts and the clients' replies stay on the server.
+So noise and cohorts are drawn from a secret key of the run, never from `seed`, which every client
+receives. What the rounding of floating point may reveal (Mironov, "On Significance of the Least
+Significant Bits for Differential Privacy", CCS 2012) is not accounted for.
 """
-
-from __future__ import annotations
 
 import hashlib
 import math
@@ -28,46 +25,45 @@ CHUNK = 1 << 16  # pairs of normals that are made at a time
 BLOCK = 1 << 16  # values of an update that are turned into float64 at a time
 
 
-def clipped_state(before: np.ndarray, after: np.ndarray, clip: float) -> np.ndarray:
-    """What a client sends: its state after training, moved from `before` by at most `clip`.
+def clipped_state(received: np.ndarray, trained: np.ndarray, clip: float) -> np.ndarray:
+    """The state that a client sends: its update has an L2 norm of at most `clip`.
 
-    Rounded to float32 it may have moved a little further: the server clips once more, in float64,
-    what it has received (:func:`clipped_update`).
+    But for rounding to float32; the server clips again in float64 (:func:`clipped_update`).
 
     Args:
-        before: (size,) float32 state that the server sent.
-        after: (size,) float32 state after training.
-        clip: L2 norm that the difference may have.
+        received: (size,) float32 state that the server sent.
+        trained: (size,) float32 state after training.
+        clip: the bound.
 
     Returns:
-        (size,) float32; `after` itself where it is within the bound.
+        (size,) float32; `trained` itself where it is within the bound.
     """
 
     def update(part: slice) -> np.ndarray:
-        difference: np.ndarray = np.subtract(after[part], before[part], dtype=np.float64)
+        difference: np.ndarray = np.subtract(trained[part], received[part], dtype=np.float64)
         return difference
 
-    norm = l2_norm(map(update, _blocks(len(after))))
+    norm = l2_norm(map(update, _blocks(len(trained))))
     if norm <= clip:
-        return after
-    sent = np.empty_like(after)
-    for part in _blocks(len(after)):
-        sent[part] = before[part] + update(part) * (clip / norm)
-    return sent
+        return trained
+    clipped = np.empty_like(trained)
+    for part in _blocks(len(trained)):
+        clipped[part] = received[part] + update(part) * (clip / norm)
+    return clipped
 
 
-def clipped_update(before: np.ndarray, after: np.ndarray, clip: float) -> np.ndarray:
+def clipped_update(sent: np.ndarray, returned: np.ndarray, clip: float) -> np.ndarray:
     """The difference of two states, scaled to an L2 norm of at most `clip`.
 
     Args:
-        before: (size,) float32 state that was sent.
-        after: (size,) float32 state that came back, finite.
+        sent: (size,) float32 state.
+        returned: (size,) float32 state that a client sent back, finite.
         clip: the bound.
 
     Returns:
         (size,) float64.
     """
-    update: np.ndarray = np.subtract(after, before, dtype=np.float64)
+    update: np.ndarray = np.subtract(returned, sent, dtype=np.float64)
     norm = l2_norm(update[part] for part in _blocks(len(update)))
     if norm > clip:
         update *= clip / norm
@@ -75,10 +71,9 @@ def clipped_update(before: np.ndarray, after: np.ndarray, clip: float) -> np.nda
 
 
 def l2_norm(blocks: Iterable[np.ndarray]) -> float:
-    """The L2 norm of a float64 vector that comes block by block.
+    """The L2 norm of a float64 vector in blocks.
 
-    The same bits with any number of threads and on any machine: BLAS adds up in an order of its
-    own, by processor and threads.
+    Without BLAS, whose order of additions depends on the processor and the number of threads.
     """
     return math.sqrt(sum(float(np.square(block).sum()) for block in blocks))
 
@@ -90,8 +85,7 @@ def _blocks(size: int) -> Iterator[slice]:
 def standard_normals(key: bytes, round_: int, count: int) -> np.ndarray:
     """(count,) independent standard normals in float64, the same for the same key and round.
 
-    A ChaCha20 key stream, by the transform of Box and Muller (1958). Everybody sees a sum of these
-    numbers, which must not allow anybody to work out others.
+    A ChaCha20 key stream through the transform of Box and Muller (1958).
 
     Args:
         key: 16 to 64 secret bytes.
@@ -109,8 +103,8 @@ def standard_normals(key: bytes, round_: int, count: int) -> np.ndarray:
     return normals[:count]
 
 
-def drawn_once_more(drawn: Iterable[Sequence[int]], clients: int, cohort: int) -> list[list[int]]:
-    """`drawn` with one more round, in which `cohort` of `clients` were asked.
+def add_noisy_round(drawn: Iterable[Sequence[int]], clients: int, cohort: int) -> list[list[int]]:
+    """`drawn` with one more round, in which `cohort` of `clients` clients were asked.
 
     Args:
         drawn: [clients, cohort, rounds] of every kind of round so far.

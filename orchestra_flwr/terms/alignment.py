@@ -4,8 +4,6 @@ Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit fr
 Supervision?", ICLR 2023 (arXiv 2210.10947), Algorithm 2.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -36,29 +34,27 @@ def mean_negative_cosine(views: Sequence[Tensor], target: Tensor) -> Tensor:
     return -torch.stack([F.cosine_similarity(view, target).mean() for view in views]).mean()
 
 
-class AlignmentSettings(Section):
-    """Options under `terms.alignment.`, beside the weight."""
-
-    between: Between = "projector_projector"  # the client's features, and the received model's
-
-
 class Alignment(Term):
     """Minus the cosine between a view's features and those of the image in the received model.
 
-    The received model is that of this round as the server sent it, before merging. It stays as it
-    is, and sees each image once a round, without augmentation and in evaluation mode. Norms of the
-    projector that keep no statistics take those of all the client's images.
+    The received model is this round's, before merging. It encodes each image once a round, without
+    augmentation and in evaluation mode. Norms of the projector without running statistics
+    normalise by all of the client's images.
 
     Raises:
         ConfigError: the method has no such features, or their widths differ.
     """
 
-    Settings = AlignmentSettings
+    class Settings(Section):
+        """Options under `terms.alignment.`, beside the weight."""
+
+        between: Between = "projector_projector"  # the client's features, and the received model's
+
     needs_received: ClassVar[bool] = True
 
-    settings: AlignmentSettings
+    settings: Settings
 
-    def __init__(self, settings: AlignmentSettings, config: Config, method: Method) -> None:
+    def __init__(self, settings: Settings, config: Config, method: Method) -> None:
         super().__init__(settings, config, method)
         self._local, self._frozen = settings.between.split("_")
         self._normalisation = config.data.normalise
@@ -68,7 +64,7 @@ class Alignment(Term):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Plugin.check`: evaluation mode needs statistics that follow the weights."""
+        """Refuses BatchNorm statistics of no images: the received model is in evaluation mode."""
         weight = config.terms["alignment"].weight
         if weight > 0:
             check_statistics(config, f"terms.alignment.weight={weight:g}")
@@ -102,12 +98,11 @@ class Alignment(Term):
 
 
 def _as_received(method: Method, part: str, received: Received) -> nn.Module:
-    """A copy of a module with the weights that the server sent; what it did not is the client's."""
+    """A copy of a module with the received weights, and the client's where none were received."""
     assert received.state is not None
     module = copy.deepcopy(method.get_submodule(part)).requires_grad_(False)
-    own = module.state_dict()
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in module.state_dict().items():
             if (sent := received.state.get(f"{part}.{name}")) is not None:
                 tensor.copy_(sent)
     return module.eval()
@@ -115,7 +110,7 @@ def _as_received(method: Method, part: str, received: Received) -> nn.Module:
 
 @torch.no_grad()
 def _projected(projector: nn.Module, features: Tensor) -> Tensor:
-    """(n, D) projections of (n, dim) features, all at once: no image's depends on a batch."""
+    """(n, D) projections of (n, dim) features, in one batch."""
     single = len(features) == 1  # BatchNorm needs two
     projections: Tensor = projector(features.repeat(2, 1) if single else features)
     return projections[: len(features)].float()

@@ -1,6 +1,4 @@
-"""What a term is: a part of the loss that any method can have beside its own."""
-
-from __future__ import annotations
+"""Terms: parts of the loss that any method can have beside its own."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -26,7 +24,7 @@ class Term(Plugin, nn.Module, ABC):
 
     Attributes:
         settings: as above.
-        capacity: most clients that can ever take part in a run; None: any number.
+        capacity: maximum number of clients of a run; None: any number.
     """
 
     needs_received: ClassVar[bool] = False
@@ -59,10 +57,7 @@ class Term(Plugin, nn.Module, ABC):
         """
 
     def measures(self, method: Method, step: Step, loss: Tensor) -> Mapping[str, Tensor]:
-        """Named scalars that are recorded beside the losses and not minimised.
-
-        Those of a client's first step in a round are recorded, which are about the model as the
-        client received it.
+        """Named scalars to be recorded, of a client's first step in a round.
 
         Args:
             method: that is being trained.

@@ -1,10 +1,8 @@
-"""FedProx: local training stays near what the server sent.
+"""FedProx: local training stays near the received parameters.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (arXiv 1812.06127),
 equation 2: mu / 2 times the squared distance of the parameters to those received. mu is the weight.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -26,8 +24,7 @@ def squared_distance(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor
 class Proximal(Term):
     """Half the squared distance of the method's trained parameters to those received.
 
-    The received ones are those of this round as the server sent them, before merging. Parameters
-    that stay with the client are not pulled anywhere.
+    The received parameters are this round's, before merging. Local parameters have no such term.
     """
 
     needs_received: ClassVar[bool] = True
@@ -38,7 +35,7 @@ class Proximal(Term):
         self._received: list[Tensor] = []
 
     def start_round(self, method: Method, received: Received) -> None:
-        """Takes this round's received parameters."""
+        """Stores this round's received parameters."""
         assert received.state is not None
         pairs = [
             (parameter, received.state[name].to(parameter.device))

@@ -6,13 +6,11 @@ the client s. A contrastive loss within a client bounds the first part. With a c
 of the clients the rest is at least E log r(s | z1) + E log r(s | z2) + H(s) (Lemmas 2.1 and 2.2),
 whose negative, but for the constant H(s), is this term.
 
-The paper's appendix leaves open what makes clients' logits of the head's 128 outputs. Here they are
-cosines to one row of weights a client, without biases, and a client trains its own row only: it
-sees a single label, its own, and with a bias, with free lengths or with all rows it would lower the
-loss without learning anything of its images.
+The paper's appendix does not say how the head's 128 outputs become logits of clients. Here they are
+cosines to one row of weights for each client, without biases, and a client trains its own row only:
+its images all have one label, and with a bias, free lengths or all rows it could lower the loss
+without learning from its images.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
@@ -44,7 +42,7 @@ ROLES = {"head": Role.SHARED, "rows": Role.SHARED}
 def user_verification_loss(
     features: Tensor,
     rows: Tensor,
-    own: Tensor,
+    client: Tensor,
     temperature: float,
     population: Tensor,
     *,
@@ -55,53 +53,49 @@ def user_verification_loss(
     Args:
         features: (B, D) of one view of images of one client; only their directions matter.
         rows: (S, D), one a client; only their directions matter.
-        own: (1,) int64, the client's row.
+        client: (1,) int64, the client's row.
         temperature: tau, by which the cosines of features and rows are divided.
-        population: (1,) int64, how many rows, from the first, have been given to clients; the
-            others take no part. Greater than `own`.
-        mask: (B,), the images that it is about; None: all of the batch.
+        population: (1,) int64, the number of rows in use, the first ones; the others take no
+            part. Greater than `client`.
+        mask: (B,), the images that count; None: all of the batch.
 
     Returns:
         Scalar; log `population` for features that say nothing of the client, 0 without images.
     """
     logits = F.normalize(features, dim=1) @ F.normalize(rows, dim=1).T / temperature
     unused = torch.arange(len(rows), device=rows.device) >= population
-    logits, targets = logits.masked_fill(unused, -torch.inf), own.expand(len(features))
+    logits, targets = logits.masked_fill(unused, -torch.inf), client.expand(len(features))
     if mask is None:
         return F.cross_entropy(logits, targets)
     return masked_mean(F.cross_entropy(logits, targets, reduction="none"), mask)
-
-
-class VerificationSettings(Section):
-    """Options under `terms.verification.`, beside its weight."""
-
-    hidden: int = Field(2048, ge=8, le=2**17)  # units of the head's hidden layer
-    dim: int = Field(128, ge=2, le=2**17)  # of its outputs and of each row
-    temperature: float = Field(1.0, gt=0)
-    rows: Literal["own", "fixed"] = "own"  # fixed: random ones, from the run's seed
-    capacity: int | None = Field(None, ge=2, le=2**20)  # rows; None: federation.clients
-    images: Literal["unlabelled", "all"] = "unlabelled"  # where labels.fraction is given
 
 
 class Verification(SupportsVmap, Term):
     """A head on the backbone's features, and a row for each client.
 
     The sum over all views that pass through the backbone with gradient: two, with methods that
-    compare two. With `rows=fixed` the rows are random directions that everybody draws from the
-    run's seed. Nothing of a client is in them, they do not travel, and the bound holds as well, for
-    r may be any classifier.
+    compare two. With `rows=fixed` the rows are random directions from the run's seed. They hold no
+    data of clients and do not travel; the bound holds for any classifier r.
     """
 
-    Settings = VerificationSettings
+    class Settings(Section):
+        """Options under `terms.verification.`, beside its weight."""
 
-    settings: VerificationSettings
+        hidden: int = Field(2048, ge=8, le=2**17)  # units of the head's hidden layer
+        dim: int = Field(128, ge=2, le=2**17)  # of its outputs and of each row
+        temperature: float = Field(1.0, gt=0)
+        rows: Literal["own", "fixed"] = "own"  # fixed: random ones, from the run's seed
+        capacity: int | None = Field(None, ge=2, le=2**20)  # rows; None: federation.clients
+        images: Literal["unlabelled", "all"] = "unlabelled"  # where labels.fraction is given
+
+    settings: Settings
     capacity: int
     rows: Tensor
     received: Tensor
     own: Tensor
     population: Tensor
 
-    def __init__(self, settings: VerificationSettings, config: Config, method: Method) -> None:
+    def __init__(self, settings: Settings, config: Config, method: Method) -> None:
         super().__init__(settings, config, method)
         self._unlabelled_only = (
             config.labels.fraction is not None and settings.images == "unlabelled"
@@ -122,14 +116,14 @@ class Verification(SupportsVmap, Term):
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """Which images it is about is only asked where some have no label."""
+        """Without labels.fraction there is no choice of images."""
         if config.labels.fraction is not None or config.terms["verification"].weight == 0:
             return {}
         return {"terms.verification.images": "without labels.fraction"}
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Plugin.check`: every client that is known beforehand has a row."""
+        """Refuses fewer rows than clients."""
         term, clients = config.terms["verification"], config.federation.clients
         capacity = term.settings.capacity
         if term.weight > 0 and capacity is not None and capacity < clients:
@@ -139,12 +133,12 @@ class Verification(SupportsVmap, Term):
             )
 
     def role(self, name: str) -> Role:
-        """As :meth:`Term.role`."""
+        """Head and rows are averaged."""
         return role_of(name, ROLES)
 
     @torch.no_grad()
     def start_round(self, method: Method, received: Received) -> None:
-        """Notes which row is the client's own, how many have one, and the rows as received.
+        """Stores the client's row, the number of rows in use, and the received rows.
 
         Raises:
             ValueError: the client has no number, or none of the rows.
@@ -180,28 +174,27 @@ class Verification(SupportsVmap, Term):
         return torch.stack(views).sum()
 
     def measures(self, method: Method, step: Step, loss: Tensor) -> Mapping[str, Tensor]:
-        """How far clients can be told apart, and a bound of the information, in nats.
+        """This term, and a lower bound of the information that two views share, in nats.
 
-        "verification": this term. "information", where the term is of all images and the method
-        knows that of its contrastive loss within the client: the latter minus this term plus log S,
-        the entropy of S clients that take part equally often; a lower bound of what two views share
-        over all clients. The bound needs one r(s | z) for all clients, which is what they receive:
-        after a few steps a client's own head names that client whatever it sees.
+        The bound, "information", is that of the method's loss within the client minus this term
+        plus log S, the entropy of S equally frequent clients. It needs the term on all images, and
+        one r(s | z) for all clients, the received one: after a few steps a client's own head
+        predicts that client for any image.
         """
-        found = {"verification": loss.detach()}
+        measures = {"verification": loss.detach()}
         # Where the term leaves images out, the two losses are not of the same ones.
         if isinstance(method, BoundsInformation) and not self._unlabelled_only:
             entropy = self.population.log().squeeze()
-            found["information"] = method.information(step) - loss.detach() + entropy
-        return found
+            measures["information"] = method.information(step) - loss.detach() + entropy
+        return measures
 
     @torch.no_grad()
     def end_round(self) -> None:
-        """All rows but the own one are again what was received, whatever the optimizer did."""
+        """Restores the received rows of other clients, which weight decay has changed."""
         self.rows.copy_(self._rows())
 
     def _rows(self) -> Tensor:
-        """(S, D): the own row as it is now, which may be trained, all others as received."""
+        """(S, D): the client's trained row, the received rows of others."""
         if self.settings.rows == "fixed":
             return self.rows
         own = torch.arange(self.capacity, device=self.rows.device) == self.own

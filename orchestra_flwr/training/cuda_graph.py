@@ -1,7 +1,5 @@
 """A step replayed as a CUDA graph: one launch in place of a thousand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -12,14 +10,14 @@ WARM_UP = 3  # plain calls, in which libraries choose their algorithms and buffe
 
 
 class CapturedStep:
-    """Runs a step on a GPU: its first calls plainly, all later ones as a captured graph.
+    """Runs a step on a GPU: its first calls plainly, later ones as a captured graph.
 
-    A step of small batches keeps a GPU busy for less time than the processor takes to launch it.
-    Each size of batch has a graph of its own; a client's batches have two sizes at most.
+    Launching the kernels of a small batch takes longer than running them. Each size of batch has a
+    graph of its own; a client's batches have at most two sizes.
 
     Args:
-        step: takes the (B,) rows of a batch. What it does depends on B alone: shapes and decisions
-            do not depend on values, and what it leaves behind it changes in place.
+        step: takes the (B,) rows of a batch. Its kernels depend on B alone, not on values, and it
+            changes its state in place.
         generators: all that the step draws from.
     """
 
@@ -37,23 +35,23 @@ class CapturedStep:
         self._calls[size] += 1
         with torch.cuda.device(rows.device):  # streams and captures are the current GPU's
             if self._calls[size] <= WARM_UP:
-                self._plainly(rows)
+                self._run_on_side_stream(rows)
                 return
             if size not in self._graphs:
-                self._graphs[size] = self._captured(rows.clone())
+                self._graphs[size] = self._capture(rows.clone())
             graph, captured_rows = self._graphs[size]
             captured_rows.copy_(rows)
             graph.replay()
 
-    def _plainly(self, rows: Tensor) -> None:
-        # On another stream, as capturing demands of all that came before it.
+    def _run_on_side_stream(self, rows: Tensor) -> None:
+        # Capturing demands that earlier calls ran on another stream.
         current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(current)
         with torch.cuda.stream(side):
             self._step(rows)
         current.wait_stream(side)
 
-    def _captured(self, rows: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, rows: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)

@@ -1,7 +1,5 @@
 """Where a process computes: its CPU threads and its device."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

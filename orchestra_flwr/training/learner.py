@@ -1,8 +1,7 @@
-"""What a client trains: a method, the terms added to its loss, and a role for every tensor."""
-
-from __future__ import annotations
+"""The learner, which a client trains: a method, terms added to its loss, roles of tensors."""
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +20,9 @@ from orchestra_flwr.models import BatchNormPolicy
 from orchestra_flwr.seeding import derive
 from orchestra_flwr.terms import Term
 
-TERMS = "terms."  # what the names of terms' tensors begin with
+TERMS = "terms."  # prefix of the names of terms' tensors
 
-Reassign = Callable[[str, Role], Role]
+RoleOverride = Callable[[str, Role], Role]
 
 
 class Learner(nn.Module):
@@ -44,35 +43,32 @@ class Learner(nn.Module):
         self.method = method
         self.terms = nn.ModuleDict({name: term for name, (term, _) in terms.items()})
         self._weights = {name: weight for name, (_, weight) in terms.items()}
-        self._reassign: list[Reassign] = []
+        self._overrides: list[RoleOverride] = []
 
-    def reassign(self, reassign: Reassign | None) -> None:
-        """Changes the roles of tensors by their full names, after earlier changes; None: of none.
-
-        Merging policies do so whose clients keep some of what others share.
-        """
-        if reassign is not None:
-            self._reassign.append(reassign)
+    def override_roles(self, override: RoleOverride | None) -> None:
+        """Adds a function that changes roles by full names, after earlier ones; None: no change."""
+        if override is not None:
+            self._overrides.append(override)
 
     def role(self, name: str) -> Role:
         """The role of a tensor by its full name.
 
         Raises:
-            ValueError: nobody says who owns it.
+            ValueError: the tensor has no role.
         """
         if name.startswith(TERMS):
             term, _, own_name = name.removeprefix(TERMS).partition(".")
             role: Role = self.terms.get_submodule(term).role(own_name)  # type: ignore[operator]
         else:
             role = self.method.role(name)
-        for reassign in self._reassign:
-            role = reassign(name, role)
+        for override in self._overrides:
+            role = override(name, role)
         return role
 
     def state(self, role: Role) -> dict[str, Tensor]:
         """The floating-point tensors of a role by name, in a fixed order, sharing memory.
 
-        BatchNorm's batch counters are integers that nothing reads; they stay where they are.
+        BatchNorm's batch counters, integers that nothing reads, are left out.
         """
         return {
             name: tensor.detach()
@@ -81,28 +77,27 @@ class Learner(nn.Module):
         }
 
     def trained(self) -> dict[str, Tensor]:
-        """What gradients train, by full name, sharing memory."""
+        """Parameters with gradients by full name, sharing memory."""
         return {
             full_name(name): p.detach() for name, p in self.named_parameters() if p.requires_grad
         }
 
     @property
     def capacity(self) -> int | None:
-        """Most clients that can ever take part in a run; None: any number."""
-        capacities = [t.capacity for t in self.terms.children() if isinstance(t, Term)]
+        """Maximum number of clients of a run; None: any number."""
+        capacities = (term.capacity for term in self._terms())
         return min((c for c in capacities if c is not None), default=None)
 
     @property
     def needs_received(self) -> bool:
         """Whether a round needs the state as the server sent it."""
-        return any(isinstance(t, Term) and t.needs_received for t in self.terms.children())
+        return any(term.needs_received for term in self._terms())
 
     def start_round(self, received: Received, *, with_terms: bool = True) -> None:
         """Called before a client's first step of a round: for the method, then for every term."""
         if isinstance(self.method, StartsRounds):
             self.method.start_round(received)
-        for term in self.terms.children() if with_terms else ():
-            assert isinstance(term, Term)
+        for term in self._terms() if with_terms else ():
             term.start_round(self.method, received)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
@@ -116,15 +111,11 @@ class Learner(nn.Module):
     def measured_loss(
         self, batch: Batch, *, measured: bool
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """As :meth:`loss`, and named scalars that are only recorded, none unless `measured`.
-
-        Those of the method (:class:`Step`) and of its terms (:meth:`Term.measures`).
-        """
+        """The losses, and if `measured` the measures of the method and of its terms."""
         step = self.method.loss(batch)
         losses = dict(step.losses)
         measures = dict(step.measures()) if measured else {}
-        for name, term in self.terms.items():
-            assert isinstance(term, Term)
+        for name, term in zip(self.terms, self._terms(), strict=True):
             if name in losses:
                 raise ValueError(f"terms.{name}: a part of the method's loss has this name")
             loss = term.loss(self.method, batch, step)
@@ -134,10 +125,12 @@ class Learner(nn.Module):
         return losses, measures
 
     def end_round(self) -> None:
-        """Called after a client's last step: as :meth:`Term.end_round`, for every term."""
-        for term in self.terms.children():
-            assert isinstance(term, Term)
+        """Called after a client's last step; calls :meth:`Term.end_round` of every term."""
+        for term in self._terms():
             term.end_round()
+
+    def _terms(self) -> list[Term]:
+        return cast(list[Term], [*self.terms.values()])
 
     def _tensors(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state_dict(keep_vars=True)
@@ -145,7 +138,7 @@ class Learner(nn.Module):
 
 
 def full_name(name: str) -> str:
-    """What a tensor of :meth:`Learner.named_parameters` and its kin is called everywhere else."""
+    """The full name of a tensor, given its name in :meth:`Learner.named_parameters`."""
     return name.removeprefix("method.")
 
 
@@ -168,12 +161,12 @@ def build_learner(config: Config, channels: int) -> Learner:
             torch.manual_seed(derive(config.seed, "init", "terms", chosen.name))
             terms[chosen.name] = (chosen.build(config, method), chosen.weight)
     learner = Learner(method, terms)
-    learner.reassign(merging.reassign(learner))
-    learner.reassign(_by_batch_norm(BatchNormPolicy.of(config), learner))
+    learner.override_roles(merging.override_roles(learner))
+    learner.override_roles(_by_batch_norm(BatchNormPolicy.of(config), learner))
     return learner
 
 
-def _by_batch_norm(policy: BatchNormPolicy, learner: Learner) -> Reassign:
+def _by_batch_norm(policy: BatchNormPolicy, learner: Learner) -> RoleOverride:
     """The roles of BatchNorm's shared tensors.
 
     Raises:

@@ -1,6 +1,4 @@
-"""A client's round: the one local training loop, which knows neither Flower nor the method."""
-
-from __future__ import annotations
+"""A client's round: the local training loop of all methods, without Flower."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,8 +24,8 @@ class LocalResult:
         losses: mean of each part of the loss over the steps; empty if nothing was trained.
         steps: optimizer steps.
         contribution: what the method sends to the server beside its state.
-        optimizer_state: what the optimizer remembers of the steps, where clients keep it.
-        measures: what is only recorded, of the first step, before anything is trained.
+        optimizer_state: of the optimizer after the steps, where clients keep it.
+        measures: recorded in the first step, before anything is trained.
     """
 
     losses: dict[str, float]
@@ -75,22 +73,22 @@ def train_round(
     learner.start_round(received)
     batch_of = BatchMaker(learner.method, images, labels, config, seed)
     step = LocalStep(learner, batch_of, config)
-    take: Callable[[Tensor], None] = step
+    train_step: Callable[[Tensor], None] = step
     if optimizer_state is not None:
         step.optimizer.load_state(optimizer_state)
     training, steps = config.training, 0
     if training.cuda_graphs and images.is_cuda:
-        take = CapturedStep(step, batch_of.generators)
+        train_step = CapturedStep(step, batch_of.generators)
     for epoch, batches in enumerate(_epochs(images, training, seed, training.local_epochs)):
         step.start_epoch(seed.round, epoch)
         for rows in batches:
-            take(rows.to(images.device))
+            train_step(rows.to(images.device))
         steps += len(batches)
     losses, measures = step.losses(steps), step.measures()
     learner.end_round()
     contribution = _contribution(learner, images, config, seed, contribute)
-    kept = step.optimizer.state() if training.optimizer_state == "keep" else {}
-    return LocalResult(losses, steps, contribution, kept, measures)
+    optimizer_state = step.optimizer.state() if training.optimizer_state == "keep" else {}
+    return LocalResult(losses, steps, contribution, optimizer_state, measures)
 
 
 def observe_round(
@@ -103,10 +101,9 @@ def observe_round(
     contribute: bool = True,
     received: Received | None = None,
 ) -> LocalResult:
-    """The first round: nothing is trained, the method only looks at each image once.
+    """Round 0: nothing is trained, the method observes each image once.
 
-    Arguments as in :func:`train_round`. The shared state is left bit-identical;
-    terms, which only add to a loss, take no part.
+    Arguments as in :func:`train_round`. The shared state does not change; terms take no part.
     """
     method = learner.method
     labels = labels if sees_labels(config) else None

@@ -1,6 +1,4 @@
-"""How much memory training needs, known before any of it is asked for."""
-
-from __future__ import annotations
+"""A check before training: does the model fit into this machine's memory?"""
 
 import os
 from collections.abc import Callable
@@ -42,7 +40,7 @@ def check_memory(config: Config, channels: int) -> None:
 
 
 def _state_size(config: Config, channels: int) -> tuple[int, int]:
-    """Numbers and bytes of the whole state; 0 for a plug-in that cannot be built without memory."""
+    """Elements and bytes of the whole state; 0 if it cannot be built on meta tensors."""
     try:
         with torch.device("meta"), _SizesOnly(), torch.random.fork_rng(devices=[]):
             tensors = build_learner(config, channels).state_dict().values()
@@ -52,7 +50,7 @@ def _state_size(config: Config, channels: int) -> tuple[int, int]:
 
 
 class _SizesOnly(TorchFunctionMode):
-    """Leaves out what fills a tensor with values, as far as that takes long to import."""
+    """Skips functions that fill tensors with values; on meta tensors torch imports its compiler."""
 
     def __torch_function__(
         self,
@@ -61,7 +59,7 @@ class _SizesOnly(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        given = kwargs or {}
+        named = kwargs or {}
         if func.__name__ in FILLED:
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)

@@ -1,6 +1,4 @@
-"""When freed memory goes back, where the C library (glibc) and torch leave a choice."""
-
-from __future__ import annotations
+"""When freed memory returns to the system, as far as glibc and torch can be told."""
 
 import ctypes
 from functools import cache
@@ -15,8 +13,7 @@ NEVER = 2**31 - 1
 def keep_freed_memory() -> None:
     """Freed memory stays with this process until :func:`return_freed_memory`.
 
-    A training step frees and allocates the same activations again and again. Where the system
-    takes them back each time, fetching and clearing the pages anew is a tenth of the step.
+    Every step allocates the same activations; fetching their pages anew costs a tenth of a step.
     """
     if hasattr(_libc(), "mallopt"):
         _libc().mallopt(M_MMAP_MAX, 0)

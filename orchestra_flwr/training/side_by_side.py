@@ -4,9 +4,8 @@ A step of a small batch leaves a GPU idle. Here the models of some clients are s
 axis, and `torch.func.vmap` makes one step of theirs: the same numbers as one after another, but for
 the order of additions.
 
-Each client's work runs in a thread of its own, as it does alone, and only one of them at any
-moment. Where it needs gradients it waits until all others wait too or have ended; then those whose
-batches have one shape are given theirs together.
+Each client's work runs in a thread of its own, one at any moment. Where it needs gradients it waits
+until all others wait too or have ended; then passes with batches of equal shapes are run as one.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from orchestra_flwr.training.learner import Learner
 
 T = TypeVar("T")
 Measured = tuple[dict[str, Tensor], dict[str, Tensor]]
-_HERE: ContextVar[_Client[Any] | None] = ContextVar("client", default=None)
+_CURRENT_CLIENT: ContextVar[_Client[Any] | None] = ContextVar("client", default=None)
 
 
 @dataclass(frozen=True)
-class Passes:
-    """The passes of one step of one client.
+class TrainingPass:
+    """Forward and backward pass of one step of one client.
 
     Attributes:
         learner: whose trained parameters get gradients.
         batch: of the step.
-        precision: of the passes.
-        measured: whether what is only recorded is made as well.
+        precision: of the pass.
+        measured: whether measures are made as well.
     """
 
     learner: Learner
@@ -48,119 +47,119 @@ class Passes:
     precision: Precision
     measured: bool
 
-    def taken(self) -> Measured:
-        """Makes the gradients.
+    def run(self) -> Measured:
+        """Makes the gradients, with other waiting clients' where possible.
 
         Returns:
-            As :meth:`Learner.measured_loss`.
+            Losses and measures, see :meth:`Learner.measured_loss`.
         """
-        client = _HERE.get()
-        return self.alone() if client is None else client.wait_for(self)
+        client = _CURRENT_CLIENT.get()
+        return self.run_alone() if client is None else client.wait_for(self)
 
-    def alone(self) -> Measured:
-        """The same, without looking for others."""
+    def run_alone(self) -> Measured:
+        """Makes the gradients of this client alone."""
         with passes_in(self.precision, self.batch.images.device.type):
             losses, measures = self.learner.measured_loss(self.batch, measured=self.measured)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         return losses, measures
 
     @property
-    def form(self) -> tuple[object, ...]:
-        """What is equal where steps can be taken as one."""
+    def signature(self) -> tuple[object, ...]:
+        """Passes with equal signatures can be run as one."""
         rotations = tuple(r is None for r in self.batch.rotations)
         shapes = tuple(view.shape for view in self.batch.views)
         return shapes, rotations, self.batch.labels is None, self.measured
 
 
 def side_by_side(works: Sequence[Callable[[], T]]) -> list[T]:
-    """Does pieces of work, in each of which a client trains; returns what they return, in order.
+    """Runs functions that each train a client; returns their results in order.
 
     Raises:
-        Exception: what the first of them raised that did.
+        Exception: the first error of any of them.
     """
     if len(works) == 1:
         return [works[0]()]
     clients = [_Client(work) for work in works]
     stack = _Stack()
     try:
-        going = clients
-        while going:
-            for client in going:
-                client.go_on()
-            going = [client for client in going if client.passes is not None]
-            _take(going, stack)
+        running = clients
+        while running:
+            for client in running:
+                client.resume()
+            running = [client for client in running if client.training_pass is not None]
+            _run_waiting(running, stack)
     finally:
         for client in clients:
-            client.give_up()
+            client.cancel()
     return [client.result() for client in clients]
 
 
-def _take(clients: Sequence[_Client[Any]], stack: _Stack) -> None:
-    """Gives clients that wait their gradients; those of one form at once."""
+def _run_waiting(clients: Sequence[_Client[Any]], stack: _Stack) -> None:
+    """Runs the passes of waiting clients; those with equal signatures as one."""
     groups: dict[tuple[object, ...], list[_Client[Any]]] = {}
     for client in clients:
-        assert client.passes is not None
-        groups.setdefault(client.passes.form, []).append(client)
+        assert client.training_pass is not None
+        groups.setdefault(client.training_pass.signature, []).append(client)
     for group in groups.values():
-        passes = [client.passes for client in group if client.passes is not None]
+        passes = [client.training_pass for client in group if client.training_pass is not None]
         try:
-            measured = [passes[0].alone()] if len(passes) == 1 else stack.take(passes)
-        except Exception as error:  # it is the clients' own, such as memory that does not suffice
+            measured = [passes[0].run_alone()] if len(passes) == 1 else stack.run(passes)
+        except Exception as error:  # such as too little memory: an error of these clients
             for client in group:
                 client.measured = error
         else:
-            for client, found in zip(group, measured, strict=True):
-                client.measured = found
+            for client, result in zip(group, measured, strict=True):
+                client.measured = result
 
 
-class _GivenUpError(BaseException):
-    """Ends the thread of a client whose companions were interrupted."""
+class _CancelledError(BaseException):
+    """Ends the thread of a client when another one was interrupted."""
 
 
 class _Client(Generic[T]):
-    """One client's work, in a thread that stands still unless it is its turn.
+    """One client's work, in a thread that only runs when it is resumed.
 
     Attributes:
-        passes: what it waits for; None where it has ended.
-        measured: what it is given for them, or an error.
+        training_pass: that it waits for; None where it has ended.
+        measured: the result of that pass, or its error.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
-        self.passes: Passes | None = None
+        self.training_pass: TrainingPass | None = None
         self.measured: Measured | Exception | None = None
         self._work = work
         self._result: list[T] = []
         self._error: BaseException | None = None
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        self._given_up = False
+        self._cancelled = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Runs it until it waits for gradients or has ended."""
         self._turn.release()
         self._back.acquire()
 
-    def wait_for(self, passes: Passes) -> Measured:
-        """Called in its thread: stands still until the passes are taken.
+    def wait_for(self, training_pass: TrainingPass) -> Measured:
+        """Called in its thread: waits for the result of a pass.
 
         Raises:
-            Exception: that they raised.
+            Exception: the error of the pass.
         """
-        self.passes = passes
+        self.training_pass = training_pass
         self._back.release()
         self._turn.acquire()
-        self.passes = None
-        if self._given_up:
-            raise _GivenUpError
+        self.training_pass = None
+        if self._cancelled:
+            raise _CancelledError
         if isinstance(self.measured, Exception):
             raise self.measured
         assert self.measured is not None
         return self.measured
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Ends its thread, if it has not ended."""
-        self._given_up = True
+        self._cancelled = True
         self._turn.release()
         self._thread.join()
 
@@ -172,9 +171,9 @@ class _Client(Generic[T]):
 
     def _run(self) -> None:
         self._turn.acquire()
-        _HERE.set(self)
+        _CURRENT_CLIENT.set(self)
         try:
-            if not self._given_up:
+            if not self._cancelled:
                 self._result.append(self._work())
         except BaseException as error:
             self._error = error
@@ -205,13 +204,13 @@ class _Stack:
         self._learners: list[Learner] = []
         self._tensors: dict[str, Tensor] = {}
 
-    def take(self, passes: Sequence[Passes]) -> list[Measured]:
-        """One step's passes of all of them."""
-        learners = [each.learner for each in passes]
+    def run(self, passes: Sequence[TrainingPass]) -> list[Measured]:
+        """Runs one step's passes of all clients under vmap."""
+        learners = [p.learner for p in passes]
         if learners != self._learners:  # modules are equal to themselves alone
             self._stack(learners)
         loss, count = _Loss(learners[0], passes[0].measured), len(passes)
-        batches = [each.batch for each in passes]
+        batches = [p.batch for p in passes]
         with passes_in(passes[0].precision, batches[0].images.device.type), stacked_clients():
             losses, measures = vmap(
                 lambda state, batch: functional_call(loss, state, (_batch(batch, batches[0]),)),
@@ -228,7 +227,8 @@ class _Stack:
     def _stack(self, learners: list[Learner]) -> None:
         self._learners, self._tensors = learners, {}
         states = [
-            {**dict(each.named_parameters()), **dict(each.named_buffers())} for each in learners
+            {**dict(learner.named_parameters()), **dict(learner.named_buffers())}
+            for learner in learners
         ]
         for name, first in states[0].items():
             whole = torch.stack([state[name].detach() for state in states])
@@ -238,7 +238,7 @@ class _Stack:
 
 
 def _tensors(batches: Sequence[Batch]) -> dict[str, Any]:
-    """What differs between batches of one form, stacked."""
+    """The tensors of batches with equal signatures, stacked."""
     first = batches[0]
     stacked: dict[str, Any] = {
         "images": torch.stack([b.images for b in batches]),

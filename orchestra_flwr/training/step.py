@@ -1,7 +1,5 @@
 """One step of local training: views of some images, their loss, an update."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +15,7 @@ from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training.learner import Learner
 from orchestra_flwr.training.optimizers import Optimizer
 from orchestra_flwr.training.schedules import LocalProgress, Schedule
-from orchestra_flwr.training.side_by_side import Passes
+from orchestra_flwr.training.side_by_side import TrainingPass
 
 
 class TrainingError(RuntimeError):
@@ -25,10 +23,9 @@ class TrainingError(RuntimeError):
 
 
 class BatchMaker:
-    """Makes the views of some of a client's images, as the method asks for or `method.views` says.
+    """Makes batches: views of some of a client's images.
 
-    Augmentations and the loss draw from streams of their own: a method whose loss draws gets the
-    same views as one whose loss does not.
+    Augmentations and the loss have separate random streams, so all methods get the same views.
 
     Attributes:
         generators: of the augmentations and of the loss, on the images' device.
@@ -70,8 +67,7 @@ def _recipes(method: Method, config: Config) -> list[Recipe]:
 class LocalStep:
     """A step of local training: views, passes, loss, update (Algorithm 1, lines 5 to 16).
 
-    It decides nothing by values and changes what it keeps in place, so that it can be captured as
-    a CUDA graph.
+    It can be captured as a CUDA graph: nothing depends on values, and state is changed in place.
 
     Args:
         learner: changed in place.
@@ -109,8 +105,8 @@ class LocalStep:
         """Trains on the (B,) chosen images."""
         first = not self._losses
         batch = self._batch_of(rows)
-        passes = Passes(self._learner, batch, self._training.precision, measured=first)
-        losses, measures = passes.taken()
+        precision = self._training.precision
+        losses, measures = TrainingPass(self._learner, batch, precision, measured=first).run()
         if self._gradient_norm is not None:
             clip_grad_norm_(self.optimizer.parameters, self._gradient_norm)
         self.optimizer.step()
@@ -119,7 +115,7 @@ class LocalStep:
             self._measures = {name: value.detach().clone() for name, value in measures.items()}
 
     def measures(self) -> dict[str, float]:
-        """What is only recorded, of the first step: with the weights that training started from."""
+        """The measures of the first step, before anything is trained."""
         return {name: float(value) for name, value in self._measures.items()}
 
     def losses(self, steps: int) -> dict[str, float]:

@@ -1,6 +1,4 @@
-"""What a run begins with; a warm start with the encoder of another one (`init=`)."""
-
-from __future__ import annotations
+"""The initial state of a run, or a warm start with the encoder of another one (`init=`)."""
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec, load_encoder
@@ -9,16 +7,15 @@ from orchestra_flwr.training.learner import Learner, build_learner
 
 
 def starting_learner(config: Config, channels: int, *, begun: bool = False) -> Learner:
-    """What a run begins with: weights from its seed, those that the model names, those of `init`.
+    """The learner that a run begins with: weights from its seed, pretrained ones, those of `init`.
 
-    Only who begins a run needs them; everybody else is sent what has become of them. Every
-    backbone of the method begins with the encoder of `init`, a target as well; heads and what
-    terms add are drawn.
+    Only the server needs it. All backbones of the method, a target included, begin with the
+    encoder of `init`; heads and terms are drawn from the seed.
 
     Args:
         config: of the run.
         channels: of its images.
-        begun: whether the run goes on: its state is in the checkpoint, and nothing is read here.
+        begun: whether the run is resumed: its state is in the checkpoint, nothing is loaded here.
 
     Raises:
         ConfigError: it cannot be built, the model's weights cannot be had, or `init` is no encoder
@@ -63,12 +60,12 @@ def initial_encoder(config: Config) -> Encoder | None:
 
 
 def _kind(spec: EncoderSpec) -> dict[str, object]:
-    """What two encoders must have in common, by the keys of a run; heads are no part of one."""
+    """What two encoders must have in common, by the keys of a run."""
     model = {"name": spec.model.name, "norm": spec.model.norm, "width": spec.model.width}
-    own = spec.model.settings.model_dump(exclude={*spec.model.plugin.first_weights})
+    options = spec.model.settings.model_dump(exclude={*spec.model.plugin.first_weights})
     return {
         "model": model.pop("name"),
-        **{f"model.{key}": value for key, value in {**model, **own}.items()},
+        **{f"model.{key}": value for key, value in {**model, **options}.items()},
         "model.groups": spec.model.groups,
         "data.image_size": spec.image_size,
         "data.normalise": spec.normalise,

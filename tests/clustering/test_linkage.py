@@ -42,7 +42,7 @@ def test_an_outlier_is_joined_by_what_is_most_like_it():
     """Alone it would be a group of its own."""
     rows = [[1, 0], [1, 0.1], [1, 0.2], [1, 0.3], [-1, 0.5]]
     assert linkage_groups(cosines(rows), 2) == [0, 0, 0, 0, 1]
-    assert linkage_groups(cosines(rows), 2, least=2) == [0, 0, 0, 1, 1]
+    assert linkage_groups(cosines(rows), 2, min_members=2) == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("least", [1, 2, 3])
@@ -54,7 +54,7 @@ def test_every_group_has_the_least_members(least):
 
 
 def test_equal_members_are_still_so_many_groups():
-    found = linkage_groups(np.ones((4, 4)), 2, least=2)
+    found = linkage_groups(np.ones((4, 4)), 2, min_members=2)
     assert sorted(found) == [0, 0, 1, 1]
 
 

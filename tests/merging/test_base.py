@@ -5,8 +5,8 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.merging.base import compared_weights, divergence
 from orchestra_flwr.merging.fedbn import FedBN
-from orchestra_flwr.merging.fedema import FedEMA, FedEMASettings
-from orchestra_flwr.merging.fedu import FedU, FedUSettings
+from orchestra_flwr.merging.fedema import FedEMA
+from orchestra_flwr.merging.fedu import FedU
 from orchestra_flwr.merging.replace import Replace
 from orchestra_flwr.training import build_learner
 
@@ -35,8 +35,8 @@ def test_the_policy_that_is_asked_for(tiny, name, kind, keeps):
 
 
 def test_options_belong_to_the_policy(tiny):
-    assert tiny("merging=fedu").merging.settings == FedUSettings(threshold=0.4)
-    assert tiny("merging=fedema").merging.settings == FedEMASettings(scale=None, first_mu=0.7)
+    assert tiny("merging=fedu").merging.settings == FedU.Settings(threshold=0.4)
+    assert tiny("merging=fedema").merging.settings == FedEMA.Settings(scale=None, first_mu=0.7)
     assert tiny("merging=fedu", "merging.threshold=0.1").merging.settings.threshold == 0.1
     for overrides, says in (
         (["merging=fedu", "merging.threshold=-1"], "merging.threshold=-1"),

@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from orchestra_flwr.merging import ClientState
-from orchestra_flwr.merging.fedema import FedEMA, FedEMASettings
+from orchestra_flwr.merging.fedema import FedEMA
 from orchestra_flwr.training import build_learner
 
 
 def fedema(scale=None, first_mu=0.7):
-    return FedEMA(FedEMASettings(scale=scale, first_mu=first_mu))
+    return FedEMA(FedEMA.Settings(scale=scale, first_mu=first_mu))
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from orchestra_flwr.merging.fedu import FedU, FedUSettings
+from orchestra_flwr.merging.fedu import FedU
 
 
 def fedu(threshold=0.4):
-    return FedU(FedUSettings(threshold=threshold))
+    return FedU(FedU.Settings(threshold=threshold))
 
 
 def fedu_round(learner, merging, state, moved, predictor):

@@ -1,11 +1,14 @@
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from orchestra_flwr.methods import Batch, build_method
-from orchestra_flwr.methods.specloss import spectral_loss
+from orchestra_flwr.methods.spectral import spectral_contrastive_loss
+
+spectral_loss = partial(spectral_contrastive_loss, norm="sphere")
 
 
 def features(*shape, seed):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from orchestra_flwr.methods import Batch, build_method
-from orchestra_flwr.methods.specloss import spectral_loss
 from orchestra_flwr.methods.spectral import spectral_contrastive_loss
 
 NORMS = ["sphere", "ball", "none"]
@@ -73,12 +72,6 @@ def test_inside_the_ball_nothing_changes_and_outside_the_direction_counts():
     outside = 50 * inside
     loss = spectral_contrastive_loss(outside, outside, "ball")
     torch.testing.assert_close(loss, spectral_contrastive_loss(inside, inside, "sphere"))
-
-
-def test_specloss_is_the_same_on_cosines():
-    first, second = features(5, 4, seed=1), features(5, 4, seed=2)
-    expected = spectral_contrastive_loss(first, second, "sphere")
-    assert torch.equal(spectral_loss(first, second), expected)
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -109,10 +109,27 @@ def test_batches_are_assigned_together_with_earlier_projections(tiny, queue, loc
         earlier += rows[0] + rows[1]
 
 
-def test_assignments_get_no_gradient_and_predictions_do(tiny):
-    method = build_method(tiny("method=swav", "method.prototypes=4"), 1).double().train()
-    method.loss(batch(4, 2)).losses["clustering"].backward()
-    assert all(p.grad is not None and p.grad.any() for p in method.parameters())
+def test_assignments_have_no_gradient():
+    scores = cosines(6, 4, seed=1).requires_grad_()
+    assert not equal_assignments(scores, torch.ones(6, dtype=torch.bool), 0.05, 3).requires_grad
+
+
+@pytest.mark.parametrize("queue", [0, 10])
+def test_the_gradient_is_that_of_predictions_of_constant_assignments(tiny, queue):
+    config = tiny("method=swav", "method.prototypes=4", f"method.queue={queue}")
+    method = build_method(config, 1).double().train()
+    images = batch(4, 2)
+    _, projections = method.embed(images.views)
+    scores = [method.prototypes(projection) for projection in projections]
+    there = torch.ones(4, dtype=torch.bool)
+    constant = [equal_assignments(s, there, 0.02, 3).detach().clone() for s in scores]
+    expected = torch.autograd.grad(
+        swapped_prediction_loss(scores, constant, 0.1), [*method.parameters()]
+    )
+    method.loss(images).losses["clustering"].backward()
+    for parameter, gradient in zip(method.parameters(), expected, strict=True):
+        assert gradient.any()
+        torch.testing.assert_close(parameter.grad, gradient)
 
 
 def test_the_queue_never_leaves_a_client_and_is_empty_when_a_round_begins(tiny):

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import ModelConfig
-from orchestra_flwr.models import build_head, mlp
-from orchestra_flwr.models.heads import plain_head
+from orchestra_flwr.models import build_head
+from orchestra_flwr.models.heads import mlp, plain_head
 
 
 def kinds(head):

@@ -9,10 +9,10 @@ from threadpoolctl import threadpool_limits
 
 from orchestra_flwr.privacy.updates import (
     CHUNK,
+    add_noisy_round,
     clipped_state,
     clipped_update,
     composed_epsilon,
-    drawn_once_more,
     standard_normals,
 )
 
@@ -54,6 +54,16 @@ def test_a_small_update_is_sent_as_it_is():
     before, after = states(scale=1e-3)
     np.testing.assert_array_equal(clipped_state(before, after, 1.0), after)
     np.testing.assert_array_equal(clipped_update(before, after, 1.0), after - before.astype(float))
+
+
+@pytest.mark.parametrize("excess", [1e-6, 0.1, 0.5, 0.99, 1, 3])
+def test_an_update_that_exceeds_the_clip_by_little_is_clipped_too(excess):
+    """Whatever the factor, the client sends and the server takes the clip, not a bit more."""
+    received, trained = states()
+    clip = np.linalg.norm(trained - received.astype(np.float64)) / (1 + excess)
+    assert np.linalg.norm(clipped_update(received, trained, clip)) == pytest.approx(clip, rel=1e-12)
+    sent = clipped_state(received, trained, clip).astype(np.float64)
+    assert np.linalg.norm(sent - received) == pytest.approx(clip, rel=2e-7)
 
 
 def test_a_million_values_are_clipped_to_float64s_norm():
@@ -158,7 +168,7 @@ def test_without_rounds_epsilon_is_0_and_without_noise_infinite():
 def test_rounds_of_a_changing_population_add_up():
     drawn = []
     for clients, cohort in ((10, 5), (12, 6), (10, 5), (12, 12)):
-        drawn = drawn_once_more(drawn, clients, cohort)
+        drawn = add_noisy_round(drawn, clients, cohort)
     assert drawn == [[10, 5, 2], [12, 6, 1], [12, 12, 1]]
     whole = composed_epsilon(4, drawn, 1e-3)
     assert composed_epsilon(4, drawn[:2], 1e-3) < whole <= update_epsilon(4, 12, 12, 4, 1e-3)

@@ -52,12 +52,12 @@ def test_a_name_without_a_role_is_an_error(learner):
 
 def test_roles_can_be_changed_by_full_names(learner):
     assert learner.role("projector.0.weight") is Role.SHARED
-    learner.reassign(lambda name, role: Role.LOCAL if name.startswith("projector.") else role)
+    learner.override_roles(lambda name, role: Role.LOCAL if name.startswith("projector.") else role)
     assert learner.role("projector.0.weight") is Role.LOCAL
     assert learner.role("backbone.layers.0.weight") is Role.SHARED
-    learner.reassign(None)
+    learner.override_roles(None)
     assert learner.role("projector.0.weight") is Role.LOCAL
-    learner.reassign(lambda name, role: Role.TRANSIENT if role is Role.LOCAL else role)
+    learner.override_roles(lambda name, role: Role.TRANSIENT if role is Role.LOCAL else role)
     assert learner.role("projector.0.weight") is Role.TRANSIENT
 
 

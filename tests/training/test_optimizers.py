@@ -6,9 +6,9 @@ from torch import nn
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.sections import OptimizerConfig
-from orchestra_flwr.training.optimizers.adam import Adam, AdamSettings
-from orchestra_flwr.training.optimizers.adamw import AdamW, AdamWSettings
-from orchestra_flwr.training.optimizers.sgd import SGD, SGDSettings
+from orchestra_flwr.training.optimizers.adam import Adam
+from orchestra_flwr.training.optimizers.adamw import AdamW
+from orchestra_flwr.training.optimizers.sgd import SGD
 
 
 def network():
@@ -42,7 +42,7 @@ def trained_beside(ours, make_reference, steps):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [0.0, 1e-2])
 def test_sgd_has_the_same_bits_as_torch(momentum, decay):
-    settings = SGDSettings(momentum=momentum, weight_decay=decay)
+    settings = SGD.Settings(momentum=momentum, weight_decay=decay)
     for a, b in trained_beside(
         lambda parameters: SGD(settings, parameters, 0.1),
         lambda parameters: torch.optim.SGD(
@@ -57,7 +57,7 @@ def test_sgd_has_the_same_bits_as_torch(momentum, decay):
 @pytest.mark.parametrize("decay", [0.0, 0.01, 1.0])
 def test_adamw_is_torchs(options, decay):
     betas, epsilon = options.get("betas", (0.9, 0.999)), options.get("epsilon", 1e-8)
-    settings = AdamWSettings(weight_decay=decay, **options)
+    settings = AdamW.Settings(weight_decay=decay, **options)
     for a, b in trained_beside(
         lambda parameters: AdamW(settings, parameters, 3e-3),
         lambda parameters: torch.optim.AdamW(
@@ -69,13 +69,13 @@ def test_adamw_is_torchs(options, decay):
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-6, 0.1])
-@pytest.mark.parametrize(("ours", "settings", "theirs"), [
-    (Adam, AdamSettings, torch.optim.Adam), (AdamW, AdamWSettings, torch.optim.AdamW),
+@pytest.mark.parametrize(("ours", "theirs"), [
+    (Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW),
 ])  # fmt: skip
-def test_fifty_steps_of_adam_are_torchs(ours, settings, theirs, decay):
+def test_fifty_steps_of_adam_are_torchs(ours, theirs, decay):
     """Coupled and decoupled decay, to float32's rounding."""
     for a, b in trained_beside(
-        lambda parameters: ours(settings(weight_decay=decay), parameters, 1e-3),
+        lambda parameters: ours(ours.Settings(weight_decay=decay), parameters, 1e-3),
         lambda parameters: theirs(parameters, 1e-3, weight_decay=decay),
         50,
     ):
@@ -84,17 +84,17 @@ def test_fifty_steps_of_adam_are_torchs(ours, settings, theirs, decay):
 
 def test_adams_decay_is_part_of_the_gradient():
     """Of a weight without a gradient Adam takes lr, whatever the decay; AdamW lr * wd of it."""
-    for ours, settings, after in ((Adam, AdamSettings, 4 - 0.1), (AdamW, AdamWSettings, 4 - 0.2)):
+    for ours, after in ((Adam, 4 - 0.1), (AdamW, 4 - 0.2)):
         weight = nn.Parameter(torch.tensor([4.0]))
         weight.grad = torch.zeros(1)
-        ours(settings(weight_decay=0.5), [weight], 0.1).step()
+        ours(ours.Settings(weight_decay=0.5), [weight], 0.1).step()
         assert weight.item() == pytest.approx(after, abs=1e-6)
 
 
 OPTIMIZERS = [
-    lambda p, lr=0.1: SGD(SGDSettings(), p, lr),
-    lambda p, lr=0.1: Adam(AdamSettings(weight_decay=0.1), p, lr),
-    lambda p, lr=0.1: AdamW(AdamWSettings(weight_decay=0.1), p, lr),
+    lambda p, lr=0.1: SGD(SGD.Settings(), p, lr),
+    lambda p, lr=0.1: Adam(Adam.Settings(weight_decay=0.1), p, lr),
+    lambda p, lr=0.1: AdamW(AdamW.Settings(weight_decay=0.1), p, lr),
 ]
 
 
@@ -145,7 +145,7 @@ def test_adamws_first_steps_by_hand():
     .0199 g^2, so .040 / .19 / sqrt(.01240 / .0199) = .26671.
     """
     weight = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
-    settings = AdamWSettings(betas=(0.9, 0.99), epsilon=1e-12, weight_decay=0.5)
+    settings = AdamW.Settings(betas=(0.9, 0.99), epsilon=1e-12, weight_decay=0.5)
     optimizer = AdamW(settings, [weight], 0.1)
     weight.grad = torch.tensor([3.0], dtype=torch.float64)
     optimizer.step()
@@ -183,8 +183,8 @@ def test_the_state_is_changed_in_place(make):
 
 
 def test_options_are_checked_by_the_optimizer_that_is_chosen(tiny):
-    assert tiny().optimizer.settings == SGDSettings(momentum=0.9, weight_decay=1e-4)
-    assert tiny("optimizer=adamw").optimizer.settings == AdamWSettings()
+    assert tiny().optimizer.settings == SGD.Settings(momentum=0.9, weight_decay=1e-4)
+    assert tiny("optimizer=adamw").optimizer.settings == AdamW.Settings()
     for overrides, says in (
         (["optimizer=adamw", "optimizer.betas=[0.9,1]"], r"optimizer.betas.1=1"),
         (["optimizer=adamw", "optimizer.epsilon=0"], "optimizer.epsilon=0"),

@@ -7,8 +7,8 @@ from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 from orchestra_flwr.training.optimizers.sgd import SGD
 from orchestra_flwr.training.schedules import LocalProgress
-from orchestra_flwr.training.schedules.cosine import Cosine, CosineSettings
-from orchestra_flwr.training.schedules.steps import Steps, StepsSettings
+from orchestra_flwr.training.schedules.cosine import Cosine
+from orchestra_flwr.training.schedules.steps import Steps
 
 
 def rates(schedule, rounds, epochs, lr=1e-3):
@@ -21,7 +21,7 @@ def rates(schedule, rounds, epochs, lr=1e-3):
 
 
 def steps(**options):
-    return Steps(StepsSettings(**options))
+    return Steps(Steps.Settings(**options))
 
 
 def test_the_published_steps():
@@ -30,7 +30,7 @@ def test_the_published_steps():
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", [steps(), Cosine(CosineSettings())])
+@pytest.mark.parametrize("schedule", [steps(), Cosine(Cosine.Settings())])
 @pytest.mark.parametrize("epochs", [1, 5, 10, 50, 100, 250, 500])
 def test_by_epochs_communication_changes_no_rate(schedule, epochs):
     assert rates(schedule, 500 // epochs, epochs) == rates(schedule, 1, 500)
@@ -50,10 +50,12 @@ def test_by_rounds_the_published_codes_rates(epochs, expected):
 
 
 def test_the_cosine_by_hand():
-    assert rates(Cosine(CosineSettings()), 2, 2, lr=1) == pytest.approx(
+    assert rates(Cosine(Cosine.Settings()), 2, 2, lr=1) == pytest.approx(
         [1, 0.853553, 0.5, 0.146447], abs=1e-6
     )
-    assert rates(Cosine(CosineSettings(by="rounds")), 2, 2, lr=1) == pytest.approx([1, 1, 0.5, 0.5])
+    assert rates(Cosine(Cosine.Settings(by="rounds")), 2, 2, lr=1) == pytest.approx(
+        [1, 1, 0.5, 0.5]
+    )
 
 
 @pytest.mark.parametrize("value", ["[.6,.3]", "[0,.3]", "[.5,1]", "[.3,.3]"])

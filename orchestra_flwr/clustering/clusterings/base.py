@@ -1,6 +1,4 @@
-"""What a clustering is: what a client contributes to the global clusters, and when it is made."""
-
-from __future__ import annotations
+"""Clusterings: what a client contributes to the global clusters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,11 +14,11 @@ from orchestra_flwr.seeding import ClientSeed
 FeaturesOf = Callable[[Tensor], Tensor]  # of images, (B, C, H, W) uint8 to (B, D) unit vectors
 
 LOCAL_CENTROIDS = "local_centroids"  # the array that clients contribute
-MAX_POINTS = 2**14  # clustering compares all with all of them: 2 GB of distances
+MAX_POINTS = 2**14  # all pairwise distances of so many are 2 GB
 
 
 class Clustering(Plugin, nn.Module, ABC):
-    """A client's side of clustering; the server has an object of it as well, to begin with.
+    """A client's side of clustering; the server uses only its first centroids.
 
     Its tensors never leave the client, and are gone after the round.
 
@@ -68,7 +66,7 @@ class Clustering(Plugin, nn.Module, ABC):
         """
 
     def observe(self, images: Tensor, features: Tensor) -> None:
-        """Takes in the target features of a step, also in round 0, in which nothing is trained.
+        """Observes the target features of a step, also in round 0, in which nothing is trained.
 
         Args:
             images: (B,) which of the client's images these are.

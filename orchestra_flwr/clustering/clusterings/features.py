@@ -1,9 +1,4 @@
-"""NOT PRIVATE: clients send features of single images, to hold clustering against.
-
-The paper's "Reps" (Table 2).
-"""
-
-from __future__ import annotations
+"""NOT PRIVATE: clients send features of single images (the paper's baseline "Reps", Table 2)."""
 
 from torch import Tensor
 
@@ -19,7 +14,7 @@ class Features(MemoryClustering):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Who shares features must say so twice: nobody gets there by one slip."""
+        """Sharing features needs privacy.k_min=1 as well, so that it is never chosen by mistake."""
         if config.privacy.k_min != 1:
             raise ValueError(
                 f"privacy.k_min={config.privacy.k_min}: must be 1 with clustering=features, "
@@ -33,8 +28,8 @@ class Features(MemoryClustering):
         return Release(
             {LOCAL_CENTROIDS: (rows, config.model.projector_dim)},
             label="features",
-            least_images=config.privacy.k_min,
-            longest=1.0,
+            min_images=config.privacy.k_min,
+            max_norm=1.0,
             may_be_empty=True,
             first_round=0,
             made_private_by="clustering=private",

@@ -1,7 +1,5 @@
 """Differentially private centroids of all of a client's images."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch
@@ -24,16 +22,14 @@ from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed, torch_generator
 
 FEATURE_BATCH = 64  # images of which features are made at a time, always
-# Centroids are of features of the model as clients receive it, which nobody has trained before the
-# second round: such features are all alike, so their centroids would cost epsilon and say nothing.
+# Before the second round clients receive an untrained model, whose features are all alike.
 FIRST_ROUND = 2
 
 
 class Private(Clustering):
-    """Noisy centroids of one feature for each different image, of the model as it was received.
+    """Noisy centroids of one feature for each different image, by the model as it was received.
 
-    Training changes the model by every image, and so the features of all others, which no noise
-    accounts for.
+    After training every image would have changed the features of all others.
     """
 
     class Settings(Section):
@@ -70,8 +66,8 @@ class Private(Clustering):
         return Release(
             {LOCAL_CENTROIDS: (rows, config.model.projector_dim)},
             label="centroids",
-            least_images=privacy.k_min,
-            longest=1.0,
+            min_images=privacy.k_min,
+            max_norm=1.0,
             may_be_empty=True,
             first_round=FIRST_ROUND,
             epsilon=privacy.epsilon,
@@ -86,13 +82,13 @@ class Private(Clustering):
     def start_round(self, round_: int, images: Tensor, features: FeaturesOf) -> None:
         """Makes the features, no bit of which another image changes.
 
-        BatchNorm's statistics of a batch would let an image touch the features of others: hence
-        evaluation mode. Copies of an image are one: what is hidden is an image with all its copies.
+        So in evaluation mode: with BatchNorm's batch statistics an image changes the features of
+        others. Copies of an image count as one: an image is protected with all its copies.
 
-        Libraries choose kernels, and so the order of additions, by the size of a batch. If the
-        last batch were as large as what is left, one image more could change the last bits of
-        others, and the side of a hyperplane on which they lie, which no noise accounts for. So
-        all batches have one size, the last one filled up with black images.
+        Libraries choose kernels, and so the order of additions, by the size of a batch. In a last
+        batch of the remaining images, one image more could change the last bits of others, and so
+        the side of a hyperplane on which they lie. So all batches have one size; the last one is
+        filled up with black images.
         """
         if round_ < FIRST_ROUND:
             return

@@ -1,13 +1,11 @@
 """Clusters of equal size on each client (Orchestra, Algorithm 1, line 18)."""
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.clustering.clusterings import LOCAL_CENTROIDS, MAX_POINTS
 from orchestra_flwr.clustering.local_clusters import local_clustering
-from orchestra_flwr.clustering.memory_clustering import MemoryClustering, MemorySettings
+from orchestra_flwr.clustering.memory_clustering import MemoryClustering
 from orchestra_flwr.config import Config
 from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed
@@ -16,12 +14,11 @@ from orchestra_flwr.seeding import ClientSeed
 class Sinkhorn(MemoryClustering):
     """At most L centroids of the features seen last.
 
-    An image is one point however often it was seen and however many copies of it there are, so
-    every centroid stands for at least `privacy.k_min` images that differ in their pixels; with
-    fewer different images than that there is no centroid.
+    An image and its copies are one point, so every centroid stands for at least `privacy.k_min`
+    images that differ in their pixels; with fewer there is no centroid.
     """
 
-    class Settings(MemorySettings):
+    class Settings(MemoryClustering.Settings):
         """Options under `clustering.` for clustering=sinkhorn."""
 
         local_clusters: int = Field(8, ge=2, le=MAX_POINTS)  # the paper's L
@@ -45,8 +42,8 @@ class Sinkhorn(MemoryClustering):
         return Release(
             {LOCAL_CENTROIDS: (rows, config.model.projector_dim)},
             label="centroids",
-            least_images=config.privacy.k_min,
-            longest=1.0,
+            min_images=config.privacy.k_min,
+            max_norm=1.0,
             may_be_empty=True,
             first_round=0,
             made_private_by="clustering=private",

@@ -1,7 +1,5 @@
 """Global clustering: all clients' local centroids to G global centroids."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,7 @@ class Alternating(Solver):
     """Sinkhorn plans and closed-form centroids in turn, with `clustering.damping`."""
 
     def solve(self, points: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        """Goes on from the last round's centroids, and does not go all the way."""
+        """Moves the last round's centroids, damped."""
         return global_clustering(points, previous, generator, damping=self.damping)
 
 
@@ -25,18 +23,17 @@ def global_clustering(
 ) -> Tensor:
     """Moves G global centroids towards clusters of equal mass of N local centroids.
 
-    Line 8 of the paper's Algorithm 2, by alternating Sinkhorn plans with closed-form centroids
-    in place of the published 500 gradient steps; like these it goes on from the last round's
-    centroids, and does not go all the way, so that clients meet clusters which they know. The
-    result does not depend on the order of the rows.
+    Line 8 of the paper's Algorithm 2, by alternating Sinkhorn plans with closed-form centroids in
+    place of the published 500 gradient steps. Like these it starts from the last round's centroids
+    and moves only part of the way, so clusters stay consistent between rounds. The result does not
+    depend on the order of the rows.
 
     With N < G each local centroid moves a global one of its own, the others stay.
 
     Args:
         local_centroids: (N, d) from all clients of the cohort, N >= 1.
         previous: (G, d) the last round's centroids, unit vectors; zeros in the first round, which
-            takes what it finds. With N < G it adds random directions: almost no feature is near
-            them until a later round has more to say.
+            is not damped, and with N < G adds random directions.
         generator: CPU generator that seeds the clusters of the first round.
         damping: weight of the last round's centroid beside the one that was found, below 1.
 
@@ -51,7 +48,7 @@ def global_clustering(
         return _first(points, len(previous), generator)
     previous = previous.to(points)
     moved = _moved(points, previous)
-    # What is opposite to the one before would leave no direction between them.
+    # Opposite vectors have no direction between them.
     opposite = (moved * previous).sum(dim=1, keepdim=True) < -1 + 1e-3
     between = F.normalize(damping * previous + (1 - damping) * moved, dim=1)
     return torch.where(opposite, moved, between)
@@ -72,7 +69,7 @@ def _first(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
 
 
 def _moved(points: Tensor, previous: Tensor) -> Tensor:
-    """(G, d) where the centroids would go if nothing held them back."""
+    """(G, d) the centroids without damping."""
     if len(points) >= len(previous):
         return equal_mass_clustering(points, previous)
     distances = (1 - points @ previous.T).double().cpu().numpy()

@@ -1,6 +1,4 @@
-"""What a solver is: how the global centroids move in a round."""
-
-from __future__ import annotations
+"""Solvers: how the global centroids move in a round."""
 
 from abc import ABC, abstractmethod
 from typing import Any

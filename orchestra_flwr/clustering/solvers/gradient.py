@@ -1,7 +1,5 @@
 """Global clustering by gradient steps, as the published code does it; for comparison with it."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,11 +18,11 @@ class Gradient(Solver):
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """So many small steps do not go all the way, either."""
+        """Small gradient steps need no damping."""
         return {"clustering.damping": "with clustering.solver=gradient"}
 
     def solve(self, points: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        """Goes on from the last round's centroids."""
+        """Runs gradient steps from the last round's centroids."""
         return gradient_clustering(points, previous, generator)
 
 

@@ -53,7 +53,7 @@ class ReleaseHistory:
             self._ledger.check(
                 _run_digest(received),
                 release.mechanism,
-                k_min=release.least_images,
+                k_min=release.min_images,
                 label=release.label,
             )
 

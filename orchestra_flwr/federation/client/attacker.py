@@ -32,8 +32,10 @@ class Attacker(OrchestraClient):
     def state_to_send(
         self, received: np.ndarray | None, trained: np.ndarray, seed: ClientSeed
     ) -> np.ndarray:
-        """What the attack makes of it. BatchNorm's statistics stay: a server drops variances below 0,
-        and with them the attack."""
+        """What the attack makes of it.
+
+        BatchNorm's statistics stay: a server drops variances below 0, and the attack with them.
+        """
         assert received is not None
         state = self._attack.sent(received, trained, seed.generator("attack"))
         for span, _ in self.schemas.shared.statistics:

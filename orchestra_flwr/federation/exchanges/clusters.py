@@ -26,7 +26,7 @@ from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import epoch_batches
 from orchestra_flwr.federation.exchanges.base import Exchange, Offer, Result, Stage, Task
 from orchestra_flwr.methods import Role, release_of
-from orchestra_flwr.models import clean_features
+from orchestra_flwr.models import check_statistics, clean_features
 from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.seeding import derive
 from orchestra_flwr.training import Learner
@@ -81,7 +81,7 @@ class Clusters(Exchange):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Exchange.check`; there must be clients enough, and one first server state."""
+        """Refuses too few clients, several first server states, and norms without statistics."""
         super().check(config)
         settings: ClustersSettings = config.exchange.settings
         clients, needed = config.federation.clients, settings.clusters * settings.min_members
@@ -96,6 +96,8 @@ class Clusters(Exchange):
                 f"clients of a round with federation.participation="
                 f"{config.federation.participation:g}; no model would ever change"
             )
+        if settings.assign == "alignment" and settings.clusters > 1:
+            check_statistics(config, "exchange.assign=alignment")
         release = release_of(config)
         if settings.start == "random" and release and release.first_round == 0:
             raise ValueError(

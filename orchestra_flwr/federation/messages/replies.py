@@ -109,7 +109,7 @@ def check_reply(
         state = _shared(record, schemas, form, before)
     examples = _no_more(int(metrics["examples"]), images)
     contributions = _contributions(record, release, examples) if release else {}
-    least = release.least_images if release else None
+    least = release.min_images if release else None
     smallest = metrics.get(SMALLEST_GROUP)
     sent = any(map(len, contributions.values()))
     if least is not None and smallest is not None and smallest < least and sent:
@@ -146,8 +146,8 @@ def _no_more(examples: int, images: int | None) -> int:
 
 def _contributions(record: ArrayRecord, release: Release, images: int) -> dict[str, np.ndarray]:
     contributions = {}
-    longest = release.longest
-    if longest is not None and release.longest_by_images:
+    longest = release.max_norm
+    if longest is not None and release.norm_per_image:
         longest *= images
     least = 0 if release.may_be_empty else 1
     for name, (rows, width) in release.rows.items():

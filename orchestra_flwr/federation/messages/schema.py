@@ -30,7 +30,7 @@ from orchestra_flwr.federation.messages.codec import BlockCodec, Codec, PlainCod
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.flower.arrays import as_tensor
 from orchestra_flwr.methods import Role
-from orchestra_flwr.models.batch_norm import is_variance
+from orchestra_flwr.models.batch_norm import is_statistic, is_variance
 from orchestra_flwr.plugins import fingerprint
 from orchestra_flwr.training import Learner
 
@@ -101,7 +101,7 @@ class Schema:
         return tuple(
             (span, is_variance(name))
             for (name, _), span in zip(self.entries, self.spans, strict=True)
-            if is_variance(name) or name.endswith("running_mean")
+            if is_statistic(name)
         )
 
     @cached_property

@@ -12,7 +12,7 @@ from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_record import update_privacy
 from orchestra_flwr.privacy.release import Release
 from orchestra_flwr.privacy.server_ledger import ServerLedger
-from orchestra_flwr.privacy.updates import drawn_once_more
+from orchestra_flwr.privacy.updates import add_noisy_round
 
 
 class RunPrivacy:
@@ -85,7 +85,7 @@ class RunPrivacy:
         """[clients, cohort, rounds] of all rounds that ended with noise, this one as well."""
         if not (self._noisy and round_.trains):
             return before
-        return drawn_once_more(before, len(round_.nodes), len(round_.cohort))
+        return add_noisy_round(before, len(round_.nodes), len(round_.cohort))
 
     def metrics(self, drawn: list[list[int]]) -> dict[str, Any]:
         """What is known about privacy after a round."""

@@ -5,6 +5,7 @@ from orchestra_flwr.methods.families.joint_embedding import JointEmbedding
 from orchestra_flwr.methods.families.momentum_encoder import MomentumEncoder
 from orchestra_flwr.methods.families.projecting import Projecting
 from orchestra_flwr.methods.families.prototypes import Prototypes
+from orchestra_flwr.methods.families.pseudo_labelling import PseudoLabelling
 from orchestra_flwr.methods.families.some_labels import SomeLabels
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "MomentumEncoder",
     "Projecting",
     "Prototypes",
+    "PseudoLabelling",
     "SomeLabels",
 ]

@@ -1,7 +1,5 @@
 """Methods with a momentum encoder: a moving average of what is trained, without gradient."""
 
-from __future__ import annotations
-
 import copy
 from typing import ClassVar, cast
 
@@ -12,15 +10,14 @@ from orchestra_flwr.methods import KeepsState, Role
 from orchestra_flwr.methods.families.projecting import Features, Projecting
 from orchestra_flwr.models import Backbone, ema_update
 
-TARGET = "target_"  # what the names of the target's modules and buffers begin with
+TARGET = "target_"  # prefix of the target's modules and buffers
 
 
 class MomentumEncoder(KeepsState, Projecting):
     """Online networks, and a target that follows them.
 
-    The target is an average over the steps of all rounds. A client without memory cannot keep it:
-    like Orchestra's it then travels with the online encoder and is averaged by the server. Clients
-    that keep state of their own (`merging`) keep their targets, which then do not travel.
+    The target is an average over the steps of all rounds. Like Orchestra's it travels with the
+    online encoder and is averaged by the server; clients that keep state (`merging`) keep it.
 
     A subclass builds what is trained and then calls :meth:`add_target`.
 
@@ -41,10 +38,8 @@ class MomentumEncoder(KeepsState, Projecting):
     def update_target(self, decay: float) -> None:
         """The target moves by 1 - `decay` of its way to the online networks.
 
-        Called in each loss before the target is used: what papers do after the optimizer's step
-        is here done at the start of the next one. The steps of a round are then the same but for
-        the ends: the first one takes in what the server sent, and the last one's result is taken in
-        by the next round.
+        Called in each loss before the target is used: papers do it after the optimizer's step, here
+        it is done at the start of the next step, which may be in the next round.
         """
         for name in self.followed:
             ema_update(self.target(name), self.get_submodule(name), decay)
@@ -60,14 +55,11 @@ class MomentumEncoder(KeepsState, Projecting):
         return tuple(projector(backbone(view)) for view in views)
 
     def keep_locally(self) -> None:
-        """From here on the target is each client's own and does not travel."""
+        """The target becomes each client's own and does not travel."""
         self._is_local = True
 
     def start_local_state(self) -> None:
-        """A client's own target starts as the online networks that it received; it follows at once.
-
-        A target that travels stays as it was received, also where other state is the client's own.
-        """
+        """A local target starts as the received online networks; one that travels is received."""
         if not self._is_local:
             return
         for name in self.followed:

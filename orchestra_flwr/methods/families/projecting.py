@@ -1,8 +1,5 @@
 """Methods of a backbone and a projector that clients train and the server averages."""
 
-from __future__ import annotations
-
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -11,13 +8,13 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.data import SIMCLR, Recipe
 from orchestra_flwr.methods import Method, Role, role_of
-from orchestra_flwr.models import Backbone, build_backbone
+from orchestra_flwr.models import Backbone, build_backbone, build_head
 
 Features = tuple[Tensor, ...]  # (B, dim) of each view
 
 
 class Projecting(Method):
-    """A backbone, and a projector behind it, which only training uses.
+    """A backbone and a projector, which is only used in training.
 
     Class attributes:
         roles: of a subclass's own modules and buffers, by name; without an entry there is none.
@@ -33,9 +30,9 @@ class Projecting(Method):
         self.backbone = build_backbone(config.model, channels)
         self.projector = self.build_projector(config.model)
 
-    @abstractmethod
     def build_projector(self, model: ModelConfig) -> nn.Module:
-        """(B, backbone.dim) to (B, `model.projector_dim`)."""
+        """(B, backbone.dim) to (B, `model.projector_dim`): two layers, the second with biases."""
+        return build_head(model, self.backbone.dim, model.projector_dim, bias=True)
 
     def embed(self, views: Sequence[Tensor]) -> tuple[Features, Features]:
         """What backbone and projector make of each view, one after the other."""

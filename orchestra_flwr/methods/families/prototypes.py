@@ -1,18 +1,14 @@
 """Prototypes: trained unit vectors that features are compared with."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class Prototypes(nn.Module):
-    """K directions; only directions of features matter, too.
+    """A linear layer without biases, with normalised weights, on normalised features.
 
-    What is stored is brought to unit length when it is used, not after each step: then the mean
-    of the clients' prototypes needs no care. As a layer it is a linear one without biases whose
-    weights are normalised, on normalised features.
+    Weights are normalised when used, not after each step, so clients' weights can be averaged.
     """
 
     def __init__(self, count: int, dim: int) -> None:

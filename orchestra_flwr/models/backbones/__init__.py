@@ -1,7 +1,5 @@
 """The networks that `model.name` can choose: one file each."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch
@@ -17,8 +15,8 @@ class Backbone(Plugin, FreezableNorms):
     Class attributes:
         obeys_norm: whether its norms are those of `model.norm`; others have no BatchNorm, unless
             :meth:`has_batch_norm` says so.
-        first_weights: options that only say where first weights come from. A saved encoder does not
-            name them: they are no part of the network, and may be a path.
+        first_weights: options that only name a source of initial weights; a saved encoder leaves
+            them out.
 
     Attributes:
         dim: width of the features; set in `__init__`.
@@ -34,7 +32,7 @@ class Backbone(Plugin, FreezableNorms):
     dim: int
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Every subclass computes in the precision that is asked for (`training.precision`)."""
+        """Every subclass computes in `training.precision`."""
         super().__init_subclass__(**options)
         if "forward" in vars(cls):
             cls.forward = network_pass(cls.forward)
@@ -44,12 +42,21 @@ class Backbone(Plugin, FreezableNorms):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Plugin.check`: here, that `model.batch_norm` can be had as asked for."""
+        """Refuses images of another size than the network's, and what `model.batch_norm` cannot be.
+
+        Raises:
+            ValueError: names the key.
+        """
+        size = getattr(config.model.settings, "image_size", config.data.image_size)
+        if size != config.data.image_size:
+            raise ValueError(
+                f"model.image_size={size}: must be data.image_size={config.data.image_size}"
+            )
         check_batch_norm(config)
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """Frozen statistics are never taken anew, not even for scores beside the others."""
+        """Frozen statistics are never recalibrated."""
         frozen = config.model.batch_norm == "frozen"
         return {"evaluation.recalibrated": "with model.batch_norm=frozen"} if frozen else {}
 
@@ -59,23 +66,19 @@ class Backbone(Plugin, FreezableNorms):
         return cls.obeys_norm and model.norm == "batch"
 
     def load_weights(self) -> None:
-        """Puts weights that were trained elsewhere, if the configuration names some, in place.
+        """Loads the pretrained weights that the configuration names, if any.
 
-        Called on the server alone, before the first round: clients and who loads a saved encoder
-        have no use for them.
+        Called on the server alone, before the first round.
 
         Raises:
-            ConfigError: they cannot be had, or do not fit.
+            ConfigError: they cannot be loaded, or do not fit.
         """
 
 
 def build_backbone(model: ModelConfig, channels: int) -> Backbone:
     """The backbone named by the configuration, freshly initialised, for images of `channels`.
 
-    With `model.batch_norm=frozen` its BatchNorm is frozen, whoever builds it.
-
-    Its weights lie channels-last, and so does all that it computes: convolutions then need not
-    reorder what they read and write.
+    Its weights and activations are channels-last, so convolutions need not reorder them.
     """
     backbone: Backbone = model.build(model, channels)
     if model.batch_norm == "frozen":

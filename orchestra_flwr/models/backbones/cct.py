@@ -3,52 +3,47 @@
 Hassani et al., "Escaping the Big Data Paradigm with Compact Transformers", arXiv 2104.05704.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import ModelConfig, Section
 from orchestra_flwr.models.backbones import Backbone
 from orchestra_flwr.models.convolution import Convolution
-
-
-class CCTSettings(Section):
-    """Options under `model.` for model=cct."""
-
-    layers: int = Field(4, ge=1, le=64)  # of the transformer
-    heads: int = Field(2, ge=1, le=64)  # of attention in each; they divide the width
-    convolutions: int = Field(2, ge=1, le=4)  # each halves height and width of the image
-    image_size: int = Field(32, ge=8, le=512)  # height and width of the images, in pixels
+from orchestra_flwr.models.transformer import attention, check_heads
 
 
 class CCT(Backbone):
     """CCT-4/3x2 with its defaults: `width` features, whatever `model.norm` says.
 
-    Convolutions make tokens of a small image, which get learned positions; attention over the
-    tokens, weighted by a learned score of each, makes one vector of them (sequence pooling). It has
-    LayerNorm only, so an image's features do not depend on its batch. With 3 channels, width 128
-    and images of 64 x 64 pixels there are 505,409 parameters.
+    Convolutions turn an image into tokens with learned positions. Their outputs are averaged with
+    learned weights (sequence pooling). All norms are LayerNorm, so an image's features do not
+    depend on its batch. With 3 channels, width 128 and images of 64 x 64 pixels there are 505,409
+    parameters.
 
-    Published with dropout of attention and of whole branches (.1). There is none here: it would
-    draw from torch's global generator, and the same seed would no longer give the same bits.
+    The published network has dropout of attention and of branches (.1). There is none here: it
+    draws from torch's global generator, and the same seed would no longer give the same bits.
 
     Raises:
         ValueError: the heads do not divide the width.
     """
 
-    Settings = CCTSettings
+    class Settings(Section):
+        """Options under `model.` for model=cct."""
+
+        layers: int = Field(4, ge=1, le=64)  # of the transformer
+        heads: int = Field(2, ge=1, le=64)  # of attention in each; they divide the width
+        convolutions: int = Field(2, ge=1, le=4)  # each halves height and width of the image
+        image_size: int = Field(32, ge=8, le=512)  # height and width of the images, in pixels
+
     obeys_norm: ClassVar[bool] = False
 
-    def __init__(self, settings: CCTSettings, model: ModelConfig, channels: int) -> None:
+    def __init__(self, settings: Settings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
         width = self.dim = model.width
-        if width % settings.heads:
-            raise ValueError(f"model.heads={settings.heads}: must divide model.width={width}")
+        check_heads(width, settings.heads)
         self.image_size = side = settings.image_size
         blocks: list[nn.Module] = []
         inputs = channels
@@ -72,15 +67,9 @@ class CCT(Backbone):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """As :meth:`Plugin.check`: the positions are those of the run's images."""
+        """Refuses images of another size, and heads that do not divide the width."""
         super().check(config)
-        settings, model, size = config.model.settings, config.model, config.data.image_size
-        if settings.image_size != size:
-            raise ValueError(
-                f"model.image_size={settings.image_size}: must be data.image_size={size}"
-            )
-        if model.width % settings.heads:
-            raise ValueError(f"model.heads={settings.heads}: must divide model.width={model.width}")
+        check_heads(config.model.width, config.model.settings.heads)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, image_size, image_size) normalised images to (B, dim) features.
@@ -113,10 +102,7 @@ class _Layer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, tokens, width) to the same."""
-        qkv = self.qkv(self.norm1(tokens)).unflatten(2, (3, self.heads, -1))
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, tokens, width / heads)
-        attended = F.scaled_dot_product_attention(query, key, value)
-        tokens = tokens + self.projection(attended.transpose(1, 2).flatten(2))
+        tokens = tokens + self.projection(attention(self.qkv(self.norm1(tokens)), self.heads))
         tokens = self.norm2(tokens)
         result: Tensor = tokens + self.mlp(tokens)
         return result

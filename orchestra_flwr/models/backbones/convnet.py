@@ -1,7 +1,5 @@
 """A small network for digits and for runs on a CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,9 +13,8 @@ from orchestra_flwr.models.norm_layers import norm_layer
 class ConvNet(Backbone):
     """Four convolutions, which halve the image twice: 16 * width features.
 
-    The last maps are averaged in quarters, not as a whole: in small pictures of signs it matters
-    where a stroke is. With BatchNorm the features are centred and scaled, so that cosines between
-    them compare what differs between images.
+    The last maps are averaged by quarters, which keeps where a stroke is. With BatchNorm the
+    features are centred and scaled, so that their cosines compare what differs between images.
     """
 
     def __init__(self, settings: Any, model: ModelConfig, channels: int) -> None:

@@ -1,7 +1,5 @@
 """ResNet-18 for small images."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

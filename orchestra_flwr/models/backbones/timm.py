@@ -1,7 +1,5 @@
 """Any image model of timm as a backbone (https://huggingface.co/docs/timm)."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 from functools import cache
@@ -56,19 +54,13 @@ class Timm(Backbone):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Plugin.check`: timm is there and has the model; the images' size is the run's.
+        """Refuses what timm does not have, images of another size, and files that are not weights.
 
         Raises:
             ValueError: names the key.
         """
         settings: TimmSettings = config.model.settings
-        timm = _library()
-        if settings.image_size != config.data.image_size:
-            raise ValueError(
-                f"model.image_size={settings.image_size}: must be "
-                f"data.image_size={config.data.image_size}"
-            )
-        _check_name(timm, settings.timm)
+        _check_name(_library(), settings.timm)
         weights = settings.weights
         if weights is not None and weights != PUBLISHED and not weights.endswith(SUFFIX):
             raise ValueError(
@@ -78,9 +70,7 @@ class Timm(Backbone):
 
     @classmethod
     def has_batch_norm(cls, model: ModelConfig) -> bool:
-        """As :meth:`Backbone.has_batch_norm`; what the model has.
-
-        Other plug-ins' checks may ask, before that of this one.
+        """Whether the timm model has BatchNorm; other plug-ins may ask before :meth:`check`.
 
         Raises:
             ValueError: names the key.
@@ -94,7 +84,7 @@ class Timm(Backbone):
         return features
 
     def load_weights(self) -> None:
-        """As :meth:`Backbone.load_weights`; timm fits them to the images' channels and size."""
+        """Loads `model.weights`, which timm adapts to the images' channels and size."""
         weights = self.settings.weights
         if weights is None:
             return
@@ -122,7 +112,7 @@ class Timm(Backbone):
         )
 
     def _width(self) -> int:
-        """Features of an image, as two black ones have them."""
+        """The number of features, found by a pass of two black images."""
         training, size = self.model.training, self.settings.image_size
         parameter = next(self.model.parameters())
         black = torch.zeros(2, self._channels, size, size, device=parameter.device)
@@ -138,7 +128,7 @@ class Timm(Backbone):
 
 
 def _library() -> ModuleType:
-    """Timm itself.
+    """The library timm.
 
     Raises:
         ValueError: it is not installed.
@@ -160,14 +150,14 @@ def _created(settings: TimmSettings, channels: int, **options: Any) -> nn.Module
 
 
 def _seeded(settings: TimmSettings, channels: int, **options: Any) -> nn.Module:
-    """As :func:`_created`, always with the same random weights, and no other draw disturbed."""
+    """:func:`_created` with the same random weights each time; torch's generator is not moved."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return _created(settings, channels, **options)
 
 
 def _is_random(value: Tensor, random: Tensor) -> bool:
-    """Whether weights are still those that the seed drew, and not all alike, as a norm's are."""
+    """Whether these are the random weights, unless all are equal, as those of norms are."""
     return torch.equal(value, random) and value.numel() > 1 and bool((value != value.max()).any())
 
 

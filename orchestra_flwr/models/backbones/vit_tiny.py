@@ -4,9 +4,7 @@ Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021 (arXiv 2010.11929
 of Touvron et al., ICML 2021 (arXiv 2012.12877).
 """
 
-from __future__ import annotations
-
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -15,42 +13,47 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.models.backbones import Backbone
 from orchestra_flwr.models.precision import network_pass
-from orchestra_flwr.models.transformer import DEVIATION, blocks, initialise, layer_norm, patches_of
-
-
-class ViTTinySettings(Section):
-    """Options under `model.` for model=vit_tiny."""
-
-    image_size: int = Field(32, ge=8, le=512)  # of the images, for their patches' positions
-    patch: int = Field(2, ge=1)  # height and width of a patch in pixels
-    depth: int = Field(12, ge=1)  # blocks
-    heads: int = Field(3, ge=1)  # of the attention; they divide model.width
-
-    @model_validator(mode="after")
-    def _patches_cover_the_image(self) -> Self:
-        if self.image_size % self.patch:
-            raise ValueError(
-                f"model.patch={self.patch}: must divide the images' size, {self.image_size}"
-            )
-        return self
-
-    @property
-    def patches(self) -> int:
-        """Patches of an image."""
-        return (self.image_size // self.patch) ** 2
+from orchestra_flwr.models.transformer import (
+    DEVIATION,
+    blocks,
+    check_heads,
+    initialise,
+    layer_norm,
+    patches_of,
+)
 
 
 class ViTTiny(Backbone):
     """Blocks over patches and a class token, whose last value is the feature: `width` features.
 
-    With 3 channels and the options as they are it has 5,383,680 parameters and nothing else that is
-    stored: norms are LayerNorm, whatever `model.norm` says, which only heads obey.
+    With 3 channels and the default options it has 5,383,680 parameters and no buffers: its norms
+    are LayerNorm; only heads obey `model.norm`.
     """
 
-    Settings = ViTTinySettings
+    class Settings(Section):
+        """Options under `model.` for model=vit_tiny."""
+
+        image_size: int = Field(32, ge=8, le=512)  # of the images, for their patches' positions
+        patch: int = Field(2, ge=1)  # height and width of a patch in pixels
+        depth: int = Field(12, ge=1)  # blocks
+        heads: int = Field(3, ge=1)  # of the attention; they divide model.width
+
+        @model_validator(mode="after")
+        def _patches_cover_the_image(self) -> Self:
+            if self.image_size % self.patch:
+                raise ValueError(
+                    f"model.patch={self.patch}: must divide the images' size, {self.image_size}"
+                )
+            return self
+
+        @property
+        def patches(self) -> int:
+            """Patches of an image."""
+            return (self.image_size // self.patch) ** 2
+
     obeys_norm: ClassVar[bool] = False
 
-    def __init__(self, settings: ViTTinySettings, model: ModelConfig, channels: int) -> None:
+    def __init__(self, settings: Settings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
         self.settings = settings
         self.dim = model.width
@@ -60,28 +63,14 @@ class ViTTiny(Backbone):
         self.blocks = blocks(settings.depth, self.dim, settings.heads)
         self.norm = layer_norm(self.dim)
         self.apply(initialise)
-        for learnt in (self.positions, self.class_token):
-            nn.init.normal_(learnt, std=DEVIATION)
+        for parameter in (self.positions, self.class_token):
+            nn.init.normal_(parameter, std=DEVIATION)
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses images of another size, and heads that do not divide the width.
-
-        Raises:
-            ValueError: names the key.
-        """
+        """Refuses images of another size, and heads that do not divide the width."""
         super().check(config)
-        settings: Any = config.model.settings
-        if settings.image_size != config.data.image_size:
-            raise ValueError(
-                f"model.image_size={settings.image_size}: must be {config.data.image_size}, as "
-                "data.image_size is"
-            )
-        if config.model.width % settings.heads:
-            raise ValueError(
-                f"model.width={config.model.width}: must be a multiple of "
-                f"model.heads={settings.heads}"
-            )
+        check_heads(config.model.width, config.model.settings.heads)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W) normalised images to (B, dim) features."""

@@ -1,10 +1,8 @@
 """The clients' optimizers: one file an optimizer, found by its name.
 
-None of them imports torch.optim: making its first optimizer in a process imports torch's whole
-compiler, 4 seconds that every worker, and in a deployment every client in every round, would spend.
+None of them uses torch.optim: its first optimizer in a process imports torch's compiler, 4 seconds
+for every worker, and in a deployment for every client in every round.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,24 +17,22 @@ from orchestra_flwr.config import Plugin
 class Optimizer(Plugin, ABC):
     """Updates parameters from their gradients, all tensors at once.
 
-    A client's optimizer is new in every round. What it remembers of gradients is not averaged; the
-    client itself may keep it for its next round (`training.optimizer_state=keep`).
+    A client's optimizer is new in every round, unless the client keeps its state
+    (`training.optimizer_state=keep`). The state is never averaged.
 
-    A step may be captured as a CUDA graph, so :meth:`update` decides nothing by values, changes
-    its state in place, and counts steps, if it must, in a tensor. Where the learning rate changes
-    (`schedule`), it is a tensor, too.
+    A step may be captured as a CUDA graph: :meth:`update` must not depend on values, and changes
+    its state, counters included, in place. A learning rate that changes (`schedule`) is a tensor.
 
     Class attributes:
-        moments: numbers that it remembers of each one that is trained.
+        moments: state elements per trained element.
 
     Args:
         settings: the optimizer's own options.
-        parameters: what is trained; each must get a gradient in every step.
+        parameters: trained; each must get a gradient in every step.
         lr: learning rate, a number or a () float64 tensor on the parameters' device.
 
     Attributes:
-        settings: as given.
-        parameters: as a list.
+        settings, parameters: as above.
         lr: the learning rate of the next step.
     """
 
@@ -70,11 +66,11 @@ class Optimizer(Plugin, ABC):
         """
 
     def state(self) -> dict[str, Tensor]:
-        """What it remembers of the steps so far, by any names; none: nothing."""
+        """Its state after the steps so far, by any names."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from what :meth:`state` returned, on any device; called before the first step."""
+        """Loads what :meth:`state` returned, on any device; called before the first step."""
 
 
 def named_list(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -4,8 +4,6 @@ Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015 (arXiv 14
 Algorithm 1, with weight decay as in torch.optim.Adam.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar
 
@@ -19,24 +17,22 @@ from orchestra_flwr.training.optimizers import Optimizer, named_list, take_list
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AdamSettings(Section):
-    """Options under `optimizer.` for optimizer=adam."""
-
-    betas: tuple[Decay, Decay] = (0.9, 0.999)  # of the running means of gradients and squares
-    epsilon: float = Field(1e-8, gt=0)  # added to the root of the mean square
-    weight_decay: float = Field(0.0, ge=0)  # L2 penalty, added to the gradient
-
-
 class Adam(Optimizer):
     """Each weight moves by about `lr` a step, by its mean gradient over its root mean square."""
 
-    Settings = AdamSettings
+    class Settings(Section):
+        """Options under `optimizer.` for optimizer=adam."""
+
+        betas: tuple[Decay, Decay] = (0.9, 0.999)  # of the running means of gradients and squares
+        epsilon: float = Field(1e-8, gt=0)  # added to the root of the mean square
+        weight_decay: float = Field(0.0, ge=0)  # L2 penalty, added to the gradient
+
     moments: ClassVar[int] = 2
 
-    settings: AdamSettings
+    settings: Settings
 
     def __init__(
-        self, settings: AdamSettings, parameters: Iterable[Tensor], lr: float | Tensor
+        self, settings: Settings, parameters: Iterable[Tensor], lr: float | Tensor
     ) -> None:
         super().__init__(settings, parameters, lr)
         self._means = [torch.zeros_like(p) for p in self.parameters]
@@ -45,7 +41,7 @@ class Adam(Optimizer):
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, gradients: list[Tensor]) -> None:
-        """As :meth:`Optimizer.update`."""
+        """Updates both means, divided by their bias corrections, and moves the parameters."""
         self.decay(gradients)
         first, second = self.settings.betas
         self._steps.add_(1)
@@ -73,7 +69,7 @@ class Adam(Optimizer):
         return {**lists, "steps": self._steps}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """As :meth:`Optimizer.load_state`."""
+        """Loads the means and the number of steps."""
         self._means = take_list("means", state, self.parameters)
         self._squares = take_list("squares", state, self.parameters)
         self._steps.copy_(state["steps"])

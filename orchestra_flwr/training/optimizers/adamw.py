@@ -4,27 +4,24 @@ Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019 (arXiv
 Algorithm 2, with the learning rate in both terms, as in torch.optim.AdamW.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from orchestra_flwr.training.optimizers.adam import Adam, AdamSettings
-
-
-class AdamWSettings(AdamSettings):
-    """Options under `optimizer.` for optimizer=adamw."""
-
-    weight_decay: float = Field(0.01, ge=0)  # a step takes lr times it of each weight
+from orchestra_flwr.training.optimizers.adam import Adam
 
 
 class AdamW(Adam):
     """Adam's steps, and each weight shrinks by its own share in each of them."""
 
-    Settings = AdamWSettings
+    class Settings(Adam.Settings):
+        """Options under `optimizer.` for optimizer=adamw."""
+
+        weight_decay: float = Field(0.01, ge=0)  # a step takes lr times it of each weight
 
     def decay(self, gradients: list[Tensor]) -> None:
-        """As :meth:`Adam.decay`: the gradients stay as they are."""
-        kept = 1 - self.lr * self.settings.weight_decay
-        torch._foreach_mul_(self.parameters, kept.float() if isinstance(kept, Tensor) else kept)
+        """Shrinks the parameters; the gradients stay as they are."""
+        factor = 1 - self.lr * self.settings.weight_decay
+        torch._foreach_mul_(
+            self.parameters, factor.float() if isinstance(factor, Tensor) else factor
+        )

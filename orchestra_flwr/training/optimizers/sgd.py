@@ -1,7 +1,5 @@
 """Stochastic gradient descent with momentum: the same bits as torch.optim.SGD."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -12,28 +10,25 @@ from orchestra_flwr.config import Section
 from orchestra_flwr.training.optimizers import Optimizer, named_list, take_list
 
 
-class SGDSettings(Section):
-    """Options under `optimizer.` for optimizer=sgd."""
-
-    momentum: float = Field(0.9, ge=0, lt=1)  # of the running gradient
-    weight_decay: float = Field(1e-4, ge=0)  # L2 penalty, added to the gradient
-
-
 class SGD(Optimizer):
     """The running gradient is momentum times the one before plus the step's own."""
 
-    Settings = SGDSettings
+    class Settings(Section):
+        """Options under `optimizer.` for optimizer=sgd."""
 
-    settings: SGDSettings
+        momentum: float = Field(0.9, ge=0, lt=1)  # of the running gradient
+        weight_decay: float = Field(1e-4, ge=0)  # L2 penalty, added to the gradient
+
+    settings: Settings
 
     def __init__(
-        self, settings: SGDSettings, parameters: Iterable[Tensor], lr: float | Tensor
+        self, settings: Settings, parameters: Iterable[Tensor], lr: float | Tensor
     ) -> None:
         super().__init__(settings, parameters, lr)
         self._running: list[Tensor] = []
 
     def update(self, gradients: list[Tensor]) -> None:
-        """As :meth:`Optimizer.update`."""
+        """Adds the gradients to the running one, and moves the parameters by it."""
         torch._foreach_add_(gradients, self.parameters, alpha=self.settings.weight_decay)
         if not self._running:
             self._running = gradients  # their owner from here on
@@ -51,5 +46,5 @@ class SGD(Optimizer):
         return named_list("running", self._running)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """As :meth:`Optimizer.load_state`."""
+        """Loads the running gradient."""
         self._running = take_list("running", state, self.parameters)

@@ -1,6 +1,4 @@
-"""What a schedule is: the learning rate as a share of `training.lr`, by how much was trained."""
-
-from __future__ import annotations
+"""Schedules: factors of `training.lr` by how much of the run's training is over."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,10 +11,7 @@ Unit = Literal["epochs", "rounds"]
 
 @dataclass(frozen=True)
 class LocalProgress:
-    """Where a client stands in the run when it begins a local epoch.
-
-    It follows from the round's number, not from what the client did before: a client that missed
-    rounds, or a resumed run, gets the same learning rate.
+    """Where a run stands when a client begins a local epoch, whatever that client did before.
 
     Attributes:
         round: from 1.
@@ -36,11 +31,11 @@ class LocalProgress:
         return max(0, self.round - 1)
 
     def share(self, unit: Unit) -> float:
-        """How much of the run's training is over, 0 to 1; within a round, rounds stand still."""
+        """The share of the run's epochs, or of its whole rounds, that are over: 0 to 1."""
         if unit == "rounds":
             return self.rounds_before / self.rounds
-        before = self.rounds_before * self.epochs + self.epoch
-        return before / (self.rounds * self.epochs)
+        epochs_before = self.rounds_before * self.epochs + self.epoch
+        return epochs_before / (self.rounds * self.epochs)
 
 
 class Schedule(Plugin, ABC):
@@ -61,4 +56,4 @@ class Schedule(Plugin, ABC):
 
     @abstractmethod
     def factor(self, progress: LocalProgress) -> float:
-        """What `training.lr` is multiplied by in an epoch; not negative."""
+        """The factor of `training.lr` in an epoch, at least 0."""

@@ -1,7 +1,5 @@
 """The same learning rate in every step of a run."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from orchestra_flwr.training.schedules import LocalProgress, Schedule
@@ -13,5 +11,5 @@ class Constant(Schedule):
     changes: ClassVar[bool] = False
 
     def factor(self, progress: LocalProgress) -> float:
-        """As :meth:`Schedule.factor`."""
+        """Always 1."""
         return 1.0

@@ -4,27 +4,22 @@ Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", I
 1608.03983), equation 5, without restarts.
 """
 
-from __future__ import annotations
-
 import math
 
 from orchestra_flwr.config import Section
 from orchestra_flwr.training.schedules import LocalProgress, Schedule, Unit
 
 
-class CosineSettings(Section):
-    """Options under `schedule.` for schedule=cosine."""
-
-    by: Unit = "epochs"  # local epochs, or whole rounds
-
-
 class Cosine(Schedule):
     """(1 + cos(pi p)) / 2, where p of the run's epochs, or of its rounds, are over."""
 
-    Settings = CosineSettings
+    class Settings(Section):
+        """Options under `schedule.` for schedule=cosine."""
 
-    settings: CosineSettings
+        by: Unit = "epochs"  # local epochs, or whole rounds
+
+    settings: Settings
 
     def factor(self, progress: LocalProgress) -> float:
-        """As :meth:`Schedule.factor`."""
+        """Half a cosine from 1 to 0."""
         return (1 + math.cos(math.pi * progress.share(self.settings.by))) / 2

@@ -1,7 +1,5 @@
 """The learning rate falls by a factor at each milestone (Dec-SSL's schedule, arXiv 2210.10947)."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 
@@ -9,25 +7,6 @@ from pydantic import Field, field_validator
 
 from orchestra_flwr.config import Section
 from orchestra_flwr.training.schedules import LocalProgress, Schedule, Unit
-
-
-class StepsSettings(Section):
-    """Options under `schedule.` for schedule=steps."""
-
-    milestones: tuple[float, ...] = (0.3, 0.6, 0.9)  # shares of the run's training
-    gamma: float = Field(0.3, gt=0, le=1)  # what the rate is multiplied by at each of them
-    by: Unit = "epochs"  # local epochs; rounds: whole ones, rounded down as the published code does
-
-    @field_validator("milestones")
-    @classmethod
-    def _milestones_ascend(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        inside = all(0 < milestone < 1 for milestone in value)
-        if not inside or any(one >= other for one, other in pairwise(value)):
-            written = ",".join(f"{milestone:g}" for milestone in value)
-            raise ValueError(
-                f"schedule.milestones=[{written}]: must be ascending shares between 0 and 1"
-            )
-        return value
 
 
 class Steps(Schedule):
@@ -38,12 +17,28 @@ class Steps(Schedule):
     fall, and a run of one round has the last one throughout.
     """
 
-    Settings = StepsSettings
+    class Settings(Section):
+        """Options under `schedule.` for schedule=steps."""
 
-    settings: StepsSettings
+        milestones: tuple[float, ...] = (0.3, 0.6, 0.9)  # shares of the run's training
+        gamma: float = Field(0.3, gt=0, le=1)  # what the rate is multiplied by at each of them
+        by: Unit = "epochs"  # local epochs, or whole rounds, rounded down as published
+
+        @field_validator("milestones")
+        @classmethod
+        def _milestones_ascend(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+            inside = all(0 < milestone < 1 for milestone in value)
+            if not inside or any(one >= other for one, other in pairwise(value)):
+                written = ",".join(f"{milestone:g}" for milestone in value)
+                raise ValueError(
+                    f"schedule.milestones=[{written}]: must be ascending shares between 0 and 1"
+                )
+            return value
+
+    settings: Settings
 
     def factor(self, progress: LocalProgress) -> float:
-        """As :meth:`Schedule.factor`."""
+        """gamma to the power of the milestones that are over."""
         passed = sum(self._is_over(milestone, progress) for milestone in self.settings.milestones)
         return float(self.settings.gamma**passed)
 

@@ -42,7 +42,7 @@ MINE = """
         @classmethod
         def release(cls, config):
             rows = {LOCAL_CENTROIDS: (1, config.model.projector_dim)}
-            return Release(rows, "means", least_images=2, first_round=0)
+            return Release(rows, "means", min_images=2, first_round=0)
 
         def start_round(self, round_, images, features):
             count = max(2, int(self.settings.share * len(images)))

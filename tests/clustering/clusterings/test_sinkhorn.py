@@ -37,7 +37,7 @@ def test_centroids_within_the_limits_of_the_release(tiny):
     assert contribution.smallest_group == 3
     release = release_of(config)
     assert release.rows == {"local_centroids": (3, 16)}
-    assert (release.label, release.least_images) == ("centroids", 2)
+    assert (release.label, release.min_images) == ("centroids", 2)
     assert release.may_be_empty and release.first_round == 0 and release.exposes == ""
 
 

@@ -136,7 +136,7 @@ def test_a_release_is_on_the_disk_before_the_work_on_it_begins(
     with pytest.raises(KeyboardInterrupt):
         ask(worker(), "train", task(private(), 2))
     assert "sync" in events and events[-1] == 1
-    assert sum(ClientLedger(file, ClientBounds(1e-3)).ledger.releases.values()) == 1
+    assert sum(ClientLedger(file, ClientBounds(1e-3)).releases.values()) == 1
 
 
 def test_nothing_is_sent_that_cannot_be_counted(worker, said, tmp_path, ask, private, task):
@@ -172,7 +172,7 @@ def test_a_record_that_cannot_be_read_is_no_empty_one(worker, tmp_path):
         worker()
     file.write_text('{"run": "a", "rou')  # a crash cut it off before anything was sent
     worker()
-    assert ClientLedger(file, ClientBounds(1e-3)).ledger.releases == {}
+    assert ClientLedger(file, ClientBounds(1e-3)).releases == {}
 
 
 def test_a_record_that_the_server_knows_more_of_is_refused(

@@ -450,6 +450,11 @@ def test_it_works_with_every_merging_policy(tiny, tmp_path, federate, merging):
             "privacy.clip=1: must not be given with exchange=clusters, it is accounted for one "
             "model and one stage",
         ),
+        (
+            ("model.batch_norm=recalibrated",),
+            "model.batch_norm=recalibrated: must be null with exchange.assign=alignment and "
+            "BatchNorm (model=convnet), whose statistics are not averaged then; model.norm=group",
+        ),
         (("exchange.assign=best",), "exchange.assign=best: input should be 'alignment', 'loss'"),
     ],
 )
@@ -457,3 +462,11 @@ def test_what_cannot_be_is_refused_in_a_line(tiny, overrides, message):
     with pytest.raises(ConfigError) as error:
         tiny("exchange=clusters", *overrides)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "allowed", [("exchange.assign=loss",), ("exchange.clusters=1",), ("model.norm=group",)]
+)
+def test_without_statistics_models_are_chosen_by_loss_or_without_batch_norm(tiny, allowed):
+    norms = () if "model.norm=group" in allowed else ("model.batch_norm=recalibrated",)
+    tiny("exchange=clusters", *norms, *allowed)

@@ -139,7 +139,7 @@ def test_accuracies_are_not_negative():
 @pytest.mark.parametrize(("longest", "by_images"), [(2.0, False), (0.2, True)])
 def test_rows_are_no_longer_than_the_release_allows(longest, by_images):
     """2 each: of all clients, or of one with ten images."""
-    release = replace(RELEASE, longest=longest, longest_by_images=by_images)
+    release = replace(RELEASE, max_norm=longest, norm_per_image=by_images)
 
     def rows(*lengths):
         array = np.float32([[length, 0, 0] for length in lengths])
@@ -232,7 +232,7 @@ NO_ROWS = {"local_centroids": np.ones((0, 3), np.float32)}
 
 
 def test_no_rows_are_a_reply_where_the_method_says_so():
-    release = replace(RELEASE, may_be_empty=True, least_images=8)
+    release = replace(RELEASE, may_be_empty=True, min_images=8)
     taken = check_reply(reply(NO_ROWS), SCHEMAS, release, models=["model"], trained=True)
     assert taken.contributions["local_centroids"].shape == (0, 3)
     np.testing.assert_array_equal(taken.shared, GOOD["shared"])
@@ -241,7 +241,7 @@ def test_no_rows_are_a_reply_where_the_method_says_so():
 @pytest.mark.parametrize(("told", "taken"), [(8, True), (7, False), (0, False), (-1, False)])
 def test_rows_that_the_client_itself_calls_too_small_are_not_taken(told, taken):
     message = reply(metrics={"smallest_group": told})
-    release = replace(RELEASE, least_images=8)
+    release = replace(RELEASE, min_images=8)
     if taken:
         check_reply(message, SCHEMAS, release, models=["model"], trained=True)
         return

@@ -39,8 +39,8 @@ def test_a_transformers_feature_does_not_depend_on_images_beside_it():
 
 @pytest.mark.parametrize(("overrides", "says"), [
     (["model.patch=3"], "model.patch=3: must divide the images' size, 8"),
-    (["model.image_size=16"], "model.image_size=16: must be 8, as data.image_size is"),
-    (["model.width=16"], "model.width=16: must be a multiple of model.heads=3"),
+    (["model.image_size=16"], "model.image_size=16: must be data.image_size=8"),
+    (["model.width=16"], "model.heads=3: must divide model.width=16"),
 ])  # fmt: skip
 def test_a_transformer_that_does_not_fit_is_refused(tiny, overrides, says):
     with pytest.raises(ConfigError, match=says):

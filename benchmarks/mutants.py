@@ -1,0 +1,127 @@
+"""Mutation testing of one room: which single changes of its code do its tests not notice? (mutmut)
+
+    make mutants ROOM=privacy
+    python benchmarks/mutants.py privacy --sample 200 --seed 0
+
+A copy of the checkout in `outputs/mutants/<room>/` keeps the results: a later call only runs what
+changed or was not run yet. The command prints the changes that no test noticed, and the share that
+was noticed. `mutmut show <name>`, called in that folder, prints a change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+# Tests that take minutes and measure attacks, not single lines.
+SKIPPED = {
+    "privacy": (
+        "tests/privacy/test_attack.py",
+        "tests/privacy/test_audit.py",
+        "tests/privacy/test_inversion.py",
+    ),
+}
+# Tests of other rooms that hold promises of this one.
+ADDED = {
+    "clustering": ("tests/methods/test_orchestra.py",),
+    "methods/roles.py": ("tests/methods/test_base.py", "tests/training/test_learner.py"),
+}
+NOTICED = ("killed", "timeout", "suspicious", "segfault")
+NOT_NOTICED = ("survived", "no_tests")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("room", help="of orchestra_flwr/, such as federation/messages")
+    parser.add_argument("--sample", type=int, help="mutants that are run, drawn by the seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    options = parser.parse_args()
+    if not (CHECKOUT / "orchestra_flwr" / options.room).exists():
+        parser.error(f"orchestra_flwr/ has no {options.room}")
+    folder = CHECKOUT / "outputs" / "mutants" / options.room.replace("/", "_").removesuffix(".py")
+    copy_checkout(folder)
+    with (folder / "pyproject.toml").open("a") as file:
+        file.write(settings(options.room))
+    pattern = f"orchestra_flwr.{options.room.removesuffix('.py').replace('/', '.')}.*"
+    names = [pattern]
+    if options.sample:
+        run_mutmut(folder, options.processes, [f"{pattern}__mutmut_1"])  # finds all mutants
+        names = drawn(known_mutants(folder), options.sample, options.seed)
+    run_mutmut(folder, options.processes, names)
+    subprocess.run([sys.executable, "-m", "mutmut", "results"], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-m", "mutmut", "export-cicd-stats"], cwd=folder, check=True)
+    print(summary(json.loads((folder / "mutants" / "mutmut-cicd-stats.json").read_text())))
+
+
+def copy_checkout(folder: Path) -> None:
+    """Copies all files that git tracks or would track."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=CHECKOUT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, listed.split("\0")):
+        if (source := CHECKOUT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / name)
+
+
+def settings(room: str) -> str:
+    """mutmut's section of pyproject.toml for a room and the tests of its name."""
+    tests = f"tests/{room}"
+    if room.endswith(".py"):
+        tests = str(Path(tests).with_name(f"test_{Path(room).name}"))
+    selection = [t for t in (tests, *ADDED.get(room, ())) if (CHECKOUT / t).exists()]
+    arguments = ["-q", "-p", "no:cacheprovider", *(f"--ignore={t}" for t in SKIPPED.get(room, ()))]
+    mutated = f"orchestra_flwr/{room}" + ("" if room.endswith(".py") else "/*")
+    return (
+        "\n[tool.mutmut]\n"
+        'source_paths = ["orchestra_flwr"]\n'
+        f"only_mutate = {json.dumps([mutated])}\n"
+        'also_copy = ["conf", "README.md", "LICENSE", "benchmarks", "docs"]\n'
+        f"pytest_add_cli_args = {json.dumps(arguments)}\n"
+        f"pytest_add_cli_args_test_selection = {json.dumps(selection)}\n"
+        'process_isolation = "forkserver"\n'  # torch's threads do not survive a fork
+        "timeout_constant = 30.0\n"
+        "track_dependencies = false\n"
+        "use_git_change_detection = false\n"
+    )
+
+
+def run_mutmut(folder: Path, processes: int, names: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(processes), *names]
+    subprocess.run(command, cwd=folder, check=True)
+
+
+def known_mutants(folder: Path) -> list[str]:
+    """The names of all mutants, sorted."""
+    metas = (folder / "mutants").rglob("*.py.meta")
+    return sorted(
+        name for file in metas for name in json.loads(file.read_text())["exit_code_by_key"]
+    )
+
+
+def drawn(names: Sequence[str], count: int, seed: int) -> list[str]:
+    """So many of them, the same for the same seed; a larger sample holds a smaller one."""
+    shuffled = list(names)
+    random.Random(seed).shuffle(shuffled)
+    return shuffled[:count]
+
+
+def summary(counts: Mapping[str, int]) -> str:
+    """The share of mutants that a test noticed, of those that were run."""
+    noticed = sum(counts.get(name, 0) for name in NOTICED)
+    run = noticed + sum(counts.get(name, 0) for name in NOT_NOTICED)
+    share = f"{noticed / run:.1%}" if run else "none"
+    return f"{noticed} of {run} changes noticed ({share}); {counts['total']} are possible"
+
+
+if __name__ == "__main__":
+    main()
