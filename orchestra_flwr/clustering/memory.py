@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.data import first_copies
+from orchestra_flwr.data import first_occurrences
 
 NOBODY = -1  # in place of an image's number, in rows that nothing was pushed to
 
@@ -52,5 +52,5 @@ class FeatureMemory(nn.Module):
             (m, dim), newest first.
         """
         newest_first = self.images.flip(0)[: len(self)]
-        chosen = torch.unique(first_copies(images[newest_first]))
+        chosen = torch.unique(first_occurrences(images[newest_first]))
         return self.features.flip(0)[chosen.to(self.features.device)]

@@ -1,4 +1,4 @@
-"""What commands on a saved encoder are configured by; `python -m orchestra_flwr.evaluation`."""
+"""The configurations of the commands that work on a saved encoder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Protocol = Literal["knn", "linear", "linear_10", "linear_1", "linear_published",
 
 
 class EvaluatedDataConfig(Section):
-    """Another data set, or what of the run's own is used otherwise; None: as the run has it.
+    """Another data set, or changes to the run's own; None: as in the run.
 
     Every other key is an option of the source, as in :class:`DataConfig`.
     """
@@ -74,7 +74,7 @@ class OfSavedEncoder(Composed):
 
 
 class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
-    """A saved encoder, and images that its command may need: another data set or the run's own."""
+    """A saved encoder and the images of the command: another data set or the run's own."""
 
     referred = ("model", "federation", "training", "clustering")
     undecided = ("data.image_size",)  # the encoder's own, whatever a data set has elsewhere
@@ -85,11 +85,11 @@ class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
         """The images for the encoder: the data set that `data=` names, else the run's own.
 
         Args:
-            image_size: that the encoder expects, to which another data set is scaled unless
-                `data.image_size` says otherwise; None: it is not to be known.
+            image_size: the encoder's, to which another data set is scaled unless `data.image_size`
+                is given; None: unknown.
 
         Raises:
-            ConfigError: none is named and the run's own is not known, or a value is wrong.
+            ConfigError: no data set is named and the run has no config.yaml, or a value is wrong.
         """
         wanted = {k: v for k, v in self.data.model_dump().items() if v is not None}
         if self.data.name is not None:
