@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import stat
@@ -16,17 +17,14 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data.image_files.folder_walk import is_hidden, regular_files
 from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.fingerprints import fingerprint_of
-from orchestra_flwr.square_image import MAX_BYTES, check_size
+from orchestra_flwr.square_image import FORMATS, MAX_BYTES, check_size
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-PHOTOS = (
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif",
-)  # fmt: skip
 COMPARED = 16  # files of a folder whose content is part of its identity
 WINDOWS = 0  # the system by which a zip says that it was made
 ENCRYPTED = 1  # the flag of a zip's member
-SUFFIXES = frozenset((*PHOTOS, ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2"))
+SUFFIXES = frozenset(itertools.chain(*FORMATS.values()))
 # Photographs of phones and cameras that PIL cannot decode.
 UNDECODABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
 
