@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import itertools
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -114,6 +115,21 @@ class Room:
         return plugins[0] if plugins else None
 
 
+def import_packages(packages: Sequence[str]) -> None:
+    """Imports the users' packages that a caller names, on a command line or in Python.
+
+    Raises:
+        PluginError: a package cannot be imported.
+    """
+    for package in packages:
+        _import_user_package(package)
+
+
+def imported_packages() -> set[str]:
+    """The users' packages that this process has imported."""
+    return {module.__name__ for module in _imported_codes}
+
+
 def fingerprint(packages: Sequence[str]) -> str:
     """16 hexadecimal digits that differ whenever the code of one of the packages differs.
 
@@ -139,7 +155,7 @@ def has_changed(package: str) -> bool:
 
 def is_of_ours(module: str) -> bool:
     """Whether a module, by its full name, belongs to this package or an imported user's package."""
-    packages = ["orchestra_flwr", *(package.__name__ for package in _imported_codes)]
+    packages = ["orchestra_flwr", *imported_packages()]
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
@@ -154,12 +170,22 @@ def conf_folders(packages: Sequence[str]) -> list[Path]:
 
 
 def _import_user_package(package: str) -> ModuleType:
-    module = _imported(package)
-    if not hasattr(module, "__path__"):
-        raise PluginError(f"{package} is a single module: a package with folders is needed")
+    for name in itertools.accumulate(package.split("."), "{}.{}".format):
+        if not _is_package(name):  # before it is imported
+            raise PluginError(f"{name} is a single module: a package with folders is needed")
+        module = _imported(name)
     if module not in _imported_codes:
         _imported_codes[module] = _code_of(module)
     return module
+
+
+def _is_package(name: str) -> bool:
+    """Whether a module is a package, or does not exist; the package around it is imported."""
+    if name in sys.modules:
+        return hasattr(sys.modules[name], "__path__")
+    importlib.invalidate_caches()  # the file may be new
+    spec = importlib.util.find_spec(name)
+    return spec is None or spec.submodule_search_locations is not None
 
 
 def _code_of(package: ModuleType) -> str:

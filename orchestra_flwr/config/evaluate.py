@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,8 +25,10 @@ from orchestra_flwr.config.sections import (
     ScoresConfig,
     WithPlugins,
     are_packages,
+    check_named,
 )
 from orchestra_flwr.files import at_home
+from orchestra_flwr.plugins import imported_packages
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 Protocol = Literal["knn", "linear", "linear_10", "linear_1", "linear_published", "finetune"]
@@ -49,7 +52,7 @@ class EvaluatedDataConfig(Section):
     augmentation: AugmentationConfig | None
 
 
-class OfSavedEncoder(Composed):
+class OfSavedEncoder(WithPlugins, Composed):
     """A command on a saved encoder."""
 
     run: PathText
@@ -73,7 +76,7 @@ class OfSavedEncoder(Composed):
         return self.encoder.parent / (name if stem == "encoder" else f"{stem}-{name}")
 
 
-class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
+class SavedEncoderConfig(OfSavedEncoder):
     """A saved encoder and the images of the command: another data set or the run's own."""
 
     referred = ("model", "federation", "training", "clustering")
@@ -102,11 +105,16 @@ class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
         data, packages = saved.get("data"), saved.get("plugins") or ()
         if not isinstance(data, dict) or not are_packages(packages):
             raise ConfigError(f"{file}: is damaged, data and plugins must be those of a run")
-        return self._checked({**data, **wanted}, self.plugins or tuple(packages))
+        imported = [p for p in packages if p in imported_packages()]
+        try:
+            return self._checked({**data, **wanted}, [*self.plugins, *imported])
+        except ConfigError:
+            check_named(file, packages, self.plugins)  # may be the reason
+            raise
 
-    def _checked(self, values: dict[str, Any], packages: tuple[str, ...]) -> DataConfig:
+    def _checked(self, values: dict[str, Any], packages: Sequence[str]) -> DataConfig:
         data = parse(DataConfig, values, "data")
-        data.look_in(packages)
+        data.look_in(tuple(dict.fromkeys(packages)))
         _ = data.settings
         return data
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
 
 from orchestra_flwr.config.choice import Choice
-from orchestra_flwr.config.section import Section
-from orchestra_flwr.plugins import Room
+from orchestra_flwr.config.section import ConfigError, Section
+from orchestra_flwr.plugins import Room, imported_packages
 
 Precision = Literal["float32", "bfloat16"]
 Normalisation = Literal["half", "cifar", "imagenet"]
@@ -361,6 +362,27 @@ def are_packages(values: Any) -> bool:
         and value.partition(".")[0] != "orchestra_flwr"
         for value in values
     )
+
+
+def check_named(source: object, packages: Any, named: Collection[str] = ()) -> None:
+    """Refuses packages that a file names but the caller does not: importing them runs their code.
+
+    Args:
+        source: the file, for the message.
+        packages: the value of its key `plugins`.
+        named: the caller's packages; those that this process has imported count as named.
+
+    Raises:
+        ConfigError: says how to name them, or that these are no names of packages.
+    """
+    if not are_packages(packages):
+        raise ConfigError(f"{source}: is damaged, plugins must be names of packages")
+    missing = [p for p in packages if p not in {*named, *imported_packages()}]
+    if missing:
+        raise ConfigError(
+            f"{source} asks for plugins=[{','.join(missing)}], and only packages that you name are "
+            f"imported: add plugins=[{','.join(missing)}], in Python plugins={missing}"
+        )
 
 
 class WithPlugins(Section):

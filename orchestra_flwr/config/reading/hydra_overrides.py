@@ -12,7 +12,7 @@ from orchestra_flwr.config.reading.overrides import parsed, value_text, values_o
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, section_keys
-from orchestra_flwr.config.sections import are_packages
+from orchestra_flwr.config.sections import are_packages, check_named
 from orchestra_flwr.plugins import PluginError, Room, conf_folders
 
 
@@ -44,18 +44,21 @@ def conf_dir() -> Path:
 
 
 def packages_of(overrides: Sequence[Override]) -> list[str]:
-    """The users' packages that overrides name, or else those of the run to be resumed.
+    """The users' packages that overrides name; a run to be resumed must have no others.
 
     Raises:
-        ConfigError: the configuration of the run to be resumed is damaged.
+        ConfigError: it has others, or its configuration is damaged.
     """
     values = values_of(overrides)
     packages = values.get("plugins")
-    if packages is None and values.get("resume"):
-        file = Path(str(values["resume"])) / "config.yaml"
-        packages = read_config_file(file).get("plugins") if file.is_file() else None
     packages = [packages] if isinstance(packages, str) else packages or []
-    return [*packages] if are_packages(packages) else []  # the section's check names the error
+    packages = [*packages] if are_packages(packages) else []  # the section's check names the error
+    file = Path(str(values.get("resume"))) / "config.yaml"
+    if not values.get("resume") or not file.is_file():
+        return packages
+    saved = read_config_file(file).get("plugins") or []
+    check_named(file, saved, packages)
+    return packages or saved
 
 
 def conf_folders_of(overrides: Sequence[Override]) -> list[Path]:
