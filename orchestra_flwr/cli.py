@@ -64,8 +64,8 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
     from orchestra_flwr.experiments.planning import experiment_names
 
     def work() -> int:
-        known = ("--help", "--version", "--list")
-        flags = read_flags(sys.argv[1:] if arguments is None else arguments, known)
+        allowed = ("--help", "--version", "--list")
+        flags = read_flags(sys.argv[1:] if arguments is None else arguments, allowed)
         if "--version" in flags:
             print(f"orchestra-flwr {__version__}")
         elif "--help" in flags or not (flags.overrides or flags.flags):
@@ -137,11 +137,9 @@ def _run_several(flags: Flags) -> int:
 
 def evaluate_main(arguments: Sequence[str] | None = None) -> int:
     """`python -m orchestra_flwr.evaluation`: evaluates a saved encoder; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    command = shlex.join(["python", "-m", "orchestra_flwr.evaluation", *given])
-    return _command(
-        EvaluateConfig, lambda config: _evaluate(config, command), usage.EVALUATE, given
-    )
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    command = shlex.join(["python", "-m", "orchestra_flwr.evaluation", *arguments])
+    return _command(EvaluateConfig, partial(_evaluate, command=command), usage.EVALUATE, arguments)
 
 
 def embed_main(arguments: Sequence[str] | None = None) -> int:
@@ -164,10 +162,10 @@ def _command(
     run: Callable[[C], int],
     text: str,
     arguments: Sequence[str] | None,
-    known: Sequence[str] = COMMON,
+    allowed: Sequence[str] = COMMON,
 ) -> int:
     def work() -> int:
-        flags = read_flags(sys.argv[1:] if arguments is None else arguments, known)
+        flags = read_flags(sys.argv[1:] if arguments is None else arguments, allowed)
         if "--multirun" in flags and "--help" not in flags:
             return _run_several(flags)
         shown = _shown(kind, text, flags)
@@ -184,12 +182,11 @@ def _command(
         return run(config)
 
     ignore_closed_streams()
-    # Later, a run says how it is continued.
     return run_command(work, "stopped before the run began; nothing was written")
 
 
 def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
-    """What flags ask to be shown instead of a run; None: they do not."""
+    """The text that flags ask for instead of a run; None without such a flag."""
     if "--version" in flags:
         return f"orchestra-flwr {__version__}\n"
     if "--help" in flags:
@@ -199,8 +196,10 @@ def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
         usage_lines = usage.as_called(text, sys.argv[0])
         return f"{usage_lines}\nEvery key with its value:\n\n{keys.every_key()}"
     if "--completion" in flags:
-        known = SEVERAL if kind is Config else PROGRAM
-        words = [*described(kind, flags.overrides).words(), *known]
+        words = [
+            *described(kind, flags.overrides).words(),
+            *(SEVERAL if kind is Config else PROGRAM),
+        ]
         script = usage.script_of(text)
         return completion_script([usage.INSTALLED.get(script, script), script], words)
     if "--cfg" in flags:
@@ -209,7 +208,7 @@ def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
 
 
 def _simulate(config: Config) -> int:
-    # Heavy imports wait until the configuration is known to be right.
+    # Heavy imports come after the check of the configuration.
     from orchestra_flwr.federation.simulation import prepared
 
     with ExitStack() as until_the_end:
@@ -219,7 +218,7 @@ def _simulate(config: Config) -> int:
 
 
 def _phase(config: Config, text: str) -> AbstractContextManager[None]:
-    """What goes on before there is a run folder, as far as anything is to be shown."""
+    """Progress before there is a run folder, unless it is switched off."""
     if config.logging.progress == "off":
         return nullcontext()
     return phase(text, lambda line: print(line, flush=True))

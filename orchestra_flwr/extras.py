@@ -1,4 +1,4 @@
-"""Optional libraries, asked for before anything is computed."""
+"""Optional libraries, checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -8,39 +8,30 @@ from orchestra_flwr.config import ConfigError
 
 
 def require(key: str, extra: str, *libraries: str) -> None:
-    """Refuses a choice that needs libraries which are not installed.
+    """Refuses a choice whose libraries are not installed.
 
     Args:
-        key: the choice, as it is written on the command line.
-        extra: of this package, with these libraries.
-        libraries: names under which they are imported.
+        key: the choice, as on the command line.
+        extra: the extra of this package with these libraries.
+        libraries: the names by which they are imported.
 
     Raises:
         ConfigError: names the first one that is missing, and what to install.
     """
     for library in libraries:
         spec = find_spec(library)
-        if spec is None or spec.origin is None:  # None: a folder of this name that is no library
+        if spec is None or spec.origin is None:  # no origin: a mere folder of this name
             raise ConfigError(
                 f"{key}: {library} is not installed; pip install 'orchestra-flwr[{extra}]'"
             )
 
 
-# What all commands but the client's need: the extra `server`.
+# All commands but the client's need these: the extra `server`.
 SERVER = ("matplotlib", "sklearn", "scipy", "dp_accounting")
 
 
-def require_accounting(key: str) -> None:
-    """Refuses what dp-accounting has to account for, where it is not installed.
-
-    Raises:
-        ConfigError: names the key and what to install.
-    """
-    require(key, "privacy", "dp_accounting")
-
-
 def require_server(program: str) -> None:
-    """Refuses a program in an environment that was made for a client.
+    """Refuses a program in an environment with the client's libraries alone.
 
     Raises:
         ConfigError: names the library that is missing, and what to install.

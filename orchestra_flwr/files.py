@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-ABANDONED = 3600  # seconds since the last write: then a temporary file's writer has been killed
+ABANDONED = 3600  # seconds since the last write, after which a temporary file is removed
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> None:
@@ -35,15 +35,14 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
         with replacing(file) as temporary:
             save_file(tensors, temporary)
 
-    The block gets an empty file in the same folder. After the block the bytes are brought to the
-    disk and the file is renamed to `path`; of several writers the last one wins. After an error in
-    the block the temporary file is removed. Only a process that is killed leaves one, which the
-    first write to the same `path` an hour later removes.
+    The block gets an empty file in the same folder. After the block the file is synchronised with
+    the disk and renamed to `path`; of several writers the last one wins. After an error it is
+    removed. A killed process leaves it, and a write to `path` an hour later removes it.
 
     Args:
         path: the file. Its ending is not that of the temporary one: name the format to a library.
-        mode: permissions from the start, 0o600 for a secret; None: those of any new file, or those
-            that the library sets.
+        mode: permissions from the start, 0o600 for a secret; None: as the system or the library
+            sets them.
 
     Yields:
         The path to be written.
@@ -80,7 +79,7 @@ def append_durably(path: Path, data: bytes) -> None:
         data: what to append.
 
     Raises:
-        OSError: names `path`; what was there before is still there, and nothing else.
+        OSError: names `path`; the file is as before.
     """
 
     def opened(name: str, flags: int) -> int:
@@ -101,10 +100,9 @@ def append_durably(path: Path, data: bytes) -> None:
 
 
 def read_whole_lines(path: Path) -> list[str]:
-    """The lines that :func:`append_durably` wrote, none where there is no file.
+    """The lines that :func:`append_durably` wrote; none without a file.
 
-    A last one that a crash cut off was never on the disk when somebody acted on it; it is removed,
-    so that the next one starts a line.
+    An incomplete last line, from a crash while it was written, is removed from the file.
 
     Raises:
         OSError: the file cannot be read or cut.
@@ -118,17 +116,15 @@ def read_whole_lines(path: Path) -> list[str]:
 
 
 def at_home(path: str | Path) -> Path:
-    """A path with the home folder in the place of a leading `~`, as a shell reads it.
+    """A path with the home folder instead of a leading `~`, as in a shell.
 
-    Where nobody of that name is known, or the user has no home, it stays: a file may be called so.
+    Without such a user or home folder it stays as it is: a file may have this name.
     """
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path's own raises an error there)
 
 
 def make_private_folder(folder: Path) -> None:
-    """Makes a folder that its owner alone may enter; one that is there stays as it is.
-
-    Folders above it are made as any others.
+    """Makes a folder that its owner alone may enter, unless it exists; parents are not private.
 
     Raises:
         OSError: it cannot be made.
@@ -137,9 +133,9 @@ def make_private_folder(folder: Path) -> None:
 
 
 def folder_name(name: str) -> str:
-    """A name as that of one folder, also where it would be a path, such as "a/b" or "..".
+    """Escapes a name, which may be "a/b" or "..", to the name of one folder.
 
-    No two names have the same: % is %25 and / is %2F; "." is %2E, ".." is %2E%2E, and "" is %.
+    Different names stay different: % is %25 and / is %2F; "." is %2E, ".." is %2E%2E, and "" is %.
     """
     special = {"": "%", ".": "%2E", "..": "%2E%2E"}
     return special.get(name) or name.replace("%", "%25").replace("/", "%2F")
@@ -147,19 +143,16 @@ def folder_name(name: str) -> str:
 
 @contextmanager
 def private_umask() -> Iterator[None]:
-    """All files and folders that this process and its children make in the block are private."""
-    before = os.umask(0o077)
+    """Files and folders that this process and its children make in the block are private."""
+    previous = os.umask(0o077)
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(previous)
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk: only then does a rename survive a power cut.
-
-    Not every file system can do it: then nothing happens.
-    """
+    """Synchronises a folder with the disk, as far as the file system can: a rename is durable."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -170,7 +163,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the block name `path`: those of a full disk name no file, others a temporary one.
+    """Makes errors of the block name `path`, instead of no file or a temporary one.
 
     Raises:
         OSError: as in the block, with the reason and `path`.
@@ -185,8 +178,8 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _remove_abandoned(path: Path, now: float) -> None:
-    # The times come from the file system alone: the clocks of machines that share it may differ.
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with suppress(OSError):  # somebody else may have removed it
-            if left.stat().st_mtime < now - ABANDONED:
-                left.unlink()
+    # `now` is a time of the file system: the clocks of machines that share it may differ.
+    for file in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError):  # another process may have removed it
+            if file.stat().st_mtime < now - ABANDONED:
+                file.unlink()

@@ -1,4 +1,4 @@
-"""Short names for contents: equal for equal contents, different for all others."""
+"""Hashes of texts and files."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ def fingerprint_of(content: str | bytes, digits: int = 16) -> str:
     """The first hexadecimal digits of the content's SHA-256.
 
     Args:
-        content: text (paths in it may be undecodable) or bytes.
-        digits: how many; 16 are enough where nobody tries to find two equal ones.
+        content: text, with any paths in it, or bytes.
+        digits: how many; 16 where no attacker would look for a collision.
     """
     data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()[:digits]
 
 
 def file_sha256(file: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal; it is read piece by piece.
+    """The SHA-256 of a file's content, in hexadecimal.
 
     Raises:
         OSError: it cannot be read.
     """
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

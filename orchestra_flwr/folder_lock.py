@@ -1,4 +1,4 @@
-"""A folder for one process at a time, on all machines that share its disk.
+"""Locking a folder for one process at a time, on all machines that share its disk.
 
 The library filelock cannot hand a lock on to a child process, as a server does to its Flower app.
 """
@@ -25,16 +25,16 @@ class FolderInUseError(RuntimeError):
 def locked(folder: Path, name: str = ".lock") -> Iterator[IO[bytes]]:
     """Locks a folder for the block.
 
-    The kernel holds the lock (flock) as long as any process has the yielded file open, so one that
-    is killed leaves none behind. The file stays, and is empty between two owners. Where the file
-    system has no locks, a warning says so and nothing is locked.
+    The kernel holds the lock (flock) as long as a process has the yielded file open, so a killed
+    process leaves no lock. The file stays, empty while it is not locked. On a file system without
+    locks a warning is logged and nothing is locked.
 
     Args:
         folder: it exists.
-        name: of the file in it that is locked, and says by whom.
+        name: the file in it that is locked, and holds the owner's process and host.
 
     Yields:
-        The locked file. Who receives its descriptor holds the lock as well.
+        The locked file. A child process that inherits its descriptor holds the lock as well.
 
     Raises:
         FolderInUseError: another process has it.
@@ -63,7 +63,7 @@ def locked(folder: Path, name: str = ".lock") -> Iterator[IO[bytes]]:
 def _owner(file: IO[bytes]) -> str:
     text = file.read(300).decode(errors="replace").strip()
     number, _, host = text.partition(" ")
-    if not number.isdecimal() or not host.isprintable():  # it is just beginning or ending
+    if not number.isdecimal() or not host.isprintable():  # the owner is starting or ending
         return "another process"
     return f"process {number} on host {host}"
 

@@ -1,4 +1,4 @@
-"""Simulations that are started from Python: in a script, a notebook, a thread."""
+"""Simulations from Python: in a script, a notebook or a thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestra_flwr.config import Config, ConfigError, load_config, override_text, path_keys
-from orchestra_flwr.data.any_dataset import dataset_of
+from orchestra_flwr.data.any_dataset import as_dataset
 from orchestra_flwr.data.sources.stored import store
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.simulation import prepared
@@ -15,7 +15,7 @@ from orchestra_flwr.reporting.run_result import Result
 
 Report = Callable[[dict[str, Any]], None]
 
-STORED = "stored"  # the source of images that were passed
+STORED = "stored"  # the source of images from Python
 
 
 def simulate(
@@ -25,8 +25,7 @@ def simulate(
 ) -> Result:
     """Trains an encoder in a simulated federation, as the command `orchestra-sim` does.
 
-    Everything happens in this process and, with engine=ray, its workers: engine=inline needs no
-    Ray. It may be called in a notebook and in a thread.
+    It runs in this process and, with engine=ray, in worker processes; engine=inline needs no Ray.
 
     Args:
         overrides: as on the command line, ["method=simclr", "federation.rounds=5"], or a mapping,
@@ -34,14 +33,14 @@ def simulate(
         dataset: the images, instead of data=...: a data set of torch, torchvision or Hugging Face,
             a tensor (N, C, H, W), an array (N, H, W, C), or a list of images or of pairs (image,
             label); a pair (train, test) of these, or a mapping with "train" and "test". They are
-            decoded, made square (`data.image_size`) and stored in the user's cache folder, where
-            the run's processes read them, and where resume= finds them.
+            decoded, made square (`data.image_size`) and stored in the user's cache folder for the
+            run's processes and for resume=.
         progress: True shows what the command shows (`logging.progress`); a function is called after
-            each round with its `round` (0: before training), `rounds`, `loss`, `scores` (None where
+            each round with its `round` (0: before training), `rounds`, `loss`, `scores` (None if
             it was not evaluated), `seconds` and `dropped` (a line for each dropped client).
 
     Returns:
-        What the run left behind.
+        The run's folder, metrics and encoder.
 
     Raises:
         ConfigError: the configuration or the data set cannot be used; nothing was run.
@@ -78,14 +77,14 @@ def _lines(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
 
 
 def _with_images(lines: list[str], dataset: Any) -> list[str]:
-    """The overrides of a run with these images, which are stored where all processes find them."""
+    """The overrides of a run with these images, stored in a file for all processes."""
     for line in lines:
         if line.partition("=")[0] in ("data", "data.name", "data.root", "resume"):
             raise ConfigError(f"{line}: must not be given together with dataset=...")
     lines = [f"data={STORED}", *lines]
     data = load_config(lines).data
     try:
-        file = store(dataset_of(dataset, STORED, data.image_size), data.settings.cache)
+        file = store(as_dataset(dataset, STORED, data.image_size), data.settings.cache)
     except OSError as error:
         raise ConfigError(f"data.cache: the images cannot be stored: {error}") from None
     return [*lines, f"data.root={file}"]
@@ -113,7 +112,7 @@ class _Reported(Progress):
         seconds: float,
         dropped: Sequence[str],
     ) -> None:
-        """As :meth:`Progress.round_finished`."""
+        """Passes on the arguments, as a mapping."""
         super().round_finished(round, losses, scores, seconds, dropped)
         self._report(
             {

@@ -1,8 +1,8 @@
-"""Plug-ins are found by their place: a folder of modules, one class a file, named like the file.
+"""Plug-ins are found by their place: a folder of modules with one class each, named by the module.
 
-A :class:`Room` is such a folder of this package. A user's own package has rooms of the same names:
-with `plugins=[my_package]` the class in `my_package/methods/mine.py` is `method=mine`. Nothing is
-registered anywhere; a module is imported when its name is chosen.
+A :class:`Room` is such a folder of this package. A user's package has folders of the same names:
+with `plugins=[my_package]` the class in `my_package/methods/mine.py` is `method=mine`. There is no
+registry; a module is imported when its name is chosen.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import itertools
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ _imported_codes: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()  # of 
 
 
 class PluginError(ValueError):
-    """A plug-in that does not exist or cannot be imported; its text is one line."""
+    """A plug-in that does not exist or cannot be imported; its message is one line."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Room:
         return plugin
 
     def get(self, name: str, packages: Sequence[str] = ()) -> type[Any] | None:
-        """As :meth:`find`, but None if there is none of this name."""
+        """The class in the module of this name, or None; errors as in :meth:`find`."""
         homes = [home for home in self._homes(packages) if _has_module(home, name)]
         if len(homes) > 1:
             raise PluginError(f"{name} is both in {homes[0].__name__} and in {homes[1].__name__}")
@@ -75,7 +76,7 @@ class Room:
         return plugin
 
     def found(self, packages: Sequence[str] = ()) -> dict[str, type[Any]]:
-        """All plug-ins by name, this package's first; a file that is broken is none.
+        """All plug-ins by name, this package's first, without broken files.
 
         Raises:
             PluginError: one of the packages cannot be imported.
@@ -83,7 +84,7 @@ class Room:
         plugins: dict[str, type[Any]] = {}
         for home in self._homes(packages):
             for info in pkgutil.iter_modules(home.__path__):
-                with suppress(PluginError):  # whoever chooses it reads what is wrong with it
+                with suppress(PluginError):  # shown where the file is chosen
                     plugin = self._class_in(f"{home.__name__}.{info.name}")
                     if plugin is not None:
                         plugins.setdefault(info.name, plugin)
@@ -114,12 +115,26 @@ class Room:
         return plugins[0] if plugins else None
 
 
+def import_packages(packages: Sequence[str]) -> None:
+    """Imports the users' packages that a caller names, on a command line or in Python.
+
+    Raises:
+        PluginError: a package cannot be imported.
+    """
+    for package in packages:
+        _import_user_package(package)
+
+
+def imported_packages() -> set[str]:
+    """The users' packages that this process has imported."""
+    return {module.__name__ for module in _imported_codes}
+
+
 def fingerprint(packages: Sequence[str]) -> str:
     """16 hexadecimal digits that differ whenever the code of one of the packages differs.
 
-    Server and clients compare it before a round. It is that of the Python files as this process
-    found them when it imported the package: a file that has changed since says nothing about what
-    runs. "" without packages.
+    Server and clients compare it before a round. It is that of the Python files at the time when
+    this process imported the package. "" without packages.
 
     Raises:
         PluginError: a package cannot be imported.
@@ -139,17 +154,13 @@ def has_changed(package: str) -> bool:
 
 
 def is_of_ours(module: str) -> bool:
-    """Whether a module is of this package or of a user's that was imported, and of no library.
-
-    Args:
-        module: its full name.
-    """
-    packages = ["orchestra_flwr", *(package.__name__ for package in _imported_codes)]
-    return any(module == each or module.startswith(f"{each}.") for each in packages)
+    """Whether a module, by its full name, belongs to this package or an imported user's package."""
+    packages = ["orchestra_flwr", *imported_packages()]
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def conf_folders(packages: Sequence[str]) -> list[Path]:
-    """The folders `conf/` of users' packages, as far as they have one.
+    """The folders `conf/` of users' packages that have one.
 
     Raises:
         PluginError: a package cannot be imported.
@@ -159,12 +170,22 @@ def conf_folders(packages: Sequence[str]) -> list[Path]:
 
 
 def _import_user_package(package: str) -> ModuleType:
-    module = _imported(package)
-    if not hasattr(module, "__path__"):
-        raise PluginError(f"{package} is a single module: a package with folders is needed")
+    for name in itertools.accumulate(package.split("."), "{}.{}".format):
+        if not _is_package(name):  # before it is imported
+            raise PluginError(f"{name} is a single module: a package with folders is needed")
+        module = _imported(name)
     if module not in _imported_codes:
         _imported_codes[module] = _code_of(module)
     return module
+
+
+def _is_package(name: str) -> bool:
+    """Whether a module is a package, or does not exist; the package around it is imported."""
+    if name in sys.modules:
+        return hasattr(sys.modules[name], "__path__")
+    importlib.invalidate_caches()  # the file may be new
+    spec = importlib.util.find_spec(name)
+    return spec is None or spec.submodule_search_locations is not None
 
 
 def _code_of(package: ModuleType) -> str:
@@ -180,10 +201,10 @@ def _code_of(package: ModuleType) -> str:
 def _imported(name: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
-    importlib.invalidate_caches()  # the file may have been written a moment ago
+    importlib.invalidate_caches()  # the file may be new
     try:
         return importlib.import_module(name)
-    except Exception as error:  # whatever a user's module does when it is imported
+    except Exception as error:  # a user's module may raise anything
         reason = " ".join(str(error).split())
         raise PluginError(f"{name} cannot be imported: {type(error).__name__}: {reason}") from error
 
@@ -191,6 +212,6 @@ def _imported(name: str) -> ModuleType:
 def _has_module(home: ModuleType, name: str) -> bool:
     if not name.isidentifier():
         return False
-    if f"{home.__name__}.{name}" in sys.modules:  # or each client would list the folder again
+    if f"{home.__name__}.{name}" in sys.modules:  # listing the folder for each client is slow
         return True
     return any(info.name == name for info in pkgutil.iter_modules(home.__path__))

@@ -1,7 +1,7 @@
-"""Random generators derived from (run seed, purpose, round, client): no hidden global state.
+"""Random generators derived from (run seed, purpose, round, client), without global state.
 
-Two purposes, rounds or clients never share a stream, and none of them depends on the order in
-which clients happen to run.
+Different purposes, rounds and clients have different streams, independent of the order in which
+clients run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def numpy_generator(seed: int, purpose: str, *path: int | str) -> np.random.Gene
 
 @dataclass(frozen=True)
 class ClientSeed:
-    """All randomness of one client in one stage of a round, whichever machine or worker runs it.
+    """All randomness of one client in one stage of a round, on any machine or worker.
 
     Attributes:
-        seed: of the run; server and clients know it.
+        seed: of the run, which server and clients have.
         round: the round.
         client: the client's name.
         secret_noise: whether :meth:`noise_key` must be a secret, as on a real client.
@@ -52,7 +52,7 @@ class ClientSeed:
 
     @property
     def when(self) -> int | str:
-        """The round, and the stage of those after the first."""
+        """The round, with the stage if it is not the first."""
         return f"{self.round}.{self.stage}" if self.stage else self.round
 
     def generator(self, purpose: str, device: str | torch.device = "cpu") -> torch.Generator:
@@ -60,7 +60,7 @@ class ClientSeed:
         return torch_generator(self.seed, purpose, self.when, self.client, device=device)
 
     def noise_key(self) -> bytes:
-        """32 bytes for noise: fresh ones of the system, or, where nothing is to hide, derived."""
+        """32 bytes for noise: secret ones of the system, or in simulations derived ones."""
         if self.secret_noise:
             return secrets.token_bytes(32)
         text = f"{self.seed}/noise/{self.when}/{self.client}"

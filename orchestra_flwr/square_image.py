@@ -1,13 +1,15 @@
 """One image, from a file or from memory, as networks take it: 8 bits, upright, square, one size.
 
-Training and the saved encoder both read images by this module, so that an encoder sees what it was
-trained on.
+Training and the saved encoder both use this module, so that an encoder sees images as in training.
 """
 
 from __future__ import annotations
 
 import io
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +23,25 @@ from torch.nn.functional import interpolate
 
 AnyImage: TypeAlias = str | Path | Image.Image | NDArray[np.generic] | Tensor
 
+# The formats that are read, by PIL's names, and the suffixes of their files. Others are refused
+# whatever a file is called: PIL gives EPS to Ghostscript, an interpreter of programs. TGA is last,
+# for it is recognised by nothing but its first values.
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "AVIF": (".avif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "JPEG2000": (".jp2",),
+    "TGA": (".tga",),
+}
 MAX_BYTES = 2**28  # of a file; images that PIL allows are hardly ever as large
+STRIP_PIXELS = 2**20  # converted at a time
+LARGE_PIXELS = 2**24  # an image with more is decoded while no other such image is
+_ONE_LARGE_IMAGE = threading.Lock()
 JPEG = b"\xff\xd8\xff"  # its first bytes
 MODES = {1: "L", 3: "RGB"}  # by channels
 TURNS = {  # what turns an image upright, by its EXIF orientation
@@ -85,7 +105,10 @@ def decode_image(data: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]
         uint8, (channels, size, size).
 
     Raises:
-        Exception: whatever PIL raises for a broken file; ValueError for one of too many pixels.
+        Exception: any error of PIL for a broken file; ValueError for too many pixels.
+
+    It takes up to 8 bytes a pixel (RGBA, or a JPEG to be turned; 3 in 16-bit gray) beside the
+    decoder's own memory. Of images over `LARGE_PIXELS` one is decoded at a time.
     """
     with opened_image(data) as image:
         width, height = image.size
@@ -94,18 +117,32 @@ def decode_image(data: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]
         decoded = width * height if "progressive" in image.info else image.width * image.height
         if Image.MAX_IMAGE_PIXELS and decoded > Image.MAX_IMAGE_PIXELS:
             raise ValueError(f"too many pixels ({width} x {height})")
-        return _square(image, size, channels)
+        with _ONE_LARGE_IMAGE if decoded > LARGE_PIXELS else nullcontext():
+            converted, turn = _eight_bits(image, channels), _turn(image)
+            if converted is not image:
+                image.close()  # frees its pixels
+            return _resized(converted, turn, size, channels)
 
 
 def opened_image(data: bytes) -> Image.Image:
-    """An image file of which nothing is decoded yet.
+    """An image file in one of `FORMATS`, of which nothing is decoded yet.
 
     `Image.open` calls a JPEG of 100 or 200 million pixels, as phones make them, an attack.
+
+    Raises:
+        UnidentifiedImageError: it has another format.
     """
     if data.startswith(JPEG):
-        with suppress(SyntaxError):  # it is damaged, as Image.open says in better words
+        with suppress(SyntaxError):  # damaged: the error of Image.open is clearer
             return JpegImageFile(io.BytesIO(data))
-    return Image.open(io.BytesIO(data))
+    return Image.open(io.BytesIO(data), formats=_formats())
+
+
+@lru_cache
+def _formats() -> tuple[str, ...]:
+    """`FORMATS` as far as this PIL has them: AVIF is new."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def check_size(count: int) -> None:
@@ -198,28 +235,59 @@ def _picture(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def _square(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
-    converted = _converted(_upright(image), channels)
-    square = ImageOps.fit(converted, (size, size), Image.Resampling.BICUBIC)
-    return np.asarray(square).reshape(size, size, channels).transpose(2, 0, 1)
+    return _resized(_eight_bits(image, channels), _turn(image), size, channels)
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """As ImageOps.exif_transpose turns it, which also writes all EXIF data: a bad tag ends that."""
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How to turn a loaded image upright.
+
+    ImageOps.exif_transpose also writes all EXIF data, and fails at a wrong tag.
+    """
+    return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+
+
+def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
+    """Loads an image and converts it to L if it is gray or is to be, else to RGB.
+
+    Values of more than 8 bits are scaled, since PIL would clip them: in strips, since whole in
+    float64 they would take forty bytes a pixel.
+    """
+    if image.format == "EPS":
+        raise ValueError("EPS is not read, because PIL runs Ghostscript on it: convert it to PNG")
     image.load()  # a PNG's EXIF data may come last, and a TIFF is turned as it is loaded
-    turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    return image if turn is None else image.transpose(turn)
-
-
-def _converted(image: Image.Image, channels: int) -> Image.Image:
-    """Converts to RGB or gray; values of more than 8 bits are scaled down: PIL would clip them."""
     if image.mode.startswith("I") or image.mode == "F":
-        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-        highest = 65535.0 if image.mode.startswith("I") else 1.0
-        scaled = values.clip(0) / max(highest, values.max()) * 255
-        image = Image.fromarray(scaled.round().astype(np.uint8))
+        white = max(1.0 if image.mode == "F" else 65535.0, *map(np.max, _values(image)))
+        gray = Image.new("L", image.size)
+        for (_, first, _, _), values in zip(_strips(image), _values(image), strict=True):
+            scaled = values.clip(0) / white * 255
+            gray.paste(Image.fromarray(scaled.round().astype(np.uint8)), (0, first))
+        return gray
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # PIL warns about a palette with transparency in bytes
-    return image.convert(MODES[channels])
+    mode = "L" if channels == 1 or image.mode in ("1", "L", "LA") else "RGB"
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, int, int, int]]:
+    rows = max(1, STRIP_PIXELS // image.width)
+    for first in range(0, image.height, rows):
+        yield 0, first, image.width, min(first + rows, image.height)
+
+
+def _values(image: Image.Image) -> Iterator[NDArray[np.float64]]:
+    """The values of each strip."""
+    for box in _strips(image):
+        yield np.nan_to_num(np.asarray(image.crop(box), dtype=np.float64))
+
+
+def _resized(
+    image: Image.Image, turn: Image.Transpose | None, size: int, channels: int
+) -> NDArray[np.uint8]:
+    """The middle square of an image in 8 bits, turned upright, (channels, size, size)."""
+    upright = image if turn is None else image.transpose(turn)
+    square = ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC)
+    array = np.asarray(square.convert(MODES[channels]))
+    return array.reshape(size, size, channels).transpose(2, 0, 1)
 
 
 def _channels_first(array: NDArray[np.generic]) -> Tensor:

@@ -1,9 +1,9 @@
-"""Tensors in a file that holds its own checksum: whatever byte changes, it is noticed.
+"""Safetensors files that hold their own checksum, so that every changed byte is detected.
 
-The format is safetensors, which any reader of it opens. Its metadata has one entry, `checked`: the
-SHA-256 of the whole file, computed with zeros in the place of the digest, then the values as JSON.
-Files of earlier versions have their values as metadata, and no checksum. safetensors itself has
-none, and one in a second file could be written without the first.
+Any reader of safetensors opens them. Their metadata has one entry, `checked`: the SHA-256 of the
+whole file, computed with zeros in the place of the digest, then the values as JSON. A checksum in a
+second file could be written without the first. Files of earlier versions have the values as
+metadata, and no checksum.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ZEROS = b"0" * DIGITS
 
 
 class DamagedFileError(ValueError):
-    """A file does not hold what was written to it; the text names it."""
+    """A file that is not as it was written; the message names it."""
 
 
 def save_tensors(
@@ -71,7 +71,7 @@ def load_tensors(
 
     Raises:
         OSError: the file is missing or cannot be read.
-        DamagedFileError: it holds something else than was written.
+        DamagedFileError: it is not as it was written.
     """
     values = read_values(path, earlier=earlier)
     with safe_open(path, framework="pt") as file:
@@ -79,12 +79,7 @@ def load_tensors(
 
 
 def read_values(path: Path, *, earlier: Collection[str] = ()) -> dict[str, str]:
-    """The values of such a file alone, as :func:`load_tensors` returns them; all is checked.
-
-    Raises:
-        OSError: the file is missing or cannot be read.
-        DamagedFileError: it holds something else than was written.
-    """
+    """The values alone; arguments, checks and errors as in :func:`load_tensors`."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
             header = 8 + int.from_bytes(content[:8], "little")
@@ -93,8 +88,8 @@ def read_values(path: Path, *, earlier: Collection[str] = ()) -> dict[str, str]:
                 _digest(content, start).encode()
             ):
                 raise DamagedFileError(f"{path} is damaged: its checksum is wrong")
-        with safe_open(path, framework="pt") as opened:
-            metadata: dict[str, str] = opened.metadata() or {}
+        with safe_open(path, framework="pt") as tensors:
+            metadata: dict[str, str] = tensors.metadata() or {}
         if ENTRY in metadata:
             return dict(json.loads(metadata[ENTRY][DIGITS:]))
         if metadata.keys() <= {*earlier}:
@@ -107,7 +102,7 @@ def read_values(path: Path, *, earlier: Collection[str] = ()) -> dict[str, str]:
 
 
 def _digest(content: mmap.mmap, start: int) -> str:
-    """The SHA-256 of a file with zeros from `start` on, where its digest is to stand."""
+    """The SHA-256 of a file with zeros in the place of its digest, from `start` on."""
     with memoryview(content) as whole:
         digest = hashlib.sha256(whole[:start])
         digest.update(ZEROS)

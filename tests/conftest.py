@@ -5,6 +5,7 @@ import gc
 import importlib
 import os
 import random
+import secrets
 import sys
 import tempfile
 import textwrap
@@ -163,3 +164,11 @@ def user_package(tmp_path, monkeypatch):
     yield write
     for module in [name for name in sys.modules if name.partition(".")[0] in written]:
         del sys.modules[module]
+
+
+@pytest.fixture
+def stranger(user_package, tmp_path):
+    """A package that nobody has named, and the file that it leaves once it is imported."""
+    name, marker = f"stranger_{secrets.token_hex(4)}", tmp_path / "imported"
+    user_package({"__init__.py": f"open({str(marker)!r}, 'w').close()\n"}, package=name)
+    return name, marker

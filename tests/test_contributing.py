@@ -250,9 +250,9 @@ def test_engine(printed, run):
     assert slow.rounds[-1]["seconds"] > sent / 2e6
 
 
-def test_a_resumed_run_needs_its_folder_only(printed, capsys):
+def test_a_resumed_run_names_its_packages_again(printed, capsys):
     run = printed("terms/feature_size.py", "federation.rounds=2")
-    assert main([f"resume={run.folder}"]) == 0
+    assert main([f"resume={run.folder}", "plugins=[my_package]"]) == 0
     assert "my_package" in (run.folder / "config.yaml").read_text()
 
 

@@ -140,6 +140,15 @@ def test_a_package_that_is_not_there_is_one_line():
         assert str(error.value) == line
 
 
+@pytest.mark.parametrize("package", ["antigravity", "alone", "alone.part"])
+def test_a_single_module_is_refused_before_it_is_imported(tmp_path, monkeypatch, package):
+    (tmp_path / "alone.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PluginError, match="is a single module: a package with folders is needed"):
+        conf_folders((package,))
+    assert not {"antigravity", "alone"} & sys.modules.keys()
+
+
 def test_a_single_module_is_no_package(user_package):
     user_package({"mine.py": ""})
     line = "my_package.mine is a single module: a package with folders is needed"

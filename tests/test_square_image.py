@@ -1,17 +1,24 @@
 """One image as training and the saved encoder read it."""
 
 import io
+import os
 import struct
+import subprocess
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps
 
 from orchestra_flwr.config import DataConfig
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.square_image import (
+    _ONE_LARGE_IMAGE,
+    FORMATS,
     MAX_BYTES,
     check_size,
     decode_image,
@@ -299,3 +306,134 @@ def test_files_without_an_image_are_named(tmp_path: Path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"{name}: {words}"):
             square_image(tmp_path / name, 9)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\n%%EOF\n"
+
+
+@pytest.fixture
+def ghostscript(tmp_path: Path, monkeypatch):
+    """A program gs that leaves a file where it was run."""
+    marker, program = tmp_path / "gs was run", tmp_path / "bin" / "gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch '{marker}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    return marker
+
+
+@pytest.mark.parametrize("name", ["photo.png", "photo.jpg", "photo.tga"])
+def test_no_file_reaches_ghostscript(tmp_path: Path, ghostscript: Path, caplog, name: str):
+    """EPS under the name of a photograph is skipped as any other file that is no image."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / name).write_bytes(EPS)
+    (folder / "good.png").write_bytes(_file(_picture()))
+
+    config = DataConfig(name="image_folder", root=str(folder), cache=str(tmp_path / "cache"))
+    dataset = load_dataset(config)
+    assert (len(dataset.train), dataset.skipped) == (1, ((name, "not an image"),))
+    assert f"{name}: not an image" in caplog.text
+    with pytest.raises(ValueError, match=rf"{name}: not an image$"):
+        square_image(folder / name, 32)
+    assert not ghostscript.exists()
+
+
+def test_no_pil_image_reaches_ghostscript(ghostscript: Path):
+    with pytest.raises(ValueError, match="EPS is not read"):
+        square_image(Image.open(io.BytesIO(EPS)), 32)
+    assert not ghostscript.exists()
+
+
+def test_every_suffix_is_that_of_a_format_that_is_read():
+    for name, suffixes in FORMATS.items():
+        for suffix in suffixes:
+            assert Image.registered_extensions()[suffix] == name
+            assert decode_image(_file(_picture(), name), 32).shape == (3, 32, 32)
+
+
+def test_deep_images_have_the_same_bits_in_strips(monkeypatch):
+    """Whatever the height of the strips; the oracle converts the whole image in float64."""
+    random = np.random.default_rng(0)
+    for values, white in (
+        (random.integers(0, 2**16, (70, 40), dtype=np.uint16), 65535),
+        (random.integers(-9, 10**6, (70, 40)).astype(np.int32), None),
+        (random.normal(0.5, 1, (70, 40)).astype(np.float32), None),
+    ):
+        scaled = values.clip(0) / np.float64(white or values.max()) * 255
+        whole = Image.fromarray(scaled.round().astype(np.uint8))
+        expected = np.asarray(ImageOps.fit(whole, (32, 32), Image.Resampling.BICUBIC))
+        for pixels in (1, 120, 2**20):
+            monkeypatch.setattr("orchestra_flwr.square_image.STRIP_PIXELS", pixels)
+            image = square_image(Image.fromarray(values), 32)
+            assert (image.numpy() == expected).all()
+
+
+def _png(size: int, colour: int, depth: int) -> bytes:
+    """A black image, written row by row."""
+    row = bytes(1 + size * {0: 1, 6: 4}[colour] * depth // 8)
+    packed = zlib.compressobj(1)
+    rows = b"".join(packed.compress(row) for _ in range(size)) + packed.flush()
+    header = struct.pack(">IIBBBBB", size, size, depth, colour, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", rows), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+
+
+DECODE = """
+import resource, sys
+from PIL import Image
+from orchestra_flwr.square_image import square_image
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+Image.MAX_IMAGE_PIXELS, before = int(sys.argv[2]), peak()
+try:
+    square_image(sys.argv[1], 32)
+finally:
+    print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("colour", "depth", "bytes_a_pixel"),
+    [
+        (0, 16, 4),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in [(0, 8, 2), (6, 8, 9), (6, 16, 9)]),
+    ],
+)
+def test_the_memory_of_decoding_is_bounded(
+    tmp_path: Path, colour: int, depth: int, bytes_a_pixel: int
+):
+    """10,000 x 10,000 pixels, gray and RGBA; in float64 a 16-bit image took forty bytes a pixel."""
+    file = tmp_path / "large.png"
+    file.write_bytes(_png(10_000, colour, depth))
+
+    def decode(limit: int) -> tuple[int, str]:
+        command = [sys.executable, "-c", DECODE, str(file), str(limit)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return int(done.stdout), done.stderr
+
+    memory, error = decode(10**8)
+    assert not error and memory < bytes_a_pixel * 10**8
+    if depth == 16 and colour == 0:  # more pixels than PIL allows by default: nothing is decoded
+        memory, error = decode(10**8 - 1)
+        assert "too many pixels (10000 x 10000)" in error and memory < 10**8
+
+
+def test_large_images_are_decoded_one_at_a_time(monkeypatch):
+    monkeypatch.setattr("orchestra_flwr.square_image.LARGE_PIXELS", 2000)
+    file, small = _file(_picture(50, 50)), _file(_picture(40, 40))
+    with _ONE_LARGE_IMAGE, ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(decode_image, file, 32)
+        assert pool.submit(decode_image, small, 32).result(60).shape == (3, 32, 32)
+        assert not waiting.done()
+        _ONE_LARGE_IMAGE.release()
+        try:
+            assert waiting.result(60).shape == (3, 32, 32)
+        finally:
+            _ONE_LARGE_IMAGE.acquire()

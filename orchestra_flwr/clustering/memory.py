@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.data import first_copies
+from orchestra_flwr.data import first_occurrences
 
 EMPTY = -1  # the image number of rows without an image
 
@@ -48,5 +48,5 @@ class FeatureMemory(nn.Module):
             (m, dim), newest first.
         """
         newest_first = self.images.flip(0)[: len(self)]
-        chosen = torch.unique(first_copies(images[newest_first]))
+        chosen = torch.unique(first_occurrences(images[newest_first]))
         return self.features.flip(0)[chosen.to(self.features.device)]

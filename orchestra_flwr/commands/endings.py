@@ -15,11 +15,11 @@ RESUME_HINT = "stopped; the same command goes on"
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does."""
+    """SIGTERM, handled as Ctrl-C."""
 
 
 def stop_on_sigterm() -> None:
-    """SIGTERM ends a command in order: children are stopped, folders are left whole."""
+    """Makes SIGTERM an exception, so that children are stopped and folders stay consistent."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise Terminated
@@ -33,13 +33,13 @@ def run_command(
     *failures: type[Exception],
     advice: Callable[[Exception], str] | None = None,
 ) -> int:
-    """Runs a command's work; returns its exit code, or that of what ended it after a line about it.
+    """Runs a command's work, shows an error or signal as one line, and returns the exit code.
 
     Args:
         work: returns an exit code; None: 0.
-        stopped: the line for a signal, whose code is 128 and its number, as shells count.
-        failures: errors whose code is 1. That of a :class:`ConfigError` is 2, whatever stands here.
-        advice: makes a line after that of a failure.
+        stopped: the line for a signal; its code is 128 plus the signal's number.
+        failures: errors with code 1. A :class:`ConfigError` always has code 2.
+        advice: makes a second line for a failure.
     """
     try:
         return work() or 0

@@ -14,15 +14,15 @@ EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "transfer_root", "fol
 
 @dataclass(frozen=True)
 class ExperimentLine:
-    """What a command line asks for.
+    """A parsed command line.
 
     Attributes:
         experiment: its name.
         scale: its scale.
         seeds, only: as in `make_plan`.
-        transfer_root: where the other images are that encoders are evaluated on; None: not given.
+        transfer_root: the other images that encoders are evaluated on.
         folder: of all runs and the report.
-        jobs: runs side by side; None: the scale's own.
+        jobs: runs side by side; None: as the scale says.
         extra: overrides of every run.
     """
 
@@ -37,29 +37,29 @@ class ExperimentLine:
 
 
 def read_experiment(overrides: Sequence[str], names: Sequence[str]) -> ExperimentLine:
-    """Tells the experiment's own keys and the overrides of its runs apart.
+    """Separates the experiment's keys from the overrides of its runs.
 
     Args:
         overrides: the key=value of the command line.
-        names: the experiments that there are.
+        names: all experiments.
 
     Raises:
-        ConfigError: no experiment, or what must be a number is none.
+        ConfigError: no experiment is named, or a number is wrong.
     """
-    own = [each for each in overrides if each.partition("=")[0] in EXPERIMENT_KEYS]
-    given = dict(each.partition("=")[::2] for each in own)
-    if "experiment" not in given:
+    pairs = [line.partition("=")[::2] for line in overrides]
+    keys = {key: value for key, value in pairs if key in EXPERIMENT_KEYS}
+    if "experiment" not in keys:
         raise ConfigError(f"experiment: must be given, one of {', '.join(names)}")
-    seeds = given["seeds"].split(",") if "seeds" in given else None
+    seeds = keys["seeds"].split(",") if "seeds" in keys else None
     return ExperimentLine(
-        experiment=given["experiment"],
-        scale=given.get("scale", "small"),
+        experiment=keys["experiment"],
+        scale=keys.get("scale", "small"),
         seeds=None if seeds is None else tuple(_whole("seeds", seed, 0) for seed in seeds),
-        only=tuple(given["only"].split(",")) if given.get("only") else (),
-        transfer_root=given.get("transfer_root") or None,
-        folder=at_home(given.get("folder", "outputs/experiments")),
-        jobs=_whole("jobs", given["jobs"], 1) if "jobs" in given else None,
-        extra=tuple(each for each in overrides if each not in own),
+        only=tuple(keys["only"].split(",")) if keys.get("only") else (),
+        transfer_root=keys.get("transfer_root") or None,
+        folder=at_home(keys.get("folder", "outputs/experiments")),
+        jobs=_whole("jobs", keys["jobs"], 1) if "jobs" in keys else None,
+        extra=tuple(x for x, (key, _) in zip(overrides, pairs, strict=True) if key not in keys),
     )
 
 

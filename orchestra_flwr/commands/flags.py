@@ -1,4 +1,4 @@
-"""The flags of a command: everything on its line that is no key=value."""
+"""The flags on a command line."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SEVERAL = (*PROGRAM, "--multirun")
 
 @dataclass(frozen=True)
 class Flags:
-    """A command line, read.
+    """A parsed command line.
 
     Attributes:
         overrides: its key=value.
-        flags: those that are there, by their long names.
+        flags: by their long names.
         groups: of --help, such as "method".
     """
 
@@ -31,18 +31,18 @@ class Flags:
         return flag in self.flags
 
 
-def read_flags(arguments: Sequence[str], known: Sequence[str] = COMMON) -> Flags:
-    """Tells flags and overrides apart.
+def read_flags(arguments: Sequence[str], allowed: Sequence[str] = COMMON) -> Flags:
+    """Separates flags from overrides.
 
     Words without "=" are groups beside --help, and "job" beside --cfg, as Hydra has it.
 
     Raises:
-        ConfigError: a flag that is not known.
+        ConfigError: a flag that is not allowed.
     """
     flags = [SHORT.get(each, each) for each in arguments if each.startswith("-")]
     for flag in flags:
-        if flag not in known:
-            raise ConfigError(f"{flag}: unknown flag; there are {', '.join(known)}")
+        if flag not in allowed:
+            raise ConfigError(f"{flag}: unknown flag; there are {', '.join(allowed)}")
     rest = [each for each in arguments if not each.startswith("-")]
     groups: list[str] = []
     if "--help" in flags:

@@ -1,11 +1,11 @@
-"""What the commands say of themselves, for --help."""
+"""The usage texts of the commands, for --help."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-# How programs are called that are installed, by the names of those in a checkout.
+# Installed programs, by the names of those in a checkout.
 INSTALLED = {
     "run_sim.py": "orchestra-sim",
     "run_server.py": "orchestra-server",
@@ -15,7 +15,7 @@ INSTALLED = {
 
 
 def as_called(text: str, program: str) -> str:
-    """A text with the names of programs as they are called here; `program`: `sys.argv[0]`."""
+    """A text with the programs' names as installed or not; `program` is `sys.argv[0]`."""
     name = Path(program).name
     if name in INSTALLED.values():
         for script, installed in INSTALLED.items():
@@ -26,13 +26,13 @@ def as_called(text: str, program: str) -> str:
 
 
 def script_of(text: str) -> str:
-    """The name of the program that a text is about."""
+    """The name of a text's program."""
     words = text.removeprefix("usage: ").split()
     return " ".join(words[:3]) if words[0] == "python" else words[0]
 
 
 def program(text: str) -> str:
-    """The name, as it is called here, of the program that a text is about."""
+    """The name of a text's program, as installed or not."""
     return as_called(script_of(text), sys.argv[0])
 
 
@@ -50,6 +50,14 @@ _COMMON = _HELP + _ONE_GROUP + _OTHERS
 _COMPLETION = """\
   --completion   a script for tab completion in bash and zsh: eval "$(... --completion)"
 """
+_RUN_CODES = """\
+Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
+damaged, and nothing was written, 130 or 143: stopped by Ctrl-C or SIGTERM, it can be resumed.
+"""
+_CODES = """\
+Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written,
+130: stopped, 143: stopped by SIGTERM.
+"""
 SIM = f"""\
 usage: run_sim.py [key=value ...]      train an encoder in a simulated federation
 
@@ -66,9 +74,7 @@ usage: run_sim.py [key=value ...]      train an encoder in a simulated federatio
   --multirun     or -m: all combinations of values with commas, each a run in outputs/multirun
 
 Values may be groups (data=cifar10 takes conf/data/cifar10.yaml) or single keys (training.lr=0.01).
-Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
-damaged, and nothing was written, 130 or 143: stopped by Ctrl-C or SIGTERM, it can be resumed.
-"""
+{_RUN_CODES}"""
 SERVER = f"""\
 usage: run_server.py [key=value ...]      train an encoder with real clients that connect
 
@@ -81,9 +87,7 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
 Keys: python -m orchestra_flwr.deployment.keys server host=<name or address of this machine>
 
 {_COMMON}{_COMPLETION}
-Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
-damaged, and nothing was written, 130 or 143: stopped by Ctrl-C or SIGTERM, it can be resumed.
-"""
+{_RUN_CODES}"""
 CLIENT = f"""\
 usage: run_client.py server=HOST:PORT data.root=IMAGES [key=value ...]      take part
 
@@ -131,9 +135,7 @@ usage: python -m orchestra_flwr.evaluation run=RUN [key=value ...]      evaluate
 Prints a table and writes <run folder>/evaluation/<data set>.json.
 
 {_COMMON}
-Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written,
-130: stopped, 143: stopped by SIGTERM.
-"""
+{_CODES}"""
 EMBED = f"""\
 usage: orchestra-embed run=RUN images=IMAGES [key=value ...]      images to embeddings and a page
 
@@ -146,9 +148,7 @@ map, with nearest neighbours, clusters, near-duplicates and outliers; it holds s
 Stop it with Ctrl-C and start it again to go on. Also: python -m orchestra_flwr.embed
 
 {_HELP}{_ONE_GROUP.replace("data", "page")}{_OTHERS}
-Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped,
-143: stopped by SIGTERM.
-"""
+{_CODES}"""
 LABEL = f"""\
 usage: orchestra-label run=RUN images=IMAGES labels=LABELS [key=value ...]      a few labels to all
 
@@ -160,9 +160,7 @@ writes predictions.csv for all others, classifier.safetensors and labelling.json
 estimated by cross-validation on the labelled images. Also: python -m orchestra_flwr.label
 
 {_HELP}{_OTHERS}
-Exit code 0: done, 1: it failed, 2: the configuration is wrong, 130: stopped,
-143: stopped by SIGTERM.
-"""
+{_CODES}"""
 EXPORT = f"""\
 usage: orchestra-export run=RUN [key=value ...]      a saved encoder for other runtimes
 
@@ -176,6 +174,4 @@ usage: orchestra-export run=RUN [key=value ...]      a saved encoder for other r
 Prints a table and writes <run folder>/export/; format=hub writes <run folder>/hub/.
 
 {_COMMON}
-Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written,
-130: stopped, 143: stopped by SIGTERM.
-"""
+{_CODES}"""

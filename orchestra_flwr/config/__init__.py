@@ -1,6 +1,6 @@
 """The run's configuration: typed, frozen, checked before anything starts.
 
-Everything else sees a :class:`Config`; the room `reading` makes one of files and command lines.
+The subpackage `reading` makes a :class:`Config` from files and command lines.
 """
 
 from importlib import import_module
@@ -48,29 +48,22 @@ if TYPE_CHECKING:
     from orchestra_flwr.config.reading.saved_config import config_to_yaml, read_config_file
     from orchestra_flwr.config.reading.unread import without_unread
 else:
-    # Clients get a configuration as JSON, and do without the import of Hydra.
+    # Clients get a configuration as JSON, and need not import Hydra.
     _IMPORTED_LATER = {
-        "EvaluateConfig": "evaluate",
-        "MAY_GROW": "reading.resume",
-        "OfSavedEncoder": "evaluate",
-        "RESUME_MAY_CHANGE": "reading.resume",
-        "SavedEncoderConfig": "evaluate",
-        "conf_dir": "reading.hydra_overrides",
-        "config_to_yaml": "reading.saved_config",
-        "described": "reading.compose",
-        "is_free": "reading.resume",
-        "load": "reading.compose",
-        "load_config": "reading.compose",
-        "override_text": "reading.overrides",
-        "read_config_file": "reading.saved_config",
-        "swept_values": "reading.overrides",
-        "without_unread": "reading.unread",
+        "evaluate": ("EvaluateConfig", "OfSavedEncoder", "SavedEncoderConfig"),
+        "reading.compose": ("described", "load", "load_config"),
+        "reading.hydra_overrides": ("conf_dir",),
+        "reading.overrides": ("override_text", "swept_values"),
+        "reading.resume": ("MAY_GROW", "RESUME_MAY_CHANGE", "is_free"),
+        "reading.saved_config": ("config_to_yaml", "read_config_file"),
+        "reading.unread": ("without_unread",),
     }
 
     def __getattr__(name: str) -> object:
-        if name not in _IMPORTED_LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_IMPORTED_LATER[name]}"), name)
+        for module, names in _IMPORTED_LATER.items():
+            if name in names:
+                return getattr(import_module(f"{__name__}.{module}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [

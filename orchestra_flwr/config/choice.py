@@ -12,16 +12,16 @@ from orchestra_flwr.plugins import PluginError, Room
 
 
 class Choice(Section):
-    """A plug-in's name, what all plug-ins of its room have in common, and its own options.
+    """The name of a plug-in, the options common to its room, and the plug-in's own options.
 
-    Fields of a subclass are common to all plug-ins of the room. Every other key is an option, which
-    the plug-in's `Settings` (a :class:`Section`) must know.
+    The fields of a subclass are the common options. Every other key must be a field of the
+    plug-in's `Settings` (a :class:`Section`).
 
     Class attributes:
-        room: where the plug-ins are.
-        key: where the choice stands in the configuration.
-        unlisted: fields that an error message does not offer as options.
-        usual: of options that several plug-ins have, the one that is most likely meant.
+        room: the folder of the plug-ins.
+        key: the key of the choice in the configuration.
+        unlisted: fields that error messages do not offer as options.
+        likely_plugin: by option that several plug-ins have, the plug-in that is most likely meant.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -29,7 +29,7 @@ class Choice(Section):
     room: ClassVar[Room]
     key: ClassVar[str]
     unlisted: ClassVar[tuple[str, ...]] = ("name",)
-    usual: ClassVar[dict[str, str]] = {}
+    likely_plugin: ClassVar[dict[str, str]] = {}
 
     name: str
     _packages: tuple[str, ...] = PrivateAttr(default=())
@@ -50,11 +50,11 @@ class Choice(Section):
 
     @property
     def path(self) -> str:
-        """Where the options stand in the configuration."""
+        """The key of the section with the options."""
         return self.key
 
     def written(self, name: str) -> str:
-        """How the choice of a plug-in is written on a command line."""
+        """The choice of a plug-in as on a command line."""
         return f"{self.key}={name}"
 
     def look_in(self, packages: tuple[str, ...]) -> None:
@@ -66,7 +66,7 @@ class Choice(Section):
         """The chosen class.
 
         Raises:
-            ConfigError: there is none of this name; the text lists those that exist.
+            ConfigError: there is none of this name; the message lists those that exist.
         """
         try:
             return self.room.find(self.name, self._packages)
@@ -87,13 +87,13 @@ class Choice(Section):
         return parse(settings, self.options, self.path)
 
     def build(self, *arguments: Any, **named: Any) -> Any:
-        """A new object of the chosen class: its settings come first, then these arguments."""
+        """A new object of the chosen class, from its settings and these arguments."""
         return self.plugin(self.settings, *arguments, **named)
 
     def _unknown_option(self, option: str, settings: type[Section]) -> str:
-        known = [name for name in type(self).model_fields if name not in self.unlisted]
-        known += settings.model_fields
-        close = difflib.get_close_matches(option, known, n=1, cutoff=0.7)
+        allowed = [name for name in type(self).model_fields if name not in self.unlisted]
+        allowed += settings.model_fields
+        close = difflib.get_close_matches(option, allowed, n=1, cutoff=0.7)
         others = [
             self.written(name)
             for name, plugin in self.room.found(self._packages).items()
@@ -102,9 +102,9 @@ class Choice(Section):
         hint = f"did you mean {self.path}.{close[0]}?" if close else ""
         if not close and others:
             hint = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it"
-            if option in self.usual:
-                hint += f"; did you mean {self.written(self.usual[option])}?"
-        options = ", ".join(known) or "no options"
+            if option in self.likely_plugin:
+                hint += f"; did you mean {self.written(self.likely_plugin[option])}?"
+        options = ", ".join(allowed) or "no options"
         return (
             f"{self.path}.{option}: unknown option of {self.written(self.name)}, "
             f"which has {options}" + (f" ({hint})" if hint else "")
@@ -112,12 +112,11 @@ class Choice(Section):
 
 
 class Plugin:
-    """What every plug-in has.
+    """Base class of all plug-ins.
 
     Class attributes:
         Settings: its own options; a :class:`Section` with a default for each.
-        uses: keys of choices that are read where this plug-in is chosen alone, such as
-            "clustering".
+        uses: keys of choices that only plug-ins which name them here read, such as "clustering".
     """
 
     Settings: ClassVar[type[Section]] = Section
@@ -137,6 +136,6 @@ class Plugin:
     def unread(cls, config: Any) -> dict[str, str]:
         """Keys that have no effect in a run (a :class:`Config`) with this plug-in, and why.
 
-        See :meth:`Composed.unread`. A command says "<key>: is not read <why>".
+        See :meth:`Composed.unread`. The message is "<key>: is not read <why>".
         """
         return {}

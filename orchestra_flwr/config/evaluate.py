@@ -1,8 +1,9 @@
-"""What commands on a saved encoder are configured by; `python -m orchestra_flwr.evaluation`."""
+"""The configurations of the commands that work on a saved encoder."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,15 +25,17 @@ from orchestra_flwr.config.sections import (
     ScoresConfig,
     WithPlugins,
     are_packages,
+    check_named,
 )
 from orchestra_flwr.files import at_home
+from orchestra_flwr.plugins import imported_packages
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 Protocol = Literal["knn", "linear", "linear_10", "linear_1", "linear_published", "finetune"]
 
 
 class EvaluatedDataConfig(Section):
-    """Another data set, or what of the run's own is used otherwise; None: as the run has it.
+    """Another data set, or changes to the run's own; None: as in the run.
 
     Every other key is an option of the source, as in :class:`DataConfig`.
     """
@@ -49,7 +52,7 @@ class EvaluatedDataConfig(Section):
     augmentation: AugmentationConfig | None
 
 
-class OfSavedEncoder(Composed):
+class OfSavedEncoder(WithPlugins, Composed):
     """A command on a saved encoder."""
 
     run: PathText
@@ -73,8 +76,8 @@ class OfSavedEncoder(Composed):
         return self.encoder.parent / (name if stem == "encoder" else f"{stem}-{name}")
 
 
-class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
-    """A saved encoder, and images that its command may need: another data set or the run's own."""
+class SavedEncoderConfig(OfSavedEncoder):
+    """A saved encoder and the images of the command: another data set or the run's own."""
 
     referred = ("model", "federation", "training", "clustering")
     undecided = ("data.image_size",)  # the encoder's own, whatever a data set has elsewhere
@@ -85,11 +88,11 @@ class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
         """The images for the encoder: the data set that `data=` names, else the run's own.
 
         Args:
-            image_size: that the encoder expects, to which another data set is scaled unless
-                `data.image_size` says otherwise; None: it is not to be known.
+            image_size: the encoder's, to which another data set is scaled unless `data.image_size`
+                is given; None: unknown.
 
         Raises:
-            ConfigError: none is named and the run's own is not known, or a value is wrong.
+            ConfigError: no data set is named and the run has no config.yaml, or a value is wrong.
         """
         wanted = {k: v for k, v in self.data.model_dump().items() if v is not None}
         if self.data.name is not None:
@@ -102,11 +105,16 @@ class SavedEncoderConfig(WithPlugins, OfSavedEncoder):
         data, packages = saved.get("data"), saved.get("plugins") or ()
         if not isinstance(data, dict) or not are_packages(packages):
             raise ConfigError(f"{file}: is damaged, data and plugins must be those of a run")
-        return self._checked({**data, **wanted}, self.plugins or tuple(packages))
+        imported = [p for p in packages if p in imported_packages()]
+        try:
+            return self._checked({**data, **wanted}, [*self.plugins, *imported])
+        except ConfigError:
+            check_named(file, packages, self.plugins)  # may be the reason
+            raise
 
-    def _checked(self, values: dict[str, Any], packages: tuple[str, ...]) -> DataConfig:
+    def _checked(self, values: dict[str, Any], packages: Sequence[str]) -> DataConfig:
         data = parse(DataConfig, values, "data")
-        data.look_in(packages)
+        data.look_in(tuple(dict.fromkeys(packages)))
         _ = data.settings
         return data
 

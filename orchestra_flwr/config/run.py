@@ -44,11 +44,11 @@ from orchestra_flwr.config.sections import (
 )
 from orchestra_flwr.console.printable import printable
 
-MOST_BYTES = 255  # of a file's name, on every usual file system
+MAX_BYTES = 255  # of a file's name, on every usual file system
 
 
 class Config(WithPlugins, Composed):
-    """A whole run. Every choice has been found and its options checked."""
+    """A whole run, whose choices exist and whose options are checked."""
 
     file = "config"
 
@@ -89,8 +89,8 @@ class Config(WithPlugins, Composed):
                 f"name={value}: must be the name of a folder in outputs/, without / and \\; "
                 "another place is chosen by run_dir"
             )
-        if len(value.encode()) > MOST_BYTES:
-            raise ValueError(f"name={value}: must have at most {MOST_BYTES} bytes, as a folder's")
+        if len(value.encode()) > MAX_BYTES:
+            raise ValueError(f"name={value}: must have at most {MAX_BYTES} bytes, as a folder's")
         return value
 
     @field_validator("terms", mode="before")
@@ -109,11 +109,11 @@ class Config(WithPlugins, Composed):
         }
 
     def choices(self) -> list[Choice]:
-        """All choices, each term's as well."""
+        """All choices, terms included."""
         return [*super().choices(), *self.terms.values()]
 
     def used_choices(self) -> list[Choice]:
-        """The choices of which a run makes something; a clustering if its method uses one."""
+        """The choices that a run reads: all but a clustering that its method does not use."""
         choices = [choice for choice in self.choices() if choice is not self.clustering]
         if self.clustering.key in self.method.plugin.uses:
             return [self.clustering, self.clustering.solver, *choices]
@@ -125,24 +125,24 @@ class Config(WithPlugins, Composed):
         return [term for _, term in sorted(self.terms.items()) if term.weight > 0]
 
     def unread(self) -> dict[str, str]:
-        """As :meth:`Composed.unread`: what the chosen plug-ins and a simulation do not read."""
-        found = {
+        """Keys that the chosen plug-ins or a simulation do not read, and why."""
+        unread = {
             f"federation.{key}": "in a simulation, only by a server of real clients"
             for key in ("min_clients", "min_images")
         }
         if self.model.norm != "group":
-            found["model.groups"] = f"with model.norm={self.model.norm}"
+            unread["model.groups"] = f"with model.norm={self.model.norm}"
         if self.shift.name == "none":
-            found["evaluation.training_images"] = "with shift=none, which changes no image"
+            unread["evaluation.training_images"] = "with shift=none, which changes no image"
         for term in self.terms.values():
             if term.weight == 0:
                 why = f"with {term.path}.weight=0"
-                found |= {f"{term.path}.{option}": why for option in term.options}
+                unread |= {f"{term.path}.{option}": why for option in term.options}
         if self.clustering.key not in self.method.plugin.uses:
-            found["clustering"] = f"by method={self.method.name}"
+            unread["clustering"] = f"by method={self.method.name}"
         for choice in self.used_choices():
-            found |= choice.plugin.unread(self)
-        return found
+            unread |= choice.plugin.unread(self)
+        return unread
 
     @model_validator(mode="after")
     def _choices_exist_and_agree(self) -> Self:
@@ -220,11 +220,7 @@ class Config(WithPlugins, Composed):
         Raises:
             ConfigError: a key or a value is not allowed.
         """
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"the configuration is no JSON: {error}") from None
-        return parse(cls, values)
+        return parse(cls, _json_values(text))
 
 
 def requested_plugins(text: str) -> list[str]:
@@ -233,8 +229,17 @@ def requested_plugins(text: str) -> list[str]:
     Raises:
         ConfigError: it is no configuration.
     """
+    packages = _json_values(text).get("plugins", [])
+    if not isinstance(packages, list):
+        raise ConfigError("plugins: must be a list of packages")
+    return list(map(str, packages))
+
+
+def _json_values(text: str) -> dict[str, Any]:
     try:
-        plugins = json.loads(text).get("plugins", [])
-        return [str(package) for package in plugins]
-    except (ValueError, AttributeError, TypeError) as error:
+        values = json.loads(text)
+    except ValueError as error:
         raise ConfigError(f"the configuration is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError("the configuration must be a JSON object")
+    return values

@@ -15,14 +15,14 @@ OptionalPathText = Annotated[str | None, PATH]
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot run; its text is one line: the key and what is allowed."""
+    """A configuration that cannot run; its message is one line: the key and what is allowed."""
 
 
 class Section(BaseModel):
     """A frozen part of the configuration that refuses unknown keys.
 
     Class attributes:
-        paths: options that plug-ins add to it, if they have them, whose values are paths.
+        paths: options of plug-ins in this section whose values are paths.
     """
 
     paths: ClassVar[tuple[str, ...]] = ()
@@ -32,7 +32,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Python's true is a 1, and would be one client, one thread, a learning rate of 1."""
+        """Python's `True` is the number 1: as a number of clients it would mean one client."""
         if isinstance(value, bool) and info.field_name:
             annotation = cls.model_fields[info.field_name].annotation
             allowed = {annotation, *get_args(annotation)}
@@ -46,8 +46,9 @@ class Composed(Section):
 
     Class attributes:
         file: its name, without .yaml.
-        referred: keys in files that only other values refer to; they are no part of the result.
-        undecided: keys that the files of choices do not set: null unless the command line says.
+        referred: keys in files that only other values refer to; they are left out of the result.
+        undecided: keys that are null unless the command line sets them, whatever files of choices
+            say.
     """
 
     file: ClassVar[str]
@@ -55,10 +56,10 @@ class Composed(Section):
     undecided: ClassVar[tuple[str, ...]] = ()
 
     def unread(self) -> dict[str, str]:
-        """Keys that have no effect beside the values of others, and why: "with optimizer=adam".
+        """Keys that have no effect with the values of other keys, and why: "with optimizer=adam".
 
-        This alone says so: a command that gives one of them is refused, runs that share it leave it
-        out, and reports do not compare it. The name of a section stands for all its keys.
+        A command that sets one of them is refused, sweeps leave it out, and reports do not compare
+        it. The name of a section stands for all its keys.
         """
         return {}
 
@@ -78,10 +79,10 @@ def parse(section: type[S], values: Any, path: str = "") -> S:
         raise ConfigError(_describe(error, section, path)) from None
 
 
-def suggestion(key: str, known: Sequence[str]) -> str:
-    """What may have been meant by an unknown key: one spelt like it, or its end."""
-    ends = [name for name in known if key in (end := name.rpartition(".")[2], *end.split("_"))]
-    close = difflib.get_close_matches(key, known, n=2, cutoff=0.75) or ends[:2]
+def suggestion(key: str, allowed: Sequence[str]) -> str:
+    """A hint at allowed keys that are spelt like an unknown one, or that end in it."""
+    ends = [name for name in allowed if key in (end := name.rpartition(".")[2], *end.split("_"))]
+    close = difflib.get_close_matches(key, allowed, n=2, cutoff=0.75) or ends[:2]
     return f" (did you mean {' or '.join(close)}?)" if close else " (see --help)"
 
 
@@ -93,23 +94,22 @@ def why_unread(key: str, unread: Mapping[str, str]) -> str | None:
     return None
 
 
-def known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
-    """The full names of all keys of a section and of those in it."""
+def section_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """The full names of all keys of a section and of the sections in it."""
     for name, field in section.model_fields.items():
         yield prefix + name
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from known_keys(field.annotation, f"{prefix}{name}.")
+            yield from section_keys(field.annotation, f"{prefix}{name}.")
 
 
 def path_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
-    """The full names of all keys whose values are paths; of plug-ins' options, see `paths`."""
+    """The full names of all keys whose values are paths, plug-ins' options (`paths`) included."""
     for name, field in section.model_fields.items():
         if PATH in field.metadata:
             yield prefix + name
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from path_keys(field.annotation, f"{prefix}{name}.")
-    for option in section.paths:
-        yield prefix + option
+    yield from (prefix + option for option in section.paths)
 
 
 def _describe(error: ValidationError, section: type[Section], path: str) -> str:
@@ -118,7 +118,7 @@ def _describe(error: ValidationError, section: type[Section], path: str) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         prefix = f"{path}." if path else ""
-        return f"{key}: unknown key{suggestion(key, list(known_keys(section, prefix)))}"
+        return f"{key}: unknown key{suggestion(key, list(section_keys(section, prefix)))}"
     if first["type"] == "missing":
         return f"{key}: must be given"
     if first["type"] in ("model_type", "dict_type"):

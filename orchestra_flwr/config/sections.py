@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
 
 from orchestra_flwr.config.choice import Choice
-from orchestra_flwr.config.section import Section
-from orchestra_flwr.plugins import Room
+from orchestra_flwr.config.section import ConfigError, Section
+from orchestra_flwr.plugins import Room, imported_packages
 
 Precision = Literal["float32", "bfloat16"]
 Normalisation = Literal["half", "cifar", "imagenet"]
 Setting = Literal["small", "device", "silo", "dec_ssl"]
 KEPT_ROUNDS = 3  # whose checkpoints are kept, and states of clients: a run can go back to them
-MOST_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
+MAX_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
 Wire = Literal["float32", "float16", "int8", "int4"]
 Views = Literal["default", "plain"]
 BatchNorm = Literal["averaged", "local", "recalibrated", "frozen"]
 
 
-def _known_device(value: Any) -> str:
+def _device_name(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError(f"device={value}: must be auto, cpu, cuda or cuda:N, such as cuda:0")
     return value
 
 
-Device = Annotated[str, BeforeValidator(_known_device)]
+Device = Annotated[str, BeforeValidator(_device_name)]
 
 
 class AugmentationConfig(Section):
@@ -38,12 +39,12 @@ class AugmentationConfig(Section):
 
 
 class DataConfig(Choice):
-    """Which images are used, and how they are made fit; options belong to the source."""
+    """Which images are used, and how they are prepared; options belong to the source."""
 
     room: ClassVar = Room("orchestra_flwr.data.sources", "Source")
     key: ClassVar = "data"
     paths: ClassVar = ("root", "cache", "dataset")
-    usual: ClassVar = {"root": "image_folder"}
+    likely_plugin: ClassVar = {"root": "image_folder"}
 
     image_size: int = Field(32, ge=8, le=512)
     train_limit: int | None = Field(None, ge=1)
@@ -55,7 +56,7 @@ class DataConfig(Choice):
 
     @property
     def label(self) -> str:
-        """What to call these images, in names of files as well."""
+        """A name of these images, for figures and names of files."""
         label: str = self.plugin.label(self.settings) or self.name
         return label
 
@@ -131,7 +132,7 @@ class MethodConfig(Choice):
 
 
 class TermConfig(Choice):
-    """Something that is added to the method's loss; weight 0: nothing is built."""
+    """An addition to the method's loss; with weight 0 nothing is built."""
 
     room: ClassVar = Room("orchestra_flwr.terms", "Term")
     key: ClassVar = "terms"
@@ -140,16 +141,16 @@ class TermConfig(Choice):
 
     @property
     def path(self) -> str:
-        """Each term has a section of its own."""
+        """The key of the term's own section."""
         return self.written(self.name)
 
     def written(self, name: str) -> str:
-        """A term is named by its section."""
+        """The key of a term's section."""
         return f"{self.key}.{name}"
 
 
 class MergingConfig(Choice):
-    """What a client makes of its own state and of what the server sends."""
+    """How a client combines its own state with the state that the server sends."""
 
     room: ClassVar = Room("orchestra_flwr.merging", "Merging")
     key: ClassVar = "merging"
@@ -176,7 +177,7 @@ class ScheduleConfig(Choice):
 
 
 class ServerOptimizerConfig(Choice):
-    """What the server makes of the clients' mean."""
+    """How the server updates the model from the clients' mean."""
 
     room: ClassVar = Room("orchestra_flwr.federation.server_optimizers", "ServerOptimizer")
     key: ClassVar = "server_optimizer"
@@ -204,7 +205,7 @@ class AttackConfig(Choice):
 
 
 class ExchangeConfig(Choice):
-    """Who talks with whom in a round, over which models."""
+    """Which clients and models exchange updates in a round."""
 
     room: ClassVar = Room("orchestra_flwr.federation.exchanges", "Exchange")
     key: ClassVar = "exchange"
@@ -222,7 +223,7 @@ class EngineConfig(Choice):
 
 
 class SolverConfig(Choice):
-    """What the server makes of all clients' local centroids."""
+    """How the server clusters all clients' local centroids."""
 
     room: ClassVar = Room("orchestra_flwr.clustering.solvers", "Solver")
     key: ClassVar = "clustering.solver"
@@ -236,7 +237,7 @@ class SolverConfig(Choice):
 
 
 class ClusteringConfig(Choice):
-    """What clients contribute to global clusters, and what the server makes of it."""
+    """Local clustering on clients and global clustering at the server."""
 
     room: ClassVar = Room("orchestra_flwr.clustering.clusterings", "Clustering")
     key: ClassVar = "clustering"
@@ -247,21 +248,21 @@ class ClusteringConfig(Choice):
     damping: float = Field(0.5, ge=0, lt=1)  # how much of the last round's centroids stays
 
     def look_in(self, packages: tuple[str, ...]) -> None:
-        """As :meth:`Choice.look_in`, for the solver as well."""
+        """Sets the users' packages of the clustering and of its solver."""
         super().look_in(packages)
         self.solver.look_in(packages)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The clustering's own: files of data sets set those of others as well."""
+        """The clustering's own options: files of data sets set those of all clusterings."""
         others = self.options_of_others
         return {name: value for name, value in super().options.items() if name not in others}
 
     @property
     def options_of_others(self) -> tuple[str, ...]:
-        """Options here that only other clusterings have."""
-        own = self.plugin.Settings.model_fields
-        foreign = [option for option in super().options if option not in own]
+        """The options in this section that only other clusterings have."""
+        fields = self.plugin.Settings.model_fields
+        foreign = [option for option in super().options if option not in fields]
         plugins = self.room.found(self._packages).values() if foreign else ()
         return tuple(o for o in foreign if any(o in p.Settings.model_fields for p in plugins))
 
@@ -282,12 +283,12 @@ class FederationConfig(Section):
     wire: Wire = "float32"
 
     def cohort_size(self, clients: int) -> int:
-        """Clients of a round, of so many that are there: at least one."""
+        """The number of clients of a round, of `clients` that are connected: at least one."""
         return max(1, round(self.participation * clients))
 
 
 class LabelsConfig(Section):
-    """Which of the clients' labels methods may learn from."""
+    """The labels of clients that methods may learn from."""
 
     # Of each client's labelled images, at least one; None: all, for methods that need labels.
     fraction: float | None = Field(None, gt=0, le=1)
@@ -316,13 +317,13 @@ class TrainingConfig(Section):
     lr: float = Field(gt=0)
     optimizer_state: Literal["reset", "keep"] = "reset"  # in every round; keep: by the client
     precision: Precision = "float32"
-    threads: int = Field(1, ge=1, le=MOST_THREADS)
+    threads: int = Field(1, ge=1, le=MAX_THREADS)
     cuda_graphs: bool = False
     drop_last: bool = False
 
 
 class ScoresConfig(Section):
-    """How features are made and evaluated."""
+    """How features are computed and evaluated."""
 
     batch_size: int = Field(256, ge=1)
     precision: Precision = "float32"  # of the passes that make features
@@ -346,7 +347,7 @@ class EvaluationConfig(ScoresConfig):
 
     @property
     def asks_clients(self) -> bool:
-        """Whether clients score the encoder."""
+        """Whether clients evaluate the encoder."""
         return self.unsupervised or self.clients or self.personal_labels is not None
 
     @property
@@ -359,7 +360,7 @@ class EvaluationConfig(ScoresConfig):
 
 
 class LoggingConfig(Section):
-    """What a person sees."""
+    """Progress on the terminal, and experiment trackers."""
 
     tensorboard: bool = False
     wandb: bool = False
@@ -380,6 +381,27 @@ def are_packages(values: Any) -> bool:
         and value.partition(".")[0] != "orchestra_flwr"
         for value in values
     )
+
+
+def check_named(source: object, packages: Any, named: Collection[str] = ()) -> None:
+    """Refuses packages that a file names but the caller does not: importing them runs their code.
+
+    Args:
+        source: the file, for the message.
+        packages: the value of its key `plugins`.
+        named: the caller's packages; those that this process has imported count as named.
+
+    Raises:
+        ConfigError: says how to name them, or that these are no names of packages.
+    """
+    if not are_packages(packages):
+        raise ConfigError(f"{source}: is damaged, plugins must be names of packages")
+    missing = [p for p in packages if p not in {*named, *imported_packages()}]
+    if missing:
+        raise ConfigError(
+            f"{source} asks for plugins=[{','.join(missing)}], and only packages that you name are "
+            f"imported: add plugins=[{','.join(missing)}], in Python plugins={missing}"
+        )
 
 
 class WithPlugins(Section):

@@ -1,1 +1,1 @@
-"""What a terminal is shown, and how it is kept readable."""
+"""Output on a terminal or in a log."""

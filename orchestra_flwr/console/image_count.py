@@ -1,7 +1,4 @@
-"""How many images are done: a bar on a terminal or in a notebook, now and then a line elsewhere.
-
-Whoever goes through images calls a function with how many are done and how many there are.
-"""
+"""Progress over images: a bar on a terminal or in a notebook, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ def no_progress(done: int, total: int | None) -> None:
 
 @contextmanager
 def image_count(total: int | None) -> Iterator[Callable[[int, int | None], None]]:
-    """Shows the progress on stderr within the block; yields what is called with it.
+    """Shows progress on stderr during the block; yields the function that reports it.
 
     Args:
-        total: how many images there are; None: not known.
+        total: the number of images; None: unknown.
     """
     console = Console(stderr=True)
     if not (console.is_terminal or console.is_jupyter):

@@ -1,7 +1,7 @@
-"""Standard output and error that may be closed, or end, while the work goes on.
+"""Standard output and error that may close while a run goes on.
 
-A run takes hours; the terminal, the pipe or the disk that takes its lines may not last that long.
-Python's own answer to that is an exception, and the system's is SIGPIPE: either would end the run.
+A run takes hours, and its terminal or pipe may be closed before. Python would raise an exception
+and the system send SIGPIPE; either would end the run.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import select
 import sys
 from typing import Any, TextIO
 
-NOBODY_READS = {errno.EPIPE, errno.EIO, errno.EBADF}  # a pipe, a terminal, a stream that is closed
+CLOSED = {errno.EPIPE, errno.EIO, errno.EBADF}  # a closed pipe, terminal, stream
 
 
 def ignore_closed_streams() -> None:
-    """From here on a line that cannot be written is dropped, with all that follow; nobody fails.
+    """From here on lines that cannot be written are dropped, without an error.
 
-    Streams that are closed already lead nowhere, so that no file that is opened later takes their
-    place. Streams that somebody has put in the place of the process's own are left alone.
+    Streams that are already closed are opened on /dev/null, so that no file takes their descriptor.
+    Replaced `sys.stdout` and `sys.stderr` are left alone.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            _lead_nowhere(descriptor)
+            _discard(descriptor)
     if sys.stdout is sys.__stdout__:
         sys.stdout = _lasting(sys.stdout, 1)
     if sys.stderr is sys.__stderr__:
@@ -34,17 +34,17 @@ def ignore_closed_streams() -> None:
 
 
 class _LastingFile(io.FileIO):
-    """A file that leads nowhere once it cannot be written."""
+    """A file that discards everything after the first error."""
 
     def write(self, data: Any, /) -> int:
-        """Bytes that count as written: all of them, once nothing can be written."""
+        """The number of bytes written, or discarded."""
         try:
             while (written := super().write(data)) is None:
                 select.select([], [self.fileno()], [])  # the reader is slow, and no write waits
             return written
         except OSError as error:
-            _lead_nowhere(self.fileno())
-            if error.errno not in NOBODY_READS and self.fileno() == 1:
+            _discard(self.fileno())
+            if error.errno not in CLOSED and self.fileno() == 1:
                 print(f"warning: the output ends here: {error.strerror}", file=sys.stderr)
             return memoryview(data).nbytes
 
@@ -56,7 +56,7 @@ def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
         try:
             stream.flush()
         except OSError:
-            _lead_nowhere(descriptor)
+            _discard(descriptor)
     return io.TextIOWrapper(
         io.BufferedWriter(_LastingFile(descriptor, "wb", closefd=False)),
         encoding=stream.encoding if stream else "utf-8",
@@ -65,7 +65,7 @@ def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
     )
 
 
-def _lead_nowhere(descriptor: int) -> None:
+def _discard(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)

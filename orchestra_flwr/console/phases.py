@@ -1,6 +1,6 @@
-"""What goes on while no round does: a line when it takes longer than a few seconds, and later more.
+"""Progress lines of a phase outside the rounds, such as reading images: more rarely with time.
 
-In a log file a phase that is over at once leaves no line, and one of an hour leaves a dozen.
+In a log file a phase of a second leaves no line, and one of an hour a dozen.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 
 FIRST_SECONDS = 2.0  # of silence, before the first line
 LATER_SECONDS = 15.0  # until the second line; from line to line it doubles
-LONGEST_SECONDS = 600.0  # between two lines
+MAX_SECONDS = 600.0  # between two lines
 
 
 @contextmanager
 def phase(text: str, show: Callable[[str], None], first: float | None = None) -> Iterator[None]:
-    """Shows, from another thread, that something goes on for as long as the block runs.
+    """Shows lines about a phase, from another thread, while the block runs.
 
     Args:
-        text: what goes on, such as "starting Ray".
+        text: the phase, such as "starting Ray".
         show: shows a line.
         first: seconds until the first line; None: two.
     """
@@ -33,7 +33,7 @@ def phase(text: str, show: Callable[[str], None], first: float | None = None) ->
         show(f"{text} ...")
         while not over.wait(wait):
             show(f"{text}: {time.monotonic() - began:.0f} s so far")
-            wait = min(2 * wait, LONGEST_SECONDS)
+            wait = min(2 * wait, MAX_SECONDS)
 
     watcher = threading.Thread(target=watch, name="phase", daemon=True)
     watcher.start()

@@ -7,8 +7,8 @@ from orchestra_flwr.data.images import (
     UNLABELLED,
     Dataset,
     ImageSet,
-    different_images,
-    first_copies,
+    count_distinct,
+    first_occurrences,
 )
 from orchestra_flwr.data.partitions import (
     Partition,
@@ -34,10 +34,10 @@ __all__ = [
     "augment",
     "balanced_subset",
     "class_counts",
-    "different_images",
+    "count_distinct",
     "earth_movers_distance",
     "epoch_batches",
-    "first_copies",
+    "first_occurrences",
     "limited",
     "load_dataset",
     "partition",

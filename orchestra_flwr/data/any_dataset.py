@@ -22,25 +22,25 @@ LABEL = "label"  # the name of a column
 NO_LABEL = -1  # in the data sets of torchvision and Hugging Face
 
 
-def dataset_of(given: Any, name: str, size: int) -> Dataset:
+def as_dataset(source: Any, name: str, size: int) -> Dataset:
     """The images of a data set, as training reads images of any kind (:func:`square_image`).
 
     Args:
-        given: a data set; a pair of two, for training and testing; or a mapping with "train" and
-            maybe "test" or "validation", as Hugging Face's DatasetDict. A data set gives, by
-            number or one after another, images, pairs of an image and its label, or mappings with
-            an image and maybe a label: torch's and torchvision's, Hugging Face's, tensors
-            (N, C, H, W), arrays (N, H, W, C), lists. Labels are whole numbers or texts; -1 and
-            None are none. In a mapping the label is what is called so; else the only column of
-            class labels, or called class or target; else the only one with "label" in its name.
-        name: what the result is called.
+        source: a data set; a pair of two, for training and testing; or a mapping with "train" and
+            maybe "test" or "validation", as Hugging Face's DatasetDict. The items of a data set are
+            images, pairs (image, label), or mappings with an image and maybe a label: torch's and
+            torchvision's, Hugging Face's, tensors (N, C, H, W), arrays (N, H, W, C), lists. Labels
+            are whole numbers or texts; -1 and None mean no label. In a mapping the label is the
+            item "label"; else the only column of class labels, or called "class" or "target"; else
+            the only one with "label" in its name.
+        name: the name of the result.
         size: height and width of its images in pixels.
 
     Raises:
         ConfigError: there is no image, one cannot be used, several columns may be the label, or
             labels do not fit together.
     """
-    train_set, test_set = _splits(given)
+    train_set, test_set = _splits(source)
     train = _read(train_set, "training", size)
     test = None if test_set is None else _read(test_set, "test", size)
     if not train.labelled:
@@ -55,13 +55,13 @@ def dataset_of(given: Any, name: str, size: int) -> Dataset:
 
 @dataclass(frozen=True)
 class _Items:
-    """What a data set held.
+    """The items of a data set.
 
     Attributes:
         part: training or test, for messages.
         images: n of uint8, (3, size, size).
-        labels: n, as the data set had them; None for none.
-        classes: their names by number; None where the data set does not say them.
+        labels: n, as in the data set; None for no label.
+        classes: their names by number; None where the data set has none.
     """
 
     part: str
@@ -80,32 +80,32 @@ class _Items:
         Raises:
             ConfigError: some are, some are not.
         """
-        bare = sum(label is None for label in self.labels)
-        if 0 < bare < len(self.labels):
+        unlabelled = sum(label is None for label in self.labels)
+        if 0 < unlabelled < len(self.labels):
             raise ConfigError(
-                f"dataset: {bare} of {len(self.labels)} {self.part} images have no label; "
+                f"dataset: {unlabelled} of {len(self.labels)} {self.part} images have no label; "
                 "all must have one, or none"
             )
-        return bare == 0
+        return unlabelled == 0
 
 
-def _splits(given: Any) -> tuple[Any, Any]:
-    if isinstance(given, Mapping):
-        if "train" not in given:
+def _splits(source: Any) -> tuple[Any, Any]:
+    if isinstance(source, Mapping):
+        if "train" not in source:
             raise ConfigError(
-                f"dataset: must have a split named train, not only {', '.join(map(str, given))}"
+                f"dataset: must have a split named train, not only {', '.join(map(str, source))}"
             )
-        return given["train"], next((given[s] for s in TEST_SPLITS if s in given), None)
-    if isinstance(given, tuple):
-        if len(given) != 2:
-            raise ConfigError(f"dataset: must be one or a pair (train, test), not {len(given)}")
-        if _are_labels(given[1]):
+        return source["train"], next((source[s] for s in TEST_SPLITS if s in source), None)
+    if isinstance(source, tuple):
+        if len(source) != 2:
+            raise ConfigError(f"dataset: must be one or a pair (train, test), not {len(source)}")
+        if _are_labels(source[1]):
             raise ConfigError(
                 "dataset: a pair is (train, test), and the second holds labels; images with their "
                 "labels are one data set: list(zip(images, labels))"
             )
-        return given
-    return given, None
+        return source
+    return source, None
 
 
 def _are_labels(items: Any) -> bool:
@@ -190,20 +190,16 @@ def _label_column(items: Any, columns: Sequence[Any]) -> Any:
     return None
 
 
-def _features(items: Any) -> Mapping[str, Any]:
-    features = getattr(items, "features", None)
-    return features if isinstance(features, Mapping) else {}
-
-
 def _class_names_of(items: Any, column: Any) -> Sequence[str] | None:
-    return getattr(_features(items).get(column), "names", None)
+    features = getattr(items, "features", None)
+    return getattr(features.get(column), "names", None) if isinstance(features, Mapping) else None
 
 
 def _plain(label: Any) -> int | str | None:
     """A label as a number or text of Python's own.
 
     Raises:
-        TypeError: it is neither, as where an image has several labels, or a vector for them.
+        TypeError: it is neither: an image has several labels, or a vector, for example.
     """
     if isinstance(label, Tensor | np.ndarray | np.generic) and len(label.reshape(-1)) == 1:
         label = label.item()
@@ -226,8 +222,8 @@ def _classes(train: _Items) -> tuple[tuple[str, ...], dict[int | str | None, int
         numbers: dict[int | str | None, int] = {number: number for number in range(len(names))}
         numbers |= {name: number for number, name in enumerate(names)}
         return tuple(printable(str(name)) for name in names), numbers
-    found = sorted(set(train.labels), key=lambda label: (isinstance(label, str), label))
-    return tuple(printable(str(label)) for label in found), {x: n for n, x in enumerate(found)}
+    labels = sorted(set(train.labels), key=lambda label: (isinstance(label, str), label))
+    return tuple(printable(str(label)) for label in labels), {x: n for n, x in enumerate(labels)}
 
 
 def _declared(items: Any) -> Sequence[str] | None:
@@ -239,12 +235,12 @@ def _declared(items: Any) -> Sequence[str] | None:
 
 
 def _named_as(train: _Items, test: _Items) -> _Items:
-    """Test images with names for their labels where their numbers are of other classes."""
+    """Test images with names as labels where test and training images number classes otherwise."""
     names = test.classes
     if train.classes is None or names is None or list(names) == list(train.classes):
         return test
     by_number: dict[int | str | None, str] = dict(enumerate(names))
-    return replace(test, labels=[by_number.get(each, each) for each in test.labels])
+    return replace(test, labels=[by_number.get(label, label) for label in test.labels])
 
 
 def _labels(read: _Items, numbers: Mapping[int | str | None, int]) -> Tensor:

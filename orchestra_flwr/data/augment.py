@@ -1,4 +1,4 @@
-"""Random augmentation of whole batches on their device: what is drawn for each image.
+"""Random augmentation of whole batches on their device: the parameters of each image.
 
 One view's augmentation is a :class:`Recipe`. All views of a step are drawn and applied as one
 batch. The generator is the only source of randomness: the same state gives the same bits.

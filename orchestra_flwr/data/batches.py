@@ -9,18 +9,16 @@ from torch import Tensor
 def batch_sizes(count: int, batch_size: int, *, drop_last: bool = False) -> list[int]:
     """How many images each batch of an epoch holds, in order.
 
-    round(count / batch_size) batches of nearly equal size, which differ by one image at most. A
-    last batch of what is left over would train BatchNorm on a handful of images, which costs an
-    encoder up to ten points of its accuracy (`docs/training.md`).
-
-    Batch normalisation needs two images: a client's only image is seen twice in its one batch.
+    round(count / batch_size) batches, whose sizes differ by one at most. A small last batch would
+    train BatchNorm on a handful of images, which costs an encoder up to ten points of accuracy
+    (`docs/training.md`). BatchNorm needs two images: a client's only image is in its batch twice.
 
     Args:
         count: number of images, at least 1.
         batch_size: images a batch, at least 2; batches have between 2/3 and 3/2 of it, or all
-            images where there are fewer.
-        drop_last: whether all batches are of `batch_size` and images that do not fill one are left
-            out, as published. The only batch stays: a client with fewer images trains on those.
+            images if there are fewer.
+        drop_last: whether all batches have `batch_size` images and the rest is left out, as
+            published; a client with fewer images still has one batch.
 
     Raises:
         ValueError: no images, or a batch size below 2.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-UNLABELLED = -1  # in place of a class, where nobody says which it is
+UNLABELLED = -1  # the label of an image without one
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class ImageSet:
 
     Attributes:
         images: uint8, (N, C, S, S).
-        labels: int64, (N,), indices into `classes`, UNLABELLED for images without a label; None
-            where nobody labelled any image.
+        labels: int64, (N,), indices into `classes`, UNLABELLED for images without a label; None if
+            no image has one.
         classes: the names of the classes, sorted; empty without labels.
-        files: for each image its path below `data.root`, with slashes; empty where the images are
-            no files of their own, and for test images.
+        files: for each training image that is a file its path below `data.root`, with slashes; else
+            empty.
 
     Raises:
         ValueError: shapes, types or labels do not fit together.
@@ -54,7 +54,7 @@ class ImageSet:
 
     @property
     def labelled(self) -> ImageSet:
-        """The images that have a label: this very set where all have, or none."""
+        """The images that have a label; this set itself if all have one, or none has."""
         if self.labels is None or bool((self.labels != UNLABELLED).all()):
             return self
         return self.select((self.labels != UNLABELLED).nonzero().squeeze(1))
@@ -66,7 +66,7 @@ class ImageSet:
         return ImageSet(self.images[indices], labels, self.classes, files)
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """The same images on `device`; nothing is copied where they are there already."""
+        """The images on `device`, not copied if they are already there."""
         labels = None if self.labels is None else self.labels.to(device)
         return ImageSet(self.images.to(device), labels, self.classes, self.files)
 
@@ -78,12 +78,12 @@ class Dataset:
     Attributes:
         name: the data set's name in the configuration.
         train: the images that are spread over the clients.
-        test: held-out labelled images, None where there are none.
+        test: held-out labelled images, or None.
         skipped: (path, reason) of each file that could not be read.
-        unread: paths of those of them that may be readable another time, as where permissions or a
-            disk were to blame.
-        shown: (N,) bool, the training images of which clients show the labels (`labels.fraction`);
-            None where that is not known.
+        unread: paths of skipped files that may be readable later, because permissions or a disk
+            were the reason.
+        shown: (N,) bool, the training images whose labels clients use (`labels.fraction`); None if
+            that is not known.
     """
 
     name: str
@@ -104,26 +104,26 @@ class Dataset:
         return self.train.images.shape[2]
 
 
-def first_copies(images: Tensor) -> Tensor:
-    """For each image the position of the first one that has the same pixels.
+def first_occurrences(images: Tensor) -> Tensor:
+    """For each image the position of the first image with the same pixels.
 
     Args:
         images: uint8, (n, C, H, W), on any device.
 
     Returns:
-        int64, (n,), on the CPU; 0, 1, ..., n - 1 where no two images are equal.
+        int64, (n,), on the CPU; 0, 1, ..., n - 1 if all images differ.
     """
     first: dict[bytes, int] = {}
     digests = map(_digest, images.cpu().numpy())
     return torch.tensor([first.setdefault(d, i) for i, d in enumerate(digests)], dtype=torch.int64)
 
 
-def different_images(images: Iterable[Tensor], enough: int) -> int:
-    """How many of these images differ in a pixel; not counted beyond `enough` of them.
+def count_distinct(images: Iterable[Tensor], enough: int) -> int:
+    """How many different images there are, at most `enough`: the rest is not looked at.
 
     Args:
-        images: uint8, (C, H, W) each, or a tensor of them.
-        enough: from which number on the answer does not matter: the rest is not looked at.
+        images: uint8, (C, H, W) each.
+        enough: where counting stops.
     """
     seen: set[bytes] = set()
     for image in images:

@@ -16,8 +16,8 @@ def balanced_subset(
 ) -> NDArray[np.int64]:
     """Indices of at most `limit` of `count` images, in file order.
 
-    Classes get equal shares as far as they have images; without labels the subset is random. The
-    subset of a larger limit holds that of a smaller one.
+    Classes get equal shares as far as they have images; without labels the subset is random. A
+    larger subset contains a smaller one.
 
     Args:
         labels: (count,), or None.

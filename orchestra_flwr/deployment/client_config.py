@@ -19,10 +19,10 @@ from orchestra_flwr.config import (
     Section,
     WithPlugins,
 )
-from orchestra_flwr.config.sections import MOST_THREADS
+from orchestra_flwr.config.sections import MAX_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.keys import NAME_PATTERN
-from orchestra_flwr.extras import require_accounting
+from orchestra_flwr.extras import require
 
 
 class ClientDataConfig(Section):
@@ -37,7 +37,7 @@ class ClientDataConfig(Section):
 class ClientTrainingConfig(Section):
     """How a client uses its machine."""
 
-    threads: int | None = Field(ge=1, le=MOST_THREADS)  # None: all cores
+    threads: int | None = Field(ge=1, le=MAX_THREADS)  # None: all cores
     precision: Precision | None  # None: as the server says
 
 
@@ -58,7 +58,7 @@ class ClientPrivacyConfig(Section):
         """
         bounded = self.epsilon is not None or self.total_epsilon is not None
         if bounded:
-            require_accounting("privacy.epsilon, privacy.total_epsilon")
+            require("privacy.epsilon, privacy.total_epsilon", "privacy", "dp_accounting")
         if bounded and self.delta >= 1 / count:
             raise ConfigError(
                 f"privacy.delta={self.delta:g}: must be below 1 / {count} = {1 / count:.3g}, "

@@ -9,10 +9,11 @@ from orchestra_flwr.console.output_streams import ignore_closed_streams
 from orchestra_flwr.console.printable import printable
 
 USAGE = """\
-usage: python -m orchestra_flwr.experiments FOLDER
+usage: python -m orchestra_flwr.experiments FOLDER [plugins=[PACKAGE,...]]
 
 Writes report.html (one page that needs nothing else), report.md and figures/ into FOLDER, from the
-run folders in it: those of orchestra-experiment, or any others.
+run folders in it: those of orchestra-experiment, or any others. Of runs with packages of plug-ins
+only those are read whose packages you name.
 
 Exit code 0: done, 1: a file cannot be read or written, 2: no folder of runs.
 """
@@ -26,17 +27,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
-    if len(arguments) != 1:
+    named = [text.partition("=")[2] for text in arguments if text.startswith("plugins=")]
+    folders = [text for text in arguments if not text.startswith("plugins=")]
+    if len(folders) != 1:
         print(USAGE, file=sys.stderr)
         return 2
     from orchestra_flwr.config import ConfigError
     from orchestra_flwr.extras import require_server
+    from orchestra_flwr.plugins import PluginError, import_packages
 
+    try:
+        import_packages([name for text in named for name in text.strip("[]").split(",") if name])
+    except PluginError as error:
+        print(f"error: plugins: {printable(str(error))}", file=sys.stderr)
+        return 2
     try:
         require_server("python -m orchestra_flwr.experiments")
         from orchestra_flwr.experiments.report.writer import write_report
 
-        print(f"report: {write_report(arguments[0])}")
+        print(f"report: {write_report(folders[0])}")
     except ConfigError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2

@@ -145,7 +145,7 @@ def _job_of(plan: Plan, row: Row, folder: Path) -> Job | None:
         overrides = [*row.overrides, f"seed={row.seed}", f"run_dir={path}"]
         steps.append(_command("orchestra_flwr.cli", [*overrides, "logging.progress=plain"]))
     elif not run.summary:
-        moved = [o for o in row.overrides if is_free(o)]
+        moved = [*_values_of(row, "plugins"), *(o for o in row.overrides if is_free(o))]
         steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
     steps += _evaluations(plan, row, path, run)
     if not steps:
@@ -163,7 +163,7 @@ def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list
         for measure in {*FINETUNED, *TRANSFER}.intersection(plan.experiment.measures)
         if trained is None or trained.is_missing(measure, plan.transfer)
     }
-    device = _values_of(row, "device")
+    device = _values_of(row, "device", "plugins")
     wanted = []
     if missing & FINETUNED.keys():
         places = _values_of(row, "data.root", "data.cache")

@@ -20,6 +20,7 @@ from orchestra_flwr.config import (
 from orchestra_flwr.methods import LearnsLabels
 from orchestra_flwr.models import EncoderSpec
 from orchestra_flwr.models.encoder import read_description
+from orchestra_flwr.plugins import imported_packages
 from orchestra_flwr.reporting import RunFolder
 
 OF_ALL_MODELS = ("k_anonymity", "released", "privacy", "not_private", "versions")
@@ -115,7 +116,9 @@ class CardFacts:
 
     @property
     def _packages(self) -> tuple[str, ...]:
-        return tuple(self.config.get("plugins") or ())
+        """The run's packages that the command has named."""
+        named = imported_packages()
+        return tuple(p for p in self.config.get("plugins") or () if p in named)
 
     def _plugin(self, kind: type[MethodConfig], section: Any) -> type[Any] | None:
         try:

@@ -22,7 +22,7 @@ LOADING = """\
 ```python
 {imports}from orchestra_flwr import load_encoder
 
-encoder = load_encoder({place})
+encoder = load_encoder({place}{plugins})
 features = encoder(images)  # uint8, or float in [0, 1]: (B, {channels}, {size}, {size})
 ```
 
@@ -94,7 +94,10 @@ def _loading(facts: CardFacts, repository: str) -> str:
     hub = "from huggingface_hub import snapshot_download\n" if repository else ""
     place = f'snapshot_download("{repository}")' if repository else '"the folder of this file"'
     spec = facts.spec
-    return LOADING.format(imports=hub, place=place, channels=spec.channels, size=spec.image_size)
+    plugins = f", plugins={[*spec.plugins]}" if spec.plugins else ""
+    return LOADING.format(
+        imports=hub, place=place, plugins=plugins, channels=spec.channels, size=spec.image_size
+    )
 
 
 def _method(facts: CardFacts) -> str:

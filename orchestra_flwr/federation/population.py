@@ -14,7 +14,7 @@ from orchestra_flwr.data import (
     Dataset,
     ImageSet,
     Shift,
-    different_images,
+    count_distinct,
     load_dataset,
     partition_by_name,
     shift_images,
@@ -164,7 +164,7 @@ def check_population(config: Config, population: Population) -> None:
         return
     images, most = population.dataset.train.images, 0
     for part in population.parts.values():
-        most = max(most, different_images(map(images.__getitem__, part), release.min_images))
+        most = max(most, count_distinct(map(images.__getitem__, part), release.min_images))
         if most >= release.min_images:
             return  # as soon as one client can: usually the first, after so many images
     raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
+from orchestra_flwr.config.sections import check_named
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models.backbones import Backbone, build_backbone
@@ -192,20 +193,24 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     write_atomically(path.with_suffix(".json"), (json.dumps(checked, indent=2) + "\n").encode())
 
 
-def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
+def load_encoder(
+    path: str | Path, device: str | torch.device = "cpu", plugins: Sequence[str] = ()
+) -> Encoder:
     """Reads an encoder back.
 
     Args:
         path: a run folder, or an `encoder.safetensors` with its `encoder.json` beside it.
         device: where to put the encoder.
+        plugins: your packages with the backbone. The file cannot have others imported: importing a
+            package runs its code.
 
     Returns:
         The encoder in evaluation mode, without gradients.
 
     Raises:
         FileNotFoundError: one of the two files is missing.
-        ValueError: a file is damaged, the description is wrong, its backbone cannot be found (it is
-            from a user's package that is not installed), or the weights do not fit it.
+        ValueError: a file is damaged, the description is wrong, its backbone is of a package that
+            is not installed or that `plugins` does not name, or the weights do not fit it.
     """
     path = Path(path)
     if path.is_dir():
@@ -220,6 +225,7 @@ def load_encoder(path: str | Path, device: str | torch.device = "cpu") -> Encode
     digest = described.get("weights_sha256")
     if digest is not None and digest != file_sha256(path):
         raise ValueError(f"{path} is damaged: its checksum is not that in {description}; {REMEDY}")
+    check_named(description, described["spec"].get("plugins", ()), plugins)
     try:
         encoder = Encoder(parse(EncoderSpec, described["spec"]))
     except ConfigError as error:
@@ -238,7 +244,7 @@ def encoder_of(config: OfSavedEncoder, device: str | torch.device = "cpu") -> En
         ConfigError: there is none, or it is damaged.
     """
     try:
-        return load_encoder(config.encoder, device)
+        return load_encoder(config.encoder, device, config.plugins)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
 

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
 
-from orchestra_flwr.extras import require_accounting
+from orchestra_flwr.extras import require
 
 COUNTS_PER_SUM = 20  # how much more precise a level's counts are than the sums, as published
 MAX_ALPHA = 2.0**30
@@ -82,7 +82,7 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
 
 @cache
 def _calibrate(epsilon: float, delta: float, depth: int) -> ClusteringMechanism:
-    require_accounting(f"privacy.epsilon={epsilon:g}")
+    require(f"privacy.epsilon={epsilon:g}", "privacy", "dp_accounting")
     from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
     from dp_accounting.pld import PLDAccountant
 

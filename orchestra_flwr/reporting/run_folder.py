@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -34,12 +34,20 @@ class RunFolder:
         path: the folder.
         lock: the file whose descriptor holds the folder's lock; None: it is not locked by this.
         note: a line for a person about what was done to the folder; "": nothing.
+        plugins: the users' packages of the run.
     """
 
-    def __init__(self, path: Path, lock: IO[bytes] | None = None, note: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        lock: IO[bytes] | None = None,
+        note: str = "",
+        plugins: Sequence[str] = (),
+    ) -> None:
         self.path = path
         self.lock = lock
         self.note = note
+        self.plugins = plugins
 
     @classmethod
     @contextmanager
@@ -63,7 +71,7 @@ class RunFolder:
                     _write_rounds(path, config.federation.rounds)
                 else:
                     _begin(path, config)
-                yield cls(path, lock, note)
+                yield cls(path, lock, note, config.plugins)
         except FolderInUseError as owner:
             raise ConfigError(
                 f"{key}: {owner} writes to this folder; wait until it has ended, or stop it"
@@ -141,7 +149,8 @@ class RunFolder:
     def how_to_continue(self, round_: int | None = None) -> str:
         """A line for a person; with a round, after which the run is to go on."""
         back = "" if round_ is None else f" resume_round={round_}"
-        return f"continue with: resume={self.path}{back}"
+        packages = f" plugins=[{','.join(self.plugins)}]" if self.plugins else ""
+        return f"continue with: resume={self.path}{back}{packages}"
 
     @property
     def label(self) -> str:

@@ -46,7 +46,7 @@ def initial_encoder(config: Config) -> Encoder | None:
     if config.init is None:
         return None
     try:
-        encoder = load_encoder(config.init)
+        encoder = load_encoder(config.init, plugins=config.plugins)
     except (OSError, ValueError) as error:
         raise ConfigError(f"init={config.init}: {error}") from None
     saved, wanted = _kind(encoder.spec), _kind(EncoderSpec.of(config))

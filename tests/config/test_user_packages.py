@@ -243,3 +243,31 @@ def test_a_source_of_the_package_is_evaluated(user_package, tmp_path):
     OmegaConf.save(run, tmp_path / "config.yaml")
     assert images().settings.myoption == 3
     assert images("data.myoption=4").settings.myoption == 4
+
+
+def test_resume_imports_only_packages_that_the_command_names(tmp_path, stranger):
+    name, marker = stranger
+    run = tmp_path / "run"
+    run.mkdir()
+    values = {**load_config(["engine=inline"]).model_dump(mode="json"), "plugins": [name]}
+    (run / "config.yaml").write_text(config_to_yaml(values))
+    reason = f"{run / 'config.yaml'} asks for plugins=[{name}], and only packages that you name"
+    assert refused(f"resume={run}").startswith(reason)
+    assert refused(f"resume={run}", "plugins=[]").startswith(reason)
+    assert not marker.exists()
+    assert load_config([f"resume={run}", f"plugins=[{name}]"]).plugins == (name,)
+    assert marker.exists()
+
+
+def test_the_images_of_a_run_import_only_packages_that_the_command_names(tmp_path, stranger):
+    name, marker = stranger
+    values = {"data": {"name": "mine"}, "plugins": [name]}
+    (tmp_path / "config.yaml").write_text(config_to_yaml(values))
+    evaluate = load(EvaluateConfig, [f"run={tmp_path}"])
+    with pytest.raises(ConfigError, match=rf"asks for plugins=\[{name}\]"):
+        evaluate.images()
+    assert not marker.exists()
+    # Of a run whose images are a source of this package nothing is imported.
+    values = {"data": {"name": "digits"}, "plugins": [name]}
+    (tmp_path / "config.yaml").write_text(config_to_yaml(values))
+    assert evaluate.images().name == "digits" and not marker.exists()

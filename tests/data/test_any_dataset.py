@@ -8,7 +8,7 @@ from PIL import Image
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data.any_dataset import dataset_of
+from orchestra_flwr.data.any_dataset import as_dataset
 from orchestra_flwr.square_image import square_image
 
 RANDOM = np.random.default_rng(0)
@@ -49,7 +49,7 @@ class Stream(IterableDataset):
     ids=["by number", "stream", "tensors", "floats", "pairs", "mappings"],
 )
 def test_labelled_images_of_all_kinds(given):
-    data = dataset_of(given, "mine", 8)
+    data = as_dataset(given, "mine", 8)
     assert torch.equal(data.train.images, IMAGES)
     assert data.train.labels.tolist() == LABELS
     expected = ("zebra", "ant", "cat") if isinstance(given, Pictures) else ("0", "1", "2")
@@ -69,7 +69,7 @@ def test_labelled_images_of_all_kinds(given):
     ids=["list", "iterator", "tensor", "array", "-1", "none"],
 )
 def test_images_without_labels(given):
-    data = dataset_of(given, "mine", 8)
+    data = as_dataset(given, "mine", 8)
     assert torch.equal(data.train.images, IMAGES)
     assert data.train.labels is None and data.train.classes == ()
 
@@ -82,7 +82,7 @@ def test_training_and_test_images():
         {"train": train, "test": test},
         {"validation": test, "train": train},
     ):
-        data = dataset_of(given, "mine", 8)
+        data = as_dataset(given, "mine", 8)
         assert torch.equal(data.train.images, IMAGES[:4]) and torch.equal(
             data.test.images, IMAGES[4:]
         )
@@ -94,19 +94,19 @@ def test_test_images_may_number_their_classes_in_another_order():
     """Folders that lack a class, for example: the names are what counts."""
     test = Pictures()
     test.classes = ["cat", "zebra", "ant"]
-    data = dataset_of((Pictures(), test), "mine", 8)
+    data = as_dataset((Pictures(), test), "mine", 8)
     assert data.test.classes == ("zebra", "ant", "cat")
     assert data.test.labels.tolist() == [{0: 2, 1: 0, 2: 1}[label] for label in LABELS]
     test.classes = ["cat", "zebra", "owl"]
     with pytest.raises(
         ConfigError, match=r"test image \d: its label 'owl' is no class of the train"
     ):
-        dataset_of((Pictures(), test), "mine", 8)
+        as_dataset((Pictures(), test), "mine", 8)
 
 
 def test_labels_that_are_texts_are_sorted():
     names = ["cat", "ant", "cat", "zebra", "ant", "ant"]
-    data = dataset_of([*zip(PICTURES, names, strict=True)], "mine", 8)
+    data = as_dataset([*zip(PICTURES, names, strict=True)], "mine", 8)
     assert data.train.classes == ("ant", "cat", "zebra")
     assert data.train.labels.tolist() == [1, 0, 1, 2, 0, 0]
 
@@ -140,7 +140,7 @@ def test_labels_that_are_texts_are_sorted():
 )
 def test_what_cannot_be_used_is_one_line(given, words):
     with pytest.raises(ConfigError, match=words) as error:
-        dataset_of(given, "mine", 8)
+        as_dataset(given, "mine", 8)
     assert "\n" not in str(error.value)
 
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_used_is_one_line(given, words):
     ],
 )
 def test_the_label_of_a_mapping(columns, expected):
-    data = dataset_of([{**columns, "image": picture} for picture in PICTURES], "mine", 8)
+    data = as_dataset([{**columns, "image": picture} for picture in PICTURES], "mine", 8)
     assert data.train.classes == (expected,)
 
 
@@ -162,7 +162,7 @@ def test_the_label_of_a_mapping(columns, expected):
 def test_several_columns_that_may_be_the_label_are_named(names):
     items = [{"image": picture, **dict.fromkeys(names, 0)} for picture in PICTURES]
     with pytest.raises(ConfigError) as error:
-        dataset_of(items, "mine", 8)
+        as_dataset(items, "mine", 8)
     assert str(error.value) == (
         f"dataset: several columns may hold the label: {', '.join(names)}; "
         "rename the one with the classes to label, or remove the others"
@@ -185,13 +185,13 @@ def test_columns_of_class_labels():
 
     both = made(coarse=(coarse, [0, 1] * 3), fine=(fine, LABELS))
     with pytest.raises(ConfigError, match=r"several columns .*: coarse, fine; rename"):
-        dataset_of(both, "mine", 8)
+        as_dataset(both, "mine", 8)
     text = datasets.Value("string")
     for given in (
         both.rename_column("fine", "label"),  # its names, not those of the other column
         made(fine=(fine, LABELS), label_by=(text, ["human"] * 6)),
     ):
-        train = dataset_of(given, "mine", 8).train
+        train = as_dataset(given, "mine", 8).train
         assert train.classes == ("a", "b", "c") and train.labels.tolist() == LABELS
 
 
@@ -206,10 +206,10 @@ def test_data_sets_of_hugging_face():
     rows = {"id": list(range(6)), "img": PICTURES, "label": LABELS}
     whole = datasets.Dataset.from_dict(rows, features=features)
     given = datasets.DatasetDict(train=whole.select(range(4)), test=whole.select([4, 5]))
-    data = dataset_of(given, "mine", 8)
+    data = as_dataset(given, "mine", 8)
     assert torch.equal(data.train.images, IMAGES[:4]) and torch.equal(data.test.images, IMAGES[4:])
     assert data.train.labels.tolist() == LABELS[:4]
     assert data.train.classes == ("zebra", "ant", "cat")
-    assert dataset_of(whole.remove_columns("label"), "mine", 8).train.labels is None
-    stream = dataset_of(whole.to_iterable_dataset(), "mine", 8)
+    assert as_dataset(whole.remove_columns("label"), "mine", 8).train.labels is None
+    stream = as_dataset(whole.to_iterable_dataset(), "mine", 8)
     assert stream.train.classes == ("zebra", "ant", "cat")

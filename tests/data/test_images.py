@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from orchestra_flwr.data import ImageSet, different_images, first_copies
+from orchestra_flwr.data import ImageSet, count_distinct, first_occurrences
 from orchestra_flwr.square_image import resize
 
 
@@ -47,18 +47,18 @@ def test_resize_keeps_the_picture():
 
 def test_copies_are_found_by_their_pixels():
     images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
-    assert first_copies(images).tolist() == [0, 1, 2, 3, 4, 5]
+    assert first_occurrences(images).tolist() == [0, 1, 2, 3, 4, 5]
     images[4], images[5] = images[1], images[1]
     images[3] = images[2]
     images[3, 0, 0, 0] ^= 1  # one bit is another image
-    assert first_copies(images).tolist() == [0, 1, 2, 3, 1, 1]
-    assert first_copies(images[:0]).tolist() == []
+    assert first_occurrences(images).tolist() == [0, 1, 2, 3, 1, 1]
+    assert first_occurrences(images[:0]).tolist() == []
 
 
 def test_different_images_are_counted_as_far_as_needed():
     images = torch.zeros(50, 1, 8, 8, dtype=torch.uint8)
     images[:3, 0, 0, 0] = torch.arange(1, 4, dtype=torch.uint8)
-    assert different_images(images, 16) == 4
+    assert count_distinct(images, 16) == 4
     looked_at = []
-    assert different_images((looked_at.append(0) or image for image in images), 2) == 2
+    assert count_distinct((looked_at.append(0) or image for image in images), 2) == 2
     assert len(looked_at) <= 3

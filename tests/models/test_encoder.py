@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 import orchestra_flwr
-from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.config import ConfigError, ModelConfig
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 
 
@@ -281,11 +281,29 @@ def test_packages_that_the_backbone_is_not_from_are_not_needed(user_package, tmp
     assert orchestra_flwr.load_encoder(tmp_path).spec.plugins == ()
 
 
+def test_a_package_is_imported_only_if_the_caller_names_it(encoder, tmp_path, stranger):
+    name, marker = stranger
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    _describe(tmp_path, lambda spec: spec.update(plugins=[name]))
+    with pytest.raises(ConfigError) as error:
+        orchestra_flwr.load_encoder(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / 'encoder.json'} asks for plugins=[{name}], and only packages that you name "
+        f"are imported: add plugins=[{name}], in Python plugins=['{name}']"
+    )
+    with pytest.raises(ConfigError, match="asks for plugins"):
+        orchestra_flwr.load_encoder(tmp_path, plugins=["another"])
+    assert not marker.exists()
+    orchestra_flwr.load_encoder(tmp_path, plugins=[name])
+    assert marker.exists()
+    orchestra_flwr.load_encoder(tmp_path)  # has been named in this process
+
+
 def test_a_missing_package_is_one_clear_line(encoder, tmp_path):
     save_encoder(tmp_path / "encoder.safetensors", encoder)
     _describe(tmp_path, lambda spec: spec.update(plugins=["my_package"]))
     with pytest.raises(ValueError) as error:
-        orchestra_flwr.load_encoder(tmp_path)
+        orchestra_flwr.load_encoder(tmp_path, plugins=["my_package"])
     assert str(error.value) == (
         f"{tmp_path / 'encoder.json'}: model=convnet: my_package cannot be imported: "
         "ModuleNotFoundError: No module named 'my_package'"

@@ -204,3 +204,10 @@ def test_a_disk_that_fills_up_within_a_line_leaves_whole_lines(folder):
 def test_paths_lie_in_the_folder(folder):
     assert folder.checkpoint == folder.path / "checkpoint"
     assert folder.encoder == folder.path / "encoder.safetensors"
+
+
+def test_the_advice_names_the_packages_of_the_run(tmp_path):
+    folder = RunFolder(tmp_path, plugins=("mine", "yours"))
+    assert folder.how_to_continue(2) == (
+        f"continue with: resume={tmp_path} resume_round=2 plugins=[mine,yours]"
+    )

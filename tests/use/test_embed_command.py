@@ -222,3 +222,18 @@ def test_a_killed_process_goes_on(run, photos, tmp_path):
         load_file(f / "embeddings.safetensors")["embeddings"] for f in (folder, tmp_path / "whole")
     )
     assert torch.equal(again, whole) and not (folder / "unfinished").exists()
+
+
+def test_a_strangers_encoder_imports_only_packages_that_the_command_names(
+    run, photos, command, stranger
+):
+    name, marker = stranger
+    file = run / "encoder.json"
+    described = json.loads(file.read_text())
+    del described["sha256"], described["weights_sha256"]
+    described["spec"]["plugins"] = [name]
+    file.write_text(json.dumps(described))
+    arguments = (f"run={run}", f"images={photos}", "page.write=false")
+    code, _, err = command(*arguments)
+    assert code == 2 and f"{file} asks for plugins=[{name}]" in err and not marker.exists()
+    assert command(*arguments, f"plugins=[{name}]")[0] == 0 and marker.exists()

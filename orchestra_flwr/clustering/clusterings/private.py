@@ -15,7 +15,7 @@ from orchestra_flwr.clustering.clusterings import (
 )
 from orchestra_flwr.clustering.private_kmeans import private_clustering
 from orchestra_flwr.config import Config, PrivacyConfig, Section
-from orchestra_flwr.data import first_copies
+from orchestra_flwr.data import first_occurrences
 from orchestra_flwr.models import check_statistics
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.privacy.release import Contribution, Release
@@ -92,7 +92,7 @@ class Private(Clustering):
         """
         if round_ < FIRST_ROUND:
             return
-        different = torch.unique(first_copies(images)).to(images.device)
+        different = torch.unique(first_occurrences(images)).to(images.device)
         if len(different) < len(images):
             images = images[different]
         missing = -len(images) % FEATURE_BATCH

@@ -32,9 +32,9 @@ from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import (
     Composed,
     ConfigError,
-    known_keys,
     parse,
     path_keys,
+    section_keys,
     suggestion,
 )
 from orchestra_flwr.config.sections import are_packages
@@ -54,11 +54,11 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
     Args:
         section: the kind of configuration.
         overrides: as on a command line.
-        all_read: whether overrides that the run does not read are refused, as those of one command
-            are; several runs may share others.
+        all_read: whether overrides that the run does not read are refused; a sweep shares its
+            overrides between runs that read different ones.
 
-    With ``resume=<run folder>`` the configuration is the run's own; overrides may only repeat it
-    or change where it runs (`RESUME_MAY_CHANGE`).
+    With ``resume=<run folder>`` the configuration is that of the run; overrides may repeat it or
+    change where it runs (`RESUME_MAY_CHANGE`).
 
     Raises:
         ConfigError: an unknown key, a key that nothing reads, a wrong value, or a resume with
@@ -93,11 +93,11 @@ def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConf
     """Hydra merges the files that are chosen; then the values are set, as Hydra sets them."""
     folders, lines = conf_folders_of(overrides), for_hydra(section, overrides)
     choices = [line for line in lines if _chooses_files(line, folders)]
-    # Whoever edits a package of their own in a notebook sees the change.
+    # Files of users' packages are read each time: they may be edited in a notebook.
     merge = _merged_files.__wrapped__ if folders[1:] else _merged_files
     try:
         composed = copy.deepcopy(merge(section, *(str(line.input_line) for line in choices)))
-        OmegaConf.set_struct(composed, True)  # a key without + must be there
+        OmegaConf.set_struct(composed, True)  # a key without + must exist
         for line in (line for line in lines if line not in choices):
             _set(composed, line)
         OmegaConf.set_struct(composed, None)
@@ -129,11 +129,10 @@ def _set(composed: DictConfig, line: Override) -> None:
     """
     key, value = line.key_or_group, line.value()
     if not line.is_delete():
-        added = line.is_add() or line.is_force_add()
-        OmegaConf.update(composed, key, value, force_add=added)
+        OmegaConf.update(composed, key, value, force_add=line.is_add() or line.is_force_add())
         return
-    there = OmegaConf.select(composed, key)
-    if there is None or value not in (None, there):
+    current = OmegaConf.select(composed, key)
+    if current is None or value not in (None, current):
         raise ValueError(f"no {key}")
     section, _, name = key.rpartition(".")
     with open_dict(composed):
@@ -149,23 +148,23 @@ def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:
     try:
         return {key: plain(composed[key]) for key in _keys(section, composed)}
     except OmegaConfBaseException as error:
-        unresolved = _as_far_as_it_resolves(composed)
-        unresolved = {key: unresolved[key] for key in _keys(section, composed)}
-        missing = re.search(r"Interpolation key '([^']+)'", str(error))
-        # A wrong name or value may be the reason: it is told first.
-        _check_names(section, unresolved)
+        partly = _as_far_as_it_resolves(composed)
+        partly = {key: partly[key] for key in _keys(section, composed)}
+        # A wrong name or value may be the reason, and makes a better message.
+        _check_names(section, partly)
         try:
-            parse(section, unresolved)
+            parse(section, partly)
         except ConfigError as reason:
             if "${" not in str(reason):
                 raise
+        missing = re.search(r"Interpolation key '([^']+)'", str(error))
         nowhere = f", there is no {missing[1]}" if missing else ""
         key = getattr(error, "full_key", "") or "a key"
         raise ConfigError(f"{key}: must be given{nowhere}") from None
 
 
 def _as_far_as_it_resolves(node: DictConfig) -> dict[str, Any]:
-    """The composed values as plain ones; those that cannot be resolved stay as they are written."""
+    """The composed values as plain ones; references that cannot be resolved stay as written."""
     written: Any = OmegaConf.to_container(node)
     values: dict[str, Any] = {}
     for key in written:
@@ -200,25 +199,25 @@ def _describe_hydra(
     error: Exception, section: type[Composed], overrides: Sequence[Override]
 ) -> str:
     """Hydra's error in words of the command line."""
-    text = _one_line(error)
-    known = _known(section) if overrides else []
+    text = " ".join(str(error).split())
+    allowed = _all_keys(section) if overrides else []
     for override in overrides:
         key, line = override.key_or_group, override.input_line
-        if override.is_delete() and (key not in known or key in text):
+        if override.is_delete() and (key not in allowed or key in text):
             return f"{line}: there is nothing to delete"
         is_group = key in file_groups(section) or key.partition(".")[0] in rooms_of(section)
-        if key not in known and not is_group:  # a preset is a group, and no key
-            return f"{key}: unknown key{suggestion(key, known)}"
-        below = [name for name in known if name.startswith(f"{key}.")]
+        if key not in allowed and not is_group:  # a preset is a group, and no key
+            return f"{key}: unknown key{suggestion(key, allowed)}"
+        below = [name for name in allowed if name.startswith(f"{key}.")]
         if below and f"override '{key}'" in text:
             return f"{line}: must be given by its keys, such as {below[0]}"
     if isinstance(error, ConfigAttributeError | ConfigKeyError) and error.full_key:
-        return f"{error.full_key}: unknown key{suggestion(error.full_key, known)}"
+        return f"{error.full_key}: unknown key{suggestion(error.full_key, allowed)}"
     return text
 
 
-def _known(section: type[Composed]) -> list[str]:
-    """The full names of all keys, also of those that stand in files alone."""
+def _all_keys(section: type[Composed]) -> list[str]:
+    """The full names of all keys, including those that only files have."""
 
     def names(values: dict[str, Any], prefix: str) -> Iterator[str]:
         for name, value in values.items():
@@ -229,8 +228,4 @@ def _known(section: type[Composed]) -> list[str]:
     composed = _compose(section, ())
     values: Any = OmegaConf.to_container(composed)
     values = {key: values[key] for key in _keys(section, composed)}
-    return list(dict.fromkeys([*known_keys(section), *names(values, "")]))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return list(dict.fromkeys([*section_keys(section), *names(values, "")]))

@@ -1,4 +1,4 @@
-"""Overrides as Hydra takes them, although its files do not know every plug-in and option."""
+"""Overrides in Hydra's form, also of plug-ins and options that no file of `conf/` has."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from orchestra_flwr.config.choice import Choice
 from orchestra_flwr.config.reading.overrides import parsed, value_text, values_of
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.run import Config
-from orchestra_flwr.config.section import Composed, ConfigError, Section, known_keys
-from orchestra_flwr.config.sections import are_packages
+from orchestra_flwr.config.section import Composed, ConfigError, Section, section_keys
+from orchestra_flwr.config.sections import are_packages, check_named
 from orchestra_flwr.plugins import PluginError, Room, conf_folders
 
 
@@ -20,15 +20,15 @@ def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[Ov
     """The overrides that compose a section's file.
 
     A plug-in's options have defaults in its class, so they need not stand in a file, and a plug-in
-    of a user's package needs no file at all. What nobody knows is refused when it is checked.
+    of a user's package needs no file at all. Unknown options are refused when they are checked.
 
     Raises:
-        ConfigError: a name that is not there, or a key that Hydra alone would take.
+        ConfigError: a choice that does not exist, or a key of Hydra's own.
     """
     folders, packages = conf_folders_of(overrides), packages_of(overrides)
     quoted = ["'file://" + str(folder).replace("'", r"\'") + "'" for folder in folders[1:]]
     lines = [f"hydra.searchpath=[{','.join(quoted)}]"] if quoted else []
-    if "terms" in section.model_fields:  # all are part of the loss, by weight 0 where none is given
+    if "terms" in section.model_fields:  # every term is configured, with weight 0 by default
         lines += [f"+terms@terms.{term}={term}" for term in _stems(folders, "terms")]
     lines += [f"++{key}=null" for key in section.undecided]
     for override in overrides:
@@ -44,18 +44,21 @@ def conf_dir() -> Path:
 
 
 def packages_of(overrides: Sequence[Override]) -> list[str]:
-    """The users' packages that are asked for, or that the run to be resumed has.
+    """The users' packages that overrides name; a run to be resumed must have no others.
 
     Raises:
-        ConfigError: the configuration of the run to be resumed is damaged.
+        ConfigError: it has others, or its configuration is damaged.
     """
     values = values_of(overrides)
     packages = values.get("plugins")
-    if packages is None and values.get("resume"):
-        file = Path(str(values["resume"])) / "config.yaml"
-        packages = read_config_file(file).get("plugins") if file.is_file() else None
     packages = [packages] if isinstance(packages, str) else packages or []
-    return [*packages] if are_packages(packages) else []  # the section itself says what is wrong
+    packages = [*packages] if are_packages(packages) else []  # the section's check names the error
+    file = Path(str(values.get("resume"))) / "config.yaml"
+    if not values.get("resume") or not file.is_file():
+        return packages
+    saved = read_config_file(file).get("plugins") or []
+    check_named(file, saved, packages)
+    return packages or saved
 
 
 def conf_folders_of(overrides: Sequence[Override]) -> list[Path]:
@@ -81,13 +84,13 @@ def _lines(
     folders: Sequence[Path],
     packages: Sequence[str],
 ) -> list[str]:
-    """One override as Hydra takes it: none, one or several lines."""
+    """One override as none, one or several of Hydra's."""
     key, text = override.key_or_group, override.input_line or ""
     group, dot, _ = key.partition(".")
     if group in (*section.referred, "hydra") or override.package is not None:
         raise ConfigError(f"{text.partition('=')[0]}: unknown key (see --help)")
     rooms = rooms_of(section)
-    free = group in rooms or group == "terms" or key in known_keys(section)
+    free = group in rooms or group == "terms" or key in section_keys(section)
     if dot and free and not override.is_delete():  # a key that need not stand in a file
         return [f"++{key}={value_text(override)}"]
     if dot or override.is_delete() or isinstance(override.value(), dict):
@@ -109,7 +112,7 @@ def _lines(
 def _chosen(
     section: type[Composed], override: Override, files: Sequence[str], packages: Sequence[str]
 ) -> list[str]:
-    """The choice of a plug-in: of its file where there is one, else by its name alone."""
+    """The choice of a plug-in: its file if it has one, else its name."""
     key, value = override.key_or_group, override.value()
     annotation = section.model_fields[key].annotation
     has_default = isinstance(annotation, type) and issubclass(annotation, Choice)
@@ -123,13 +126,13 @@ def _chosen(
     except PluginError as error:
         raise ConfigError(f"{key}={value_text(override)}: {error}") from None
     if plugin is None:
-        known = ", ".join(dict.fromkeys([*room.found(packages), *files]))
-        raise ConfigError(f"{key}={value_text(override)}: must be one of {known}")
+        names = ", ".join(dict.fromkeys([*room.found(packages), *files]))
+        raise ConfigError(f"{key}={value_text(override)}: must be one of {names}")
     return [*([f"~{key}"] if has_default else []), f"++{key}.name={value}"]
 
 
 def file_groups(section: type[Composed]) -> list[str]:
-    """The keys that take the name of a file, beside the choices."""
+    """The keys, other than choices, whose value is the name of a file."""
     groups = [name for name in section.model_fields if name not in rooms_of(section)]
     return [*groups, "preset"] if issubclass(section, Config) else []
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ import yaml
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, suggestion
 
-KEY = re.compile(r"^(?P<indent> *)(?:- (?:override /)?)?(?P<key>[\w.]+):(?P<rest>.*)$")
-COMMENT = re.compile(r"(?:^|\s)# ?(?P<text>.*)$")
+COMMENT = re.compile(r"\s# ?(.*)$")
 SENTENCE = re.compile(r"^.*?[.!?](?=\s|$)")
 GLOBAL = "@package _global_"
 COLUMN = 34  # where descriptions begin, if the value leaves room
@@ -24,24 +24,9 @@ HIDDEN = ("paper",)  # only other values of conf/ refer to it
 FIRST = ("small", "default")  # the files of a group that its others build on
 
 
-@dataclass
-class Comments:
-    """The comments of a file of `conf/`.
-
-    Attributes:
-        header: what stands above the first key.
-        keys: text by full key, as the file has it.
-        is_global: whether its keys begin with the name of their section.
-    """
-
-    header: str = ""
-    keys: dict[str, str] = field(default_factory=dict)
-    is_global: bool = False
-
-
 @dataclass(frozen=True)
 class Described:
-    """A composed configuration with what is known of its keys.
+    """A composed configuration with the meaning of its keys.
 
     Attributes:
         section: the kind of configuration.
@@ -56,7 +41,7 @@ class Described:
     def every_key(self) -> str:
         """All keys as YAML, each with its value and, as a comment, its meaning."""
         lines = list(self._lines(self.values, ()))
-        if presets := self._presets():  # which have no value of their own
+        if presets := self._choices("preset"):  # which have no value of their own
             text = self._of_section(("preset",)).rstrip(".")
             lines += ["", f"# {text} (preset={', '.join(presets)}): --help preset"]
         return "\n".join(lines) + "\n"
@@ -67,156 +52,139 @@ class Described:
         Raises:
             ConfigError: there is no such group or section.
         """
-        choices = self._choices(name)
-        if not choices and not isinstance(self.values.get(name), dict):
-            known = [key for key, value in self.values.items() if isinstance(value, dict)]
-            known += ["preset"] if self._presets() else []
-            found = suggestion(name, known).replace(" (see --help)", "")
-            if not known:
-                raise ConfigError(f"--help {name}: there are no groups of keys; --help shows all")
-            raise ConfigError(f"--help {name}: must be one of {', '.join(known)}{found}")
-        text = self._of_section((name,))
+        if name not in self._groups:
+            hint = suggestion(name, self._groups).replace(" (see --help)", "")
+            allowed = f"must be one of {', '.join(self._groups)}{hint}"
+            none = "there are no groups of keys; --help shows all"
+            raise ConfigError(f"--help {name}: {allowed if self._groups else none}")
+        text, choices = self._of_section((name,)), self._choices(name)
         if choices:
             width = max(map(len, choices))
-            lines = [f"  {name}={each:<{width}}  {choices[each]}".rstrip() for each in choices]
-            text = "\n".join([text, "", *lines])
+            lines = [f"  {name}={choice:<{width}}  {choices[choice]}" for choice in choices]
+            text = "\n".join([text, "", *map(str.rstrip, lines)])
         if name in self.values:
             text += f"\n\n{name}:\n" + "\n".join(self._lines(self.values[name], (name,)))
         return text.lstrip("\n") + "\n"
 
     def words(self) -> list[str]:
         """All that can begin an argument: "seed=" and, of choices, "method=simclr"."""
-        groups = {key for key, value in self.values.items() if isinstance(value, Mapping)}
-        groups |= {"preset"} if self._presets() else set()
         chosen = [
-            f"{name}={each}" for name in sorted(groups - {"terms"}) for each in self._choices(name)
+            f"{group}={choice}"
+            for group in sorted({*self._groups} - {"terms"})
+            for choice in self._choices(group)
         ]
         return [*chosen, *(f"{key}=" for key in _leaves(self.values))]
 
-    def meaning(self, path: Sequence[str]) -> str:
-        """One line about a key; "" where nobody says anything."""
-        if len(path) > 1 and path[-1] == "name" and (header := self._header_of_choice(path)):
-            return header
-        key, below = ".".join(path), ".".join(path[1:])
-        for comments in self._base:
-            if key in comments.keys:
-                return comments.keys[key]
-        for comments in self._files(path):
-            if text := comments.keys.get(key if comments.is_global else below):
-                return text
-        return self._of_field(path)
-
-    def _presets(self) -> Mapping[str, str]:
-        return self._choices("preset") if issubclass(self.section, Config) else {}
+    @property
+    def _groups(self) -> list[str]:
+        """All keys that stand for several, and `preset`."""
+        sections = [key for key, value in self.values.items() if isinstance(value, Mapping)]
+        return [*sections, "preset"] if self._choices("preset") else sections
 
     def _lines(self, values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-        indent, above = "  " * len(path), False
+        indent, follows_section = "  " * len(path), False
         for key, value in values.items():
-            own = (*path, str(key))
             if key in HIDDEN:
                 continue
+            full = (*path, str(key))
             is_section = isinstance(value, Mapping) and bool(value)
-            if not path and (is_section or above):
+            if not path and (is_section or follows_section):
                 yield ""
-            above = is_section
-            if is_section:
-                text, choices = self._of_section(own), ", ".join(self._choices(key))
-                if choices and not path and key != "terms":
-                    text = f"{text.rstrip('.')} ({key}={choices})"
-                if text:
-                    yield f"{indent}# {text}"
-                yield f"{indent}{key}:"
-                yield from self._lines(value, own)
-            else:
-                line = f"{indent}{key}: {_written(value)}"
-                text = self.meaning(own)
+            follows_section = is_section
+            if not is_section:
+                line, text = f"{indent}{key}: {_written(value)}", self._meaning(full)
                 yield f"{line:<{COLUMN}}  # {text}" if text else line
+                continue
+            text, choices = self._of_section(full), ", ".join(self._choices(key))
+            if choices and not path and key != "terms":
+                text = f"{text.rstrip('.')} ({key}={choices})"
+            if text:
+                yield f"{indent}# {text}"
+            yield f"{indent}{key}:"
+            yield from self._lines(value, full)
+
+    def _meaning(self, path: Sequence[str]) -> str:
+        """One line about a key; "" where no comment says anything."""
+        header = self._header_of_choice(path[:-1]) if path[-1] == "name" else ""
+        return header or self._comments.get(".".join(path), "")
 
     def _of_section(self, path: tuple[str, ...]) -> str:
         """One line about a section."""
         if len(path) > 1:
-            return self._header_of_choice((*path, "name")) or self.meaning(path)
-        named = [c.keys[path[0]] for c in self._base if path[0] in c.keys]
-        text = named[0] if named else _first_line(_annotation(self.section, path))
+            return self._header_of_choice(path) or self._meaning(path)
+        text = self._comments.get(path[0]) or _first_line(_annotation(self.section, path[0]))
         return text[:1].upper() + text[1:]
 
     def _header_of_choice(self, path: Sequence[str]) -> str:
-        """What the file of a choice says above its keys."""
-        group, *between = path[:-1]
-        chosen = between[0] if between else self._chosen(group)
-        found = [f for f in self._group_files(group) if f.stem == chosen]
-        return _sentence(read_comments(found[0]).header) if found else ""
-
-    def _of_field(self, path: Sequence[str]) -> str:
-        """The description of a field, or the first line about its class."""
-        section = _annotation(self.section, path[:-1])
-        if isinstance(section, type) and issubclass(section, Section):
-            known = section.model_fields.get(path[-1])
-            return (known.description if known else None) or ""
-        return ""
+        """The first lines of a choice's file: of a term by its name, else of the chosen one."""
+        if not path:
+            return ""
+        chosen = path[1] if len(path) > 1 else self._chosen(path[0])
+        return self._choices(path[0]).get(str(chosen), "")
 
     def _choices(self, group: str) -> dict[str, str]:
         """The files of a group, each with its first sentence."""
-        files = {file.stem: file for file in self._group_files(group)}
-        return {name: _sentence(read_comments(files[name]).header) for name in sorted(files)}
+        files = {file.stem: file for file in self._files(group)}
+        return {name: _sentence(read_comments(files[name])[0]) for name in sorted(files)}
 
-    def _chosen(self, group: str) -> str | None:
+    def _chosen(self, group: str) -> Any:
         values = self.values.get(group)
-        return str(values.get("name")) if isinstance(values, Mapping) else None
+        return values.get("name") if isinstance(values, Mapping) else None
 
-    def _files(self, path: Sequence[str]) -> Iterator[Comments]:
-        """The comments of a group's files, those of the chosen one first."""
-        if path[0] == "terms":
-            for file in self._group_files("terms"):
-                if file.stem == path[1]:
-                    found = read_comments(file)
-                    yield Comments(keys={f"{path[1]}.{k}": v for k, v in found.keys.items()})
-            return
-        first = (self._chosen(path[0]), *FIRST)
-        files = sorted(self._group_files(path[0]), key=lambda f: (f.stem not in first, f.stem))
-        yield from map(read_comments, files)
-
-    def _group_files(self, group: str) -> list[Path]:
-        has_groups = issubclass(self.section, Config)
-        is_group = has_groups and group in (*self.section.model_fields, "preset")
-        if not is_group and not hasattr(_annotation(self.section, (group,)), "room"):
-            return []
-        return [file for folder in self.folders for file in (folder / group).glob("*.yaml")]
+    def _files(self, group: str) -> list[Path]:
+        is_group = group in (*self.section.model_fields, "preset")
+        if not (issubclass(self.section, Config) and is_group):
+            is_group = hasattr(_annotation(self.section, group), "room")
+        return [f for folder in self.folders for f in (folder / group).glob("*.yaml") if is_group]
 
     @cached_property
-    def _base(self) -> list[Comments]:
-        """Of the file that is composed, and of the one that it builds on."""
+    def _comments(self) -> dict[str, str]:
+        """The comments of all keys, by their full names; those of the chosen files count first."""
         names = [self.section.file, *(["config"] if issubclass(self.section, Config) else [])]
-        files = [self.folders[0] / f"{name}.yaml" for name in dict.fromkeys(names)]
-        return [read_comments(file) for file in files]
+        files = [(self.folders[0] / f"{name}.yaml", "") for name in names]
+        for group in self.values:
+            first = (self._chosen(group), *FIRST)
+            ordered = sorted(self._files(group), key=lambda f: (f.stem not in first, f.stem))
+            files += [(f, f"terms.{f.stem}" if group == "terms" else group) for f in ordered]
+        comments: dict[str, str] = {}
+        for file, section in files:
+            for key, text in read_comments(file, section)[1].items():
+                if key.startswith(section):
+                    comments.setdefault(key, text)
+        return comments
 
 
-def read_comments(file: Path) -> Comments:
-    """The comments of a file: behind a key, or above it."""
-    found = Comments()
-    above: list[str] = []
-    stack: list[tuple[int, str]] = []  # indents and keys of the sections around a line
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            found.is_global |= GLOBAL in line
-            above += [] if GLOBAL in line else [line.lstrip("# ")]
-            continue
-        if not (match := KEY.match(line)):
-            above = above if line.strip().startswith("#") else []
-            continue
-        if not found.keys and not stack and above:
-            found.header, above = " ".join(above), []
-        indent = len(match["indent"])
-        while stack and stack[-1][0] >= indent:
-            stack.pop()
-        stack.append((indent, match["key"]))
-        key = ".".join(name for _, name in stack).removeprefix("defaults.")
-        behind = COMMENT.search(match["rest"])
-        text = behind["text"] if behind else " ".join(above)
-        if text:
-            found.keys[key] = text
-        above = []
-    return found
+def read_comments(file: Path, section: str = "") -> tuple[str, dict[str, str]]:
+    """The comments of a file of `conf/`: those above its first key, and those behind keys.
+
+    Args:
+        file: its path.
+        section: of the keys of a file that is not global.
+
+    Returns:
+        The first ones as one line, and the others by the full names of the keys.
+    """
+    content = file.read_text(encoding="utf-8")
+    lines = content.splitlines()
+    above = takewhile(lambda line: line.startswith("#"), lines)
+    header = " ".join(line.lstrip("# ") for line in above if GLOBAL not in line)
+    names = [] if GLOBAL in content or not section else [section]
+    comments = {}
+    for key, number in _keys(yaml.compose(content, yaml.SafeLoader), names):
+        if behind := COMMENT.search(lines[number]):
+            comments[key.removeprefix("defaults.")] = behind[1]
+    return header, comments
+
+
+def _keys(node: yaml.Node | None, names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """The full names of the keys below a node of YAML, and the numbers of their lines."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _keys(item, names)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield ".".join([*names, key.value]), key.start_mark.line
+            yield from _keys(value, [*names, key.value])
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -230,13 +198,10 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _annotation(section: type[Section], path: Sequence[str]) -> Any:
-    """The type of the value that stands at a path."""
-    annotation: Any = section
-    for name in path:
-        fields = getattr(annotation, "model_fields", {})
-        annotation = fields[name].annotation if name in fields else None
-    return annotation
+def _annotation(section: type[Section], key: str) -> Any:
+    """The type of a key's value; None without such a key."""
+    field = section.model_fields.get(key)
+    return field and field.annotation
 
 
 def _first_line(annotation: Any) -> str:

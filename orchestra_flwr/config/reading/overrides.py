@@ -1,4 +1,4 @@
-"""What a command line asks for: overrides, read one at a time, so that an error names its own."""
+"""Reading the overrides of a command line, one at a time, so that errors name the override."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_overrides(
         texts: as on a command line.
         choices: keys whose `<key>.name=x` is read as `<key>=x`, with the choice's own defaults.
         paths: keys whose values are paths. These are taken literally, whatever characters they
-            hold; but null is none, enclosing quotes are taken off, and `${...}` refers to a key.
+            contain, except null, enclosing quotes, and `${...}`, which refers to a key.
 
     Raises:
         ConfigError: one of them cannot be read, or has several values.
@@ -41,11 +41,11 @@ def read_overrides(
 
 
 def swept_values(texts: Sequence[str], paths: Container[str] = ()) -> list[list[str]]:
-    """The values of each override, as they are written: `seed=0,1` and `seed=range(0,2)` have two.
+    """The values of each override, as written: `seed=0,1` and `seed=range(0,2)` have two.
 
     Args:
         texts: as on a command line.
-        paths: keys whose values are paths. Commas divide them, but in quotes; all else is literal.
+        paths: keys whose values are paths: divided by commas outside quotes, otherwise literal.
 
     Raises:
         ConfigError: one of them cannot be read.
@@ -62,7 +62,7 @@ def _swept(text: str) -> list[str]:
 
 
 def _swept_paths(text: str) -> list[str]:
-    """Each as it is written: Hydra's own texts have backslashes before spaces."""
+    """The values as written: Hydra's own texts have backslashes before spaces."""
     value = text.partition("=")[2]
     override = None
     if set(value) & set("'\"("):  # quoted ones may hold commas; choice(a,b)
@@ -71,18 +71,18 @@ def _swept_paths(text: str) -> list[str]:
     if override is not None:
         if not override.is_sweep_override():
             return [text]
-        each = override.sweep_iterator()
-        return [v.with_quotes() if isinstance(v, QuotedString) else str(v) for v in each]
+        values = override.sweep_iterator()
+        return [v.with_quotes() if isinstance(v, QuotedString) else str(v) for v in values]
     return value.split(",") if "," in value else [text]
 
 
 def override_text(key: str, value: Any, paths: Container[str] = ()) -> str:
-    """`key=value` of a value of Python's, as it would be on a command line.
+    """`key=value` for a value of Python's, as on a command line.
 
     Args:
         key: its full name.
-        value: None, a number or a text, or a list or mapping of these. A text may itself be written
-            as on a command line, such as "[a,b]"; one that cannot be read like that is quoted.
+        value: None, a number or a text, or a list or mapping of these. A text is read as on a
+            command line, such as "[a,b]"; one that cannot be read so is quoted.
         paths: keys whose values are paths.
     """
     plain = f"{key}={value}"
@@ -95,7 +95,7 @@ def override_text(key: str, value: Any, paths: Container[str] = ()) -> str:
 
 def _as_written(value: Any) -> str:
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}:{_as_written(each)}' for name, each in value.items())}}}"
+        return f"{{{','.join(f'{name}:{_as_written(item)}' for name, item in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_as_written, value))}]"
     if value is None or isinstance(value, bool):
@@ -154,13 +154,13 @@ def _by_name(text: str, names: dict[str, str]) -> str:
 
 
 def _at_home(text: str) -> str:
-    """`key=~/path` as a shell would give it, had it looked behind the equals sign."""
+    """`key=~/path` with the home folder, which shells only expand at the start of a word."""
     key, _, value = text.partition("=")
     return f"{key}={at_home(value)}" if value.startswith("~") else text
 
 
 def _literal(text: str) -> str:
-    """A path as a quoted value: Hydra takes off the quotes and sees nothing in it."""
+    """A path as a quoted value, in which Hydra's grammar interprets nothing."""
     key, equals, value = text.partition("=")
     if not equals or value in ("", "null") or "${" in value or QUOTED.fullmatch(value):
         return text

@@ -1,4 +1,4 @@
-"""Resuming a run: it keeps its own configuration, but for where it runs."""
+"""Resuming a run: its configuration stays the same, except for where it runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import Composed, ConfigError, parse
 from orchestra_flwr.files import at_home
 
-# What may differ when a run is resumed: where it runs, who takes part and what is shown, never what
-# is computed.
+# What may differ when a run is resumed: where it runs, who takes part and what is shown, but not
+# what is computed.
 RESUME_MAY_CHANGE = (
     "engine",
     "device",
@@ -35,14 +35,14 @@ MAY_GROW = "federation.rounds"
 
 
 def is_free(override: str) -> bool:
-    """Whether an override only says where a run is computed or what is shown meanwhile."""
+    """Whether an override only changes where a run is computed or what is shown."""
     return _may_change(override.partition("=")[0].lstrip("+"))
 
 
 def resumed(
     section: type[Composed], composed: DictConfig, overrides: Sequence[Override]
 ) -> dict[str, Any]:
-    """The saved values of the run that `composed.resume` names, with what overrides may change.
+    """The saved values of the run that `composed.resume` names, changed by allowed overrides.
 
     Raises:
         ConfigError: there is no such run, its configuration is damaged, or an override would change
@@ -54,24 +54,26 @@ def resumed(
         raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
     values = read_config_file(file)
     try:
-        before = parse(section, values)
+        run = parse(section, values)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
-    saved = before.model_dump(mode="json")
+    saved = run.model_dump(mode="json")
     for key in _touched(overrides):
         path = key.split(".")
         new, old = plain(OmegaConf.select(composed, key)), _value(saved, path)
         if _may_change(key):
             _set(saved, path, new)
         elif key == MAY_GROW and new != old:
-            _check_growth(before, new, old)
+            _check_growth(run, new, old)
             _set(saved, path, new)
-        elif key == "run_dir" and new not in (None, old) and not _is_same(new, folder):
+        elif key == "run_dir":
+            if new in (None, old) or at_home(new).resolve() == folder.resolve():
+                continue
             raise ConfigError(
                 f"run_dir={new}: a resumed run stays in its own folder; a copy of that can be "
                 "resumed elsewhere"
             )
-        elif key not in ("resume", "resume_round", "run_dir"):
+        elif key not in ("resume", "resume_round"):
             _refuse_difference(key, new, old)
     here = {"resume": str(folder), "run_dir": str(folder), "resume_round": composed.resume_round}
     return {**saved, **here}
@@ -82,7 +84,7 @@ def _may_change(key: str) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A composed value as one of Python's, with what it refers to."""
+    """A composed value as one of Python's, with its references resolved."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
@@ -100,15 +102,11 @@ def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
     values[last] = value
 
 
-def _is_same(path: str, folder: Path) -> bool:
-    return at_home(path).resolve() == folder.resolve()
-
-
 def _check_growth(run: Any, new: Any, old: Any) -> None:
-    """A run may get more rounds, if those that it has would not have been others.
+    """Refuses fewer rounds, and more where the number of rounds changes the earlier ones.
 
     Raises:
-        ConfigError: they would, or there are to be fewer.
+        ConfigError: one or the other.
     """
     if isinstance(new, int) and new < old:
         raise ConfigError(
@@ -122,7 +120,7 @@ def _check_growth(run: Any, new: Any, old: Any) -> None:
 
 
 def _refuse_difference(key: str, new: Any, old: Any) -> None:
-    """Of two sections only what both have is compared: another version may have more keys."""
+    """Compares the keys that both sections have: another version may have more of them."""
     if key in RESUME_MAY_CHANGE:
         return
     if isinstance(new, dict) and isinstance(old, dict):
@@ -136,7 +134,7 @@ def _refuse_difference(key: str, new: Any, old: Any) -> None:
 
 
 def _touched(overrides: Sequence[Override]) -> Iterator[str]:
-    """The keys that overrides set; a preset has none of its own, but sets others."""
+    """The keys that overrides set, those set by a preset included."""
     for key, value in values_of(overrides).items():
         if key == "preset":
             yield from _touched_by_preset(str(value), conf_folders_of(overrides))
@@ -145,7 +143,7 @@ def _touched(overrides: Sequence[Override]) -> Iterator[str]:
 
 
 def _touched_by_preset(name: str, folders: Sequence[Path]) -> Iterator[str]:
-    """The keys that a preset sets, of presets that it builds on, and the groups that it chooses."""
+    """The keys that a preset and its own defaults set, and the groups that they choose."""
     files = [folder / "preset" / f"{name}.yaml" for folder in folders]
     for file in (file for file in files if file.is_file()):
         parts: Any = OmegaConf.to_container(OmegaConf.load(file))
@@ -154,7 +152,7 @@ def _touched_by_preset(name: str, folders: Sequence[Path]) -> Iterator[str]:
                 yield from (str(group).rpartition("/")[2] for group in default)
             elif default != "_self_":
                 yield from _touched_by_preset(default, folders)
-        for suggestions in Composed.referred:  # what it suggests to choices is no key of a run
+        for suggestions in Composed.referred:  # no key of a run: only choices refer to it
             parts.pop(suggestions, None)
         for part, values in parts.items():
             yield from (f"{part}.{key}" for key in values)

@@ -1,4 +1,4 @@
-"""A run's `config.yaml`: written, and read as data alone, for it may be a stranger's."""
+"""Writing and reading a run's `config.yaml`, as data alone: it may come from anywhere."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import yaml
 
 from orchestra_flwr.config.section import ConfigError, Section
 
-MAX_BYTES = 2**17  # a run writes some 3,000
-MAX_LEVELS = 50  # of lists and keys in each other; a run writes 4
+MAX_BYTES = 2**17  # a run writes about 3,000
+MAX_LEVELS = 50  # of nested lists and mappings; a run writes 4
 MAX_REASON = 200  # characters
-# YAML 1.2 and OmegaConf take it for a number, YAML 1.1 alone for a text.
+# A number in YAML 1.2 and OmegaConf, but a text in YAML 1.1.
 NUMBER = re.compile(r"[-+]?\d+(_\d+)*(\.[\d_]*)?[eE][-+]?\d+$")
 
 
 def config_to_yaml(config: Section | Mapping[str, Any]) -> str:
-    """A whole configuration, or its values, as they stand in a run folder."""
+    """A whole configuration, or its values, as YAML for a run folder."""
     values = config.model_dump() if isinstance(config, Section) else dict(config)
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
@@ -28,16 +28,16 @@ def config_to_yaml(config: Section | Mapping[str, Any]) -> str:
 def read_config_file(file: Path) -> dict[str, Any]:
     """The values in a file of plain YAML.
 
-    They are taken as they are written: `${...}` refers to nothing, a text stays a text. Anchors,
-    aliases and tags are refused, by which a small file becomes a large one, or an object.
+    Values are not interpreted: `${...}` stays a text. Anchors, aliases and tags are refused, by
+    which a small file could become a large one, or an object.
 
     Raises:
-        ConfigError: one line that names the file: it cannot be read, is too large, is no text in
-            UTF-8, no plain YAML, or holds something else than keys with values.
+        ConfigError: one line that names the file: it cannot be read, is too large, is not UTF-8 or
+            not plain YAML, or does not hold keys with values.
     """
     try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_BYTES + 1)
+        with file.open("rb") as content:
+            data = content.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ConfigError(f"{file}: is damaged, it has more than {MAX_BYTES:,} bytes")
         values = yaml.load(data.decode(), _Loader)  # noqa: S506  (a safe one)
@@ -62,12 +62,12 @@ def read_config_file(file: Path) -> dict[str, Any]:
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:
-        """Whether to write a value that occurs twice in full: always."""
+        """True: a value that occurs twice is written twice."""
         return True
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads plain YAML, whose size bounds what it holds."""
+    """Reads plain YAML, whose values are never larger than the file."""
 
     levels = 0
 
@@ -89,8 +89,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return values
 
 
-for each in (_Dumper, _Loader):
-    each.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
+for yaml_class in (_Dumper, _Loader):
+    yaml_class.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
 
 
 def _refusal(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:

@@ -1,4 +1,4 @@
-"""Keys that a command line gives although nothing reads them: they are refused, not passed over."""
+"""Refusing keys on a command line that have no effect."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from orchestra_flwr.config.section import Composed, ConfigError, path_keys, why_
 
 
 def refuse_unread(config: Composed, overrides: Iterable[Override]) -> None:
-    """Refuses overrides of keys that a run with this configuration does not read.
+    """Refuses overrides that have no effect in a run with this configuration.
 
     Raises:
-        ConfigError: names the first of them, and why nothing reads it.
+        ConfigError: names the first of them and the reason.
     """
     unread = config.unread()
     for override in overrides:
@@ -25,10 +25,7 @@ def refuse_unread(config: Composed, overrides: Iterable[Override]) -> None:
 
 
 def without_unread(config: Composed, overrides: Sequence[str]) -> list[str]:
-    """The overrides, as on a command line, without those that the run does not read.
-
-    For overrides that several runs share, some of which read them.
-    """
+    """The overrides, as on a command line, that have an effect; for those that runs share."""
     unread, paths = config.unread(), set(path_keys(type(config)))
     keys = [override.key_or_group for override in read_overrides(overrides, paths=paths)]
     return [text for text, key in zip(overrides, keys, strict=True) if not why_unread(key, unread)]

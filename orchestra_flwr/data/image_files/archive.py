@@ -1,7 +1,8 @@
-"""A folder or a zip file of images: which there are, and their content."""
+"""A folder or a zip file of images: its image files and their content."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import stat
@@ -14,19 +15,16 @@ from typing import Any
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data.image_files.folder_walk import is_hidden, regular_files
-from orchestra_flwr.data.image_files.left_out import first_ones
+from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.fingerprints import fingerprint_of
-from orchestra_flwr.square_image import MAX_BYTES, check_size
+from orchestra_flwr.square_image import FORMATS, MAX_BYTES, check_size
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-PHOTOS = (
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif",
-)  # fmt: skip
 COMPARED = 16  # files of a folder whose content is part of its identity
 WINDOWS = 0  # the system by which a zip says that it was made
 ENCRYPTED = 1  # the flag of a zip's member
-SUFFIXES = frozenset((*PHOTOS, ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2"))
+SUFFIXES = frozenset(itertools.chain(*FORMATS.values()))
 # Photographs of phones and cameras that PIL cannot decode.
 UNDECODABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
 
@@ -37,8 +35,8 @@ class ImageFile:
 
     Attributes:
         name: its path below the archive's root, with slashes.
-        stamp: size and time (or checksum in a zip). Of two versions of a file it differs; files of
-            two folders may have the same (:meth:`Archive.identity`).
+        stamp: size and time (in a zip: checksum), which differ between two versions of a file, but
+            not always between two files (:meth:`Archive.identity`).
     """
 
     name: str
@@ -46,7 +44,7 @@ class ImageFile:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The folders that it lies in, then its own name."""
+        """The folders around the file, then its name."""
         return PurePosixPath(self.name).parts
 
 
@@ -64,7 +62,7 @@ class Archive(AbstractContextManager["Archive"]):
         try:
             mode = root.stat().st_mode
             if stat.S_ISDIR(mode):
-                os.scandir(root).close()  # one that may not be read is no empty one
+                os.scandir(root).close()  # an error if it may not be read
                 return
         except FileNotFoundError:
             raise wrong_root(root, "does not exist") from None
@@ -84,13 +82,13 @@ class Archive(AbstractContextManager["Archive"]):
 
     def files(self) -> list[ImageFile]:
         """All image files, each once, sorted by path; hidden ones and other files are left out."""
-        found = self._in_folder() if self._zip is None else self._in_zip()
-        images = [file for file in found if _suffix(file.name) in SUFFIXES]
-        if len(images) < len(found):
-            kinds = sorted({_suffix(file.name) for file in found} & UNDECODABLE)
+        photos = self._in_folder() if self._zip is None else self._in_zip()
+        images = [file for file in photos if _suffix(file.name) in SUFFIXES]
+        if len(images) < len(photos):
+            kinds = sorted({_suffix(file.name) for file in photos} & UNDECODABLE)
             logger.warning(
                 "%s: %d photographs are left out, as their format cannot be read (%s): convert "
-                "them to JPEG", self._root, len(found) - len(images), ", ".join(kinds),
+                "them to JPEG", self._root, len(photos) - len(images), ", ".join(kinds),
             )  # fmt: skip
         return sorted(images, key=lambda file: file.name)
 
@@ -110,13 +108,12 @@ class Archive(AbstractContextManager["Archive"]):
         return self._zip.read(member)
 
     def identity(self, files: Sequence[ImageFile]) -> list[Any]:
-        """What tells files from all others, for the keys of what is computed from them.
+        """Identifies these files, for the keys of cached results.
 
-        Those of a zip are told by the checksums of their content: a copy of the zip is the same.
-        Those of a folder by its place, their sizes and times, and the content of 16 of them. Sizes
-        and times alone may be those of another folder: images that are not compressed are of one
-        size, and those from a tar archive of one time. Nor is the place enough: in two containers
-        one path may show two folders.
+        Files of a zip are identified by the checksums of their content: a copy of the zip is the
+        same. Files of a folder by its path, their sizes and times, and the content of 16 of them:
+        uncompressed images have one size, files of a tar archive may have one time, and in two
+        containers one path may be two folders.
 
         Args:
             files: some of :meth:`files`.
@@ -132,14 +129,14 @@ class Archive(AbstractContextManager["Archive"]):
         return [str(self._root.resolve()), stamps, contents]
 
     def _content_fingerprint(self, name: str) -> str | None:
-        """None for a file that cannot be read: whoever decodes it says so."""
+        """None for a file that cannot be read, which decoding reports."""
         try:
             return fingerprint_of(self.read(name))
         except (OSError, ValueError):
             return None
 
     def _in_folder(self) -> list[ImageFile]:
-        found, again, unread = regular_files(self._root, _is_photograph)
+        files, again, unread = regular_files(self._root, _is_photograph)
         if again:
             logger.warning(
                 "%s: %d links to files or folders that count already are left out",
@@ -151,11 +148,11 @@ class Archive(AbstractContextManager["Archive"]):
                 self._root, len(unread), first_ones(unread.items()),
             )  # fmt: skip
         return [
-            ImageFile(name, (status.st_size, status.st_mtime_ns)) for name, status in found.items()
+            ImageFile(name, (status.st_size, status.st_mtime_ns)) for name, status in files.items()
         ]
 
     def _in_zip(self) -> list[ImageFile]:
-        """Regular members; of several with one name the last, of several in one place the first."""
+        """Regular members; of those with one name the last, of those at one offset the first."""
         placed: dict[int, ImageFile] = {}
         for name, member in sorted(self._members.items()):
             kind = stat.S_IFMT(member.external_attr >> 16)
@@ -171,7 +168,7 @@ def wrong_root(root: Path, what: str) -> ConfigError:
 
 
 def _is_photograph(name: str) -> bool:
-    """Whether a path below the root is that of one; those that begin with a dot are hidden."""
+    """Whether a path below the root is a photograph's and not hidden by a leading dot."""
     hidden = any(map(is_hidden, PurePosixPath(name).parts))
     return not hidden and _suffix(name) in SUFFIXES | UNDECODABLE
 
@@ -187,7 +184,7 @@ def _slashed(member: zipfile.ZipInfo) -> str:
 
 
 def _read_regular(path: Path) -> bytes:
-    """A file's content, if it still is a file: what was one may be a pipe by now."""
+    """A file's content, if it is still a regular file and not a pipe by now."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

@@ -1,7 +1,7 @@
 """CIFAR's original archives: downloaded, unpacked and read.
 
-torchvision knows the archives' addresses and checksums. It takes seconds to import, which processes
-with other images need not wait for, so only functions import it.
+torchvision has the archives' addresses and checksums. It takes seconds to import, so only functions
+import it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from orchestra_flwr.square_image import resize
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10
 
-TIMEOUT_SECONDS = 30.0  # without it, a download from behind a silent firewall never ends
+TIMEOUT_SECONDS = 30.0  # a firewall may never answer
 FAILURES = (OSError, RuntimeError, EOFError, tarfile.TarError, zlib.error)
 
 
@@ -117,9 +117,9 @@ def _put_in_place(reader: type[CIFAR10], scratch: Path, root: Path) -> None:
 
 @contextlib.contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    before = socket.getdefaulttimeout()
+    previous = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
         yield
     finally:
-        socket.setdefaulttimeout(before)
+        socket.setdefaulttimeout(previous)

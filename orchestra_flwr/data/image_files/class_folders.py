@@ -1,4 +1,4 @@
-"""Training and test images, and their classes, from the names of the folders they lie in."""
+"""Training and test images and their classes, by the names of folders."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def survey(root: str) -> tuple[int, int]:
 def class_folders(files: list[ImageFile]) -> list[str | None]:
     """The class folder of each file by the rules of :func:`arrange`, None where it lies in none.
 
-    Folders that hold everything are no classes, nor are train/ and test/; folders inside of a class
-    folder are part of it.
+    A folder that holds everything is no class, nor are train/ and test/; folders in a class folder
+    are part of it.
     """
     placed = _without_outer_folders([(file.parts, file) for file in files])
     if any(parts[0] in SPLIT_FOLDERS for parts, _ in placed):
         placed = [(parts[1:] if parts[0] in SPLIT_FOLDERS else (), file) for parts, file in placed]
-    return [parts[0] if len(parts) > 1 else None for parts, _ in placed]
+    return _class_folders(placed)
 
 
 def arrange(root: Path, files: list[ImageFile]) -> Contents:
-    """Tells training from test images, and the classes of both.
+    """Divides files into training and test images, and by class.
 
     Args:
         root: for messages.
@@ -61,36 +61,36 @@ def arrange(root: Path, files: list[ImageFile]) -> Contents:
         (none without labels). Training images beside class folders have no label.
 
     Raises:
-        ConfigError: there are no images, or they are laid out in another way than `LAYOUT`.
+        ConfigError: there are no images, or their folders are not as `LAYOUT` says.
     """
     if not files:
         raise wrong_root(root, f"holds no images; expected {LAYOUT}")
     train, test = _splits(root, _without_outer_folders([(file.parts, file) for file in files]))
-    names, test_names = _class_names(train), _class_names(test)
-    if test_names is not None and None in test_names:
+    names, test_names = _class_folders(train), _class_folders(test)
+    if any(test_names) and None in test_names:
         raise wrong_root(root, "has images in test/ that lie in no class folder")
-    if test and test_names is None:
+    if test and not any(test_names):
         logger.warning("data.root=%s: test/ has no class folders and is left out", root)
         test = []
-    if names is not None and (loose := names.count(None)):
+    if any(names) and (loose := names.count(None)):
         logger.warning(
             "data.root=%s: %d of %d images lie in no class folder, so they have no label",
             root, loose, len(names),
         )  # fmt: skip
-    classes = tuple(sorted({name for name in names or () if name is not None}))
-    unknown = sorted({name for name in test_names or () if name is not None} - set(classes))
+    classes = tuple(sorted(filter(None, {*names})))
+    unknown = sorted({*filter(None, test_names)} - {*classes})
     if unknown:
         raise wrong_root(root, f"test/{printable(unknown[0])} is no class of the training images")
     shown = tuple(map(printable, classes))
-    return Contents(_file_list(train, names, classes), _file_list(test, test_names, classes), shown)
+    return Contents(_file_list(train, classes), _file_list(test, classes), shown)
 
 
-# Files with their paths, in parts, below the folder that is looked at.
+# Files with the parts of their paths below the current folder.
 Placed = list[tuple[tuple[str, ...], ImageFile]]
 
 
 def _without_outer_folders(placed: Placed) -> Placed:
-    """Looks inside a folder that holds everything, as zips have them; one class is no class."""
+    """Removes folders that hold everything, as in many zips; a single class is none, too."""
     while True:
         tops = {parts[0] for parts, _ in placed}
         if len(tops) != 1 or tops & SPLIT_FOLDERS or len(placed[0][0]) == 1:
@@ -102,8 +102,8 @@ def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
     """Training and test files; without a folder train/ or test/ all files are for training.
 
     Raises:
-        ConfigError: there are test images but none for training, or both have other names: they
-            would be classes, and test images trained on.
+        ConfigError: there are test images but none for training, or the folders have other names:
+            they would be taken for classes, and test images for training images.
     """
     tops = {parts[0] for parts, _ in placed if len(parts) > 1}
     if not tops & SPLIT_FOLDERS:
@@ -129,18 +129,15 @@ def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
     return below["train"], below["test"]
 
 
-def _class_names(placed: Placed) -> list[str | None] | None:
-    """The class folder of each file, None where it lies loose; None where all files do."""
-    names = [parts[0] if len(parts) > 1 else None for parts, _ in placed]
-    return None if all(name is None for name in names) else names
+def _class_folders(placed: Placed) -> list[str | None]:
+    """The class folder of each file, None for a file in no folder."""
+    return [parts[0] if len(parts) > 1 else None for parts, _ in placed]
 
 
-def _file_list(
-    placed: Placed, names: list[str | None] | None, classes: tuple[str, ...]
-) -> FileList:
-    files = [file for _, file in placed]
-    if names is None:
+def _file_list(placed: Placed, classes: tuple[str, ...]) -> FileList:
+    files, folders = [file for _, file in placed], _class_folders(placed)
+    if not any(folders):
         return FileList(files, None)
     index: dict[str | None, int] = {name: position for position, name in enumerate(classes)}
     index[None] = UNLABELLED
-    return FileList(files, torch.tensor([index[name] for name in names]))
+    return FileList(files, torch.tensor([index[folder] for folder in folders]))

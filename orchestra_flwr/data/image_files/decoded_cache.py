@@ -26,7 +26,7 @@ NAME_END = "\0"  # the one character that no path has
 def cache_dir(configured: str | None) -> Path:
     """The cache's folder: `data.cache`, else orchestra_flwr in the user's cache folder.
 
-    Of a user without a home that is .cache here, as `state` of a client is .local/state then.
+    For a user without a home folder that is .cache in the working folder.
     """
     if configured:
         return at_home(configured)
@@ -36,10 +36,10 @@ def cache_dir(configured: str | None) -> Path:
 
 
 def cache_key(*facts: Any) -> str:
-    """The name of one result: 32 hexadecimal digits that differ when a fact does.
+    """32 hexadecimal digits that differ when a fact differs.
 
     Args:
-        facts: all that decides what the decoded images are; values that JSON can hold.
+        facts: all that the decoded images depend on; values that JSON can hold.
     """
     return fingerprint_of(json.dumps([FORMAT, *facts]), digits=32)
 
@@ -53,17 +53,16 @@ def cached(
 ) -> Dataset:
     """The data set from the cache, else made and stored there.
 
-    A file of which any byte has changed is reported and made anew. A folder that cannot be written
-    costs a warning and the time of decoding, no more. Files are replaced as a whole: several
-    processes may store the same data set at once.
+    A damaged file is reported and made anew. If the folder cannot be written, a warning says so.
+    Files are replaced as a whole: several processes may store the same data set at once.
 
     Args:
         folder: the cache's folder, made if needed.
-        name: the data set's name, for people who look into the folder.
+        name: the data set's name, a part of the file's name.
         key: from :func:`cache_key`.
         make: decodes the images.
-        readable: whether one of these files, which could not be read then, can be by now: what is
-            stored lacks its image, and is made anew.
+        readable: whether one of these files, which could not be read before, can be read now: then
+            the data set is made anew.
     """
     file = folder / f"{name}-{key}.safetensors"
     stored = _load(file)
@@ -138,5 +137,5 @@ def _dataset(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Dataset:
     if "test.images" in tensors:
         test = ImageSet(tensors["test.images"], tensors["test.labels"], classes)
     skipped = tuple((path, reason) for path, reason in facts["skipped"])
-    # The fact is missing in files that orchestra_flwr.simulate stored before it was there.
+    # "unread" is missing in files of orchestra_flwr.simulate of an earlier version.
     return Dataset(facts["name"], train, test, skipped, tuple(facts.get("unread", ())))

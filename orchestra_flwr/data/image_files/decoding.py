@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.data.image_files.left_out import first_ones
+from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.square_image import broken_because, decode_image
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-PROGRESS_SECONDS, LONGEST_SECONDS = 2.0, 60.0  # between two lines: from line to line it doubles
+PROGRESS_SECONDS, MAX_SECONDS = 2.0, 60.0  # between two lines: from line to line it doubles
 MAX_THREADS = 8  # more would only wait for Python's lock
 CHUNK = 64  # files a task
 
@@ -33,9 +34,9 @@ class Decoded:
     Attributes:
         images: uint8, (n, 3, size, size), of the n files that could be read, in the list's order.
         good: their n positions in the list.
-        broken: (name, reason) of the others, as text that can be shown anywhere.
-        unread: names of those of them that say nothing of what is in the file, such as one that
-            may not be opened: see :func:`any_readable`.
+        broken: (name, reason) of the others, printable.
+        unread: names of those among them whose content was never seen, such as files without
+            permission to read; they may be readable later (:func:`any_readable`).
     """
 
     images: Tensor
@@ -50,7 +51,7 @@ class _Failure(NamedTuple):
 
 
 def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) -> Decoded:
-    """Decodes many files with a pool of threads; broken ones are named in a warning and left out.
+    """Decodes files in several threads; broken ones are named in a warning and left out.
 
     Args:
         names: the files, in the order of the result.
@@ -79,7 +80,7 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
             for chunk in pool.map(decode_chunk, range(0, len(names), CHUNK)):
                 failures += chunk
                 if time.monotonic() - reported > wait:
-                    reported, wait = time.monotonic(), min(2 * wait, LONGEST_SECONDS)
+                    reported, wait = time.monotonic(), min(2 * wait, MAX_SECONDS)
                     logger.info("decoded %s of %s images", f"{len(failures):,}", f"{len(names):,}")
         except BaseException:  # Ctrl-C must not wait for all other images
             pool.shutdown(wait=False, cancel_futures=True)
@@ -90,7 +91,7 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
 
 
 def _failure(error: Exception, *, was_read: bool) -> _Failure:
-    # A ValueError of `read` is about the file itself, as one that is empty.
+    # A ValueError of `read` is about the file itself: it is empty, for example.
     unread = not was_read and not isinstance(error, ValueError)
     return _Failure(printable(broken_because(error)), unread or isinstance(error, MemoryError))
 
@@ -102,35 +103,29 @@ def _without_failures(
     failed = [(printable(n), f) for n, f in zip(names, failures, strict=True) if f is not None]
     broken = tuple((name, failure.reason) for name, failure in failed)
     unread = tuple(name for name, failure in failed if failure.unread)
-    _warn(broken, len(names))
+    if broken:
+        logger.warning(
+            "skipped %d of %d image files: %s", len(broken), len(names), first_ones(broken)
+        )
     return Decoded(torch.from_numpy(images[good] if broken else images), good, broken, unread)
 
 
 def any_readable(
     unread: Collection[str], names: Iterable[str], read: Callable[[str], bytes]
 ) -> bool:
-    """Whether a file that could not be read before can be read by now: time to decode again.
+    """Whether one of the unread files can be read by now, so that all are to be decoded again.
 
-    Stored results are right until then: neither size, time nor checksum of a file need change when
-    a disk, a zip or permissions are repaired.
+    Repaired permissions, disks and zips change neither size, time nor checksum of a file.
 
     Args:
         unread: as in :class:`Decoded`.
         names: of all files.
         read: as for :func:`decode_files`.
     """
-    wanted = {*unread}
-    return any(_can_be_read(name, read) for name in names if wanted and printable(name) in wanted)
-
-
-def _can_be_read(name: str, read: Callable[[str], bytes]) -> bool:
-    try:
-        read(name)
-    except Exception:  # whatever it was the first time
-        return False
-    return True
-
-
-def _warn(broken: Sequence[tuple[str, str]], count: int) -> None:
-    if broken:
-        logger.warning("skipped %d of %d image files: %s", len(broken), count, first_ones(broken))
+    retried = {*unread}
+    for name in names if retried else ():
+        if printable(name) in retried:
+            with suppress(Exception):  # any error, as in the first reading
+                read(name)
+                return True
+    return False

@@ -28,7 +28,7 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
         ConfigError: the table cannot be read, lacks a column, or has a line with too many fields,
             without a file or value, or with a second value for one file.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line, row in _rows(key, path, columns):
         if None in row:
             raise ConfigError(
@@ -39,11 +39,11 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
         if not file or not value:
             raise ConfigError(f"{key}={path}: line {line} has no {columns[0]} or no {columns[1]}")
         file = posixpath.normpath(file)
-        if found.setdefault(file, value) != value:
+        if values.setdefault(file, value) != value:
             raise ConfigError(
                 f"{key}={path}: line {line}: {printable(file)} has a second {columns[1]}"
             )
-    return found
+    return values
 
 
 def _rows(
@@ -74,16 +74,16 @@ def _rows(
 
 
 def _first_line(text: str, columns: tuple[str, str]) -> tuple[str, list[str]]:
-    """What separates the columns, and their names as they are compared: in small letters."""
-    found = {}
+    """The separator of the columns, and their names in small letters."""
+    headers = {}
     for separator in SEPARATORS:
         first = next(csv.reader(_lines(text), delimiter=separator), [])
-        found[separator] = [name.strip().lower() for name in first]
-    fitting = (each for each, names in found.items() if set(columns) <= set(names))
+        headers[separator] = [name.strip().lower() for name in first]
+    fitting = (separator for separator, names in headers.items() if {*columns} <= {*names})
     separator = next(fitting, SEPARATORS[0])
-    return separator, found[separator]
+    return separator, headers[separator]
 
 
 def _lines(text: str) -> io.StringIO:
-    """For the reader: not splitlines, which also divides where names of files may hold it."""
+    """Lines for the reader; splitlines would also divide at characters that file names may hold."""
     return io.StringIO(text, newline="")

@@ -1,4 +1,4 @@
-"""The regular files below a folder, each once, whatever links lead to them."""
+"""The regular files below a folder, each once however many links lead to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-FIRST = ("train", "test")  # a link in them counts, the folder that it leads to does not again
+FIRST = ("train", "test")  # walked first, so that links in them count and their targets do not
 
 
 class Walk(NamedTuple):
@@ -17,7 +17,7 @@ class Walk(NamedTuple):
     Attributes:
         files: status of the wanted files, by their paths below the folder, with slashes.
         again: how many files and folders were met again.
-        unread: why not, by path: folders that may not be read, links that lead nowhere.
+        unread: the reason by path, of folders and links that cannot be read.
     """
 
     files: dict[str, os.stat_result]
@@ -36,7 +36,7 @@ def regular_files(root: Path, wanted: Callable[[str], bool]) -> Walk:
         root: a folder.
         wanted: by the path below the root.
     """
-    found: dict[str, os.stat_result] = {}
+    files: dict[str, os.stat_result] = {}
     unread: dict[str, str] = {}
     seen: set[tuple[int, int]] = set()
     again = 0
@@ -57,22 +57,22 @@ def regular_files(root: Path, wanted: Callable[[str], bool]) -> Walk:
             continue
         seen.add(identity)
         if not is_folder:
-            found[path] = status
+            files[path] = status
             continue
         try:
             paths += reversed(_visible(root, path))
         except OSError as error:
             unread[path] = str(error.strerror)
-    return Walk(found, again, unread)
+    return Walk(files, again, unread)
 
 
 def is_hidden(name: str) -> bool:
-    """Whether the name of a file or folder says that it is not meant for people."""
+    """Whether a file or folder is hidden by its name."""
     return name.startswith(".") or name == "__MACOSX"
 
 
 def _visible(root: Path, folder: str) -> list[str]:
-    """The paths of what is in a folder, in the order in which they count."""
+    """The paths in a folder, in the order of the walk."""
     names = [p.name for p in (root / folder).iterdir() if not is_hidden(p.name)]
     names.sort(key=lambda name: (name not in FIRST, name != FIRST[0], name))
     return [f"{folder}/{name}" if folder else name for name in names]

@@ -34,13 +34,13 @@ class Partition(Plugin, ABC):
         self.settings = settings
 
     def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
-        """What is spread over the clients: the classes, unless a partition sees other groups.
+        """The groups that are spread over the clients: by default the classes.
 
         Args:
             images: all training images.
 
         Returns:
-            `labels` of `split` and `classes` of `names`, as an :class:`ImageSet` has them.
+            `labels` for `split` and `classes` for `names`, as in :class:`ImageSet`.
 
         Raises:
             ConfigError: the images have no such groups.
@@ -52,9 +52,8 @@ class Partition(Plugin, ABC):
         """Gives every client at least one image and no image to two clients.
 
         Args:
-            labels: the images' classes, or what `groups` gives: int64, (count,); None where there
-                are none.
-            count: number of images, at least as many as clients.
+            labels: of `groups`, int64, (count,), or None.
+            count: number of images, at least `clients`.
             clients: number of clients.
             seed: the run's seed, the only source of randomness (:mod:`orchestra_flwr.seeding`).
 
@@ -65,18 +64,12 @@ class Partition(Plugin, ABC):
             ConfigError: the images or the number of clients do not allow it.
         """
 
-    def listed(
+    def cut_order(
         self, parts: Sequence[Indices], labels: Tensor | None, seed: int
     ) -> Sequence[Indices]:
-        """Each client's images in the order of which `partition.cut=by_class` takes the first ones.
+        """The parts of `split`, each in an order whose end `partition.cut=by_class` leaves out.
 
-        Args:
-            parts: what `split` gave.
-            labels: as for `split`.
-            seed: as for `split`.
-
-        Returns:
-            The same images class by class, as the released code of Dec-SSL lists them.
+        Here class by class, as in the released code of Dec-SSL.
         """
         if labels is None:
             return parts
@@ -85,16 +78,15 @@ class Partition(Plugin, ABC):
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
-        """As :meth:`Plugin.unread`: nothing is left out of a whole."""
-        whole = config.partition.share == 1
-        return {"partition.cut": "with partition.share=1"} if whole else {}
+        """Without a share nothing is cut."""
+        return {"partition.cut": "with partition.share=1"} if config.partition.share == 1 else {}
 
     def names(self, classes: tuple[str, ...], labels: Tensor | None, clients: int) -> list[str]:
-        """The clients' names, in the order of `split`; without need of them "0" to "n - 1".
+        """The clients' names in the order of `split`, by default "0", "1", ...
 
         Args:
-            classes: the names of the images' classes; empty without labels.
-            labels: int64, (count,), indices into `classes`, or None.
+            classes: of `groups`, the names of the groups; empty without labels.
+            labels: of `groups`, int64, (count,), indices into `classes`, or None.
             clients: number of clients.
         """
         return [str(client) for client in range(clients)]
@@ -103,23 +95,22 @@ class Partition(Plugin, ABC):
 def partition(
     config: PartitionConfig, labels: Tensor | None, count: int, clients: int, seed: int
 ) -> list[Indices]:
-    """Spreads images over clients in the way that the configuration names.
+    """Spreads images over clients by the partition that the configuration names.
 
     Args:
-        config: which partition, and its options.
+        config: the partition and its options.
         labels: the images' classes or other groups: int64, (count,), or None.
         count: number of images.
         clients: number of clients.
         seed: the run's seed; 0 gives the published split of the Dirichlet partition.
 
     Returns:
-        For each client its images' indices, int64, ascending; of these only a share where
-        `partition.share` is below 1: random ones or, with `partition.cut=by_class`, the first ones
-        of :meth:`Partition.listed`.
+        For each client the indices of its images, int64, ascending. With `partition.share` below 1
+        a random share of them or, with `partition.cut=by_class`, the first in `cut_order`.
 
     Raises:
-        ConfigError: more clients than images, images without labels for a partition by labels,
-            what the partition itself refuses, or a partition that breaks its contract.
+        ConfigError: more clients than images, no labels for a partition by labels, an error of the
+            partition itself, or a partition that breaks its contract.
     """
     if clients > count:
         raise ConfigError(
@@ -141,9 +132,9 @@ def partition(
     if problem:
         raise ConfigError(f"partition={config.name}: {type(chosen).__name__}.split {problem}")
     if config.cut == "by_class":
-        listed = chosen.listed(parts, labels, seed)
-        return [np.sort(part[: _size(part, config.share)]) for part in listed]
-    return [_kept(part, config.share, seed, client) for client, part in enumerate(parts)]
+        ordered = chosen.cut_order(parts, labels, seed)
+        return [np.sort(part[: _size(part, config.share)]) for part in ordered]
+    return [_subsample(part, config.share, seed, client) for client, part in enumerate(parts)]
 
 
 def partition_by_name(
@@ -152,7 +143,7 @@ def partition_by_name(
     """:func:`partition` of a set of images, by the clients' names.
 
     Raises:
-        ConfigError: as there and in :meth:`Partition.groups`, or two clients have one name.
+        ConfigError: as in :func:`partition` and :meth:`Partition.groups`, or names are not unique.
     """
     chosen: Partition = config.build()
     labels, classes = chosen.groups(images)
@@ -173,9 +164,9 @@ def class_counts(parts: Sequence[Indices], labels: Tensor, classes: int) -> Indi
 
 
 def earth_movers_distance(counts: Indices) -> float:
-    """How far clients' class shares are from those of all images (EMD): 0 where all are alike.
+    """The earth mover's distance (EMD) of clients' class shares from those of all images.
 
-    The mean over the clients of sum_c |p_k(c) - p(c)|, not halved, so at most 2. From Zhao et al.,
+    The mean over the clients of sum_c |p_k(c) - p(c)|, not halved: 0 to 2. From Zhao et al.,
     "Federated Learning with Non-IID Data" (https://arxiv.org/abs/1806.00582).
 
     Args:
@@ -185,12 +176,12 @@ def earth_movers_distance(counts: Indices) -> float:
     return float(np.abs(shares - counts.sum(axis=0) / counts.sum()).sum(axis=1).mean())
 
 
-def _kept(part: Indices, share: float, seed: int, client: int) -> Indices:
-    """A random share of a client's images, at least one; a larger share holds a smaller one."""
+def _subsample(part: Indices, share: float, seed: int, client: int) -> Indices:
+    """A random share of a client's images, at least one; a larger share contains a smaller one."""
     if share == 1:
         return part
-    kept = numpy_generator(seed, "share", client).permutation(part)[: _size(part, share)]
-    return np.sort(kept)
+    shuffled = numpy_generator(seed, "share", client).permutation(part)
+    return np.sort(shuffled[: _size(part, share)])
 
 
 def _size(part: Indices, share: float) -> int:

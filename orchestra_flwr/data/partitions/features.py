@@ -21,7 +21,7 @@ from orchestra_flwr.models import Encoder, load_encoder
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
 
 COMPONENTS = 30
-LEAST_VARIANCE = 1e-6  # of the first component's; less is rounding, which whitening would blow up
+MIN_VARIANCE = 1e-6  # of the first component's: less is rounding, which whitening would enlarge
 KMEANS_STARTS = 10
 SEED = 20221021  # of PCA and k-means: groups belong to the images, whatever the run's seed
 BATCH = 256
@@ -39,8 +39,8 @@ class _Settings(Section):
 class Features(Partition):
     """Groups from k-means on an encoder's features, then spread as classes are.
 
-    The features are reduced to 30 principal components. With an encoder that was trained on labels,
-    labels have made the groups. From Dec-SSL (https://arxiv.org/abs/2210.10947), appendix C.2.
+    The features are reduced to 30 principal components. An encoder that was trained on labels makes
+    groups that depend on them. From Dec-SSL (https://arxiv.org/abs/2210.10947), appendix C.2.
     """
 
     Settings = _Settings
@@ -55,7 +55,7 @@ class Features(Partition):
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
-        """Of alpha and beta a way of dealing reads one."""
+        """`alpha` and `beta` belong to different values of `deal`."""
         deal = config.partition.settings.deal
         other = "alpha" if deal == "skew" else "beta"
         return {**super().unread(config), f"partition.{other}": f"with partition.deal={deal}"}
@@ -63,7 +63,7 @@ class Features(Partition):
     def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
         """The cluster of each image, computed once and stored in the user's cache folder.
 
-        Other processes read what was stored: their features might differ in a last bit.
+        Other processes read the stored groups: their own features might differ by rounding.
 
         Raises:
             ConfigError: the encoder cannot be read or expects other images, there are fewer images
@@ -115,7 +115,7 @@ class Features(Partition):
 
 
 def _key(encoder: Encoder, images: Tensor, options: str) -> str:
-    """A name of what the groups depend on."""
+    """A fingerprint of all that the groups depend on."""
     weights = encoder.backbone.state_dict().values()
     digests = [fingerprint_of(t.cpu().contiguous().numpy().tobytes()) for t in (*weights, images)]
     return fingerprint_of(" ".join([encoder.spec.model_dump_json(), options, *digests]), 32)
@@ -137,8 +137,7 @@ def _clusters(features: NDArray[np.float32], count: int, whiten: bool) -> Indice
     reduced = pca.fit_transform(features)
     variance = pca.explained_variance_
     if whiten:
-        real = variance > LEAST_VARIANCE * variance[0]
+        real = variance > MIN_VARIANCE * variance[0]
         reduced = reduced[:, real] / np.sqrt(variance[real])
-    found = KMeans(count, n_init=KMEANS_STARTS, random_state=SEED).fit_predict(reduced)
-    groups: Indices = found.astype(np.int64)
-    return groups
+    clusters = KMeans(count, n_init=KMEANS_STARTS, random_state=SEED).fit_predict(reduced)
+    return np.asarray(clusters, dtype=np.int64)

@@ -1,7 +1,4 @@
-"""One client for each group of files: the images of a folder, or those that a table puts together.
-
-A group is what was recorded together, such as a session, a camera or a person.
-"""
+"""One client for each group of files, by folders or by a table: a session, a camera, a person."""
 
 from __future__ import annotations
 
@@ -36,10 +33,10 @@ class Groups(Partition):
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
-        """A table says the groups without the folders."""
+        """With a table folders play no part."""
         table = config.partition.settings.csv is not None
-        own = {"partition.level": "with partition.csv"} if table else {}
-        return {**super().unread(config), **own}
+        level = {"partition.level": "with partition.csv"} if table else {}
+        return {**super().unread(config), **level}
 
     def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
         """The group of each image, from the path of its file.

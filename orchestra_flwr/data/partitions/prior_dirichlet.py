@@ -31,7 +31,7 @@ class PriorDirichlet(Partition):
     Settings = _Settings
 
     def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
-        """Deals to one client after the other; who comes late gets what is left of the classes."""
+        """Draws client after client; later ones draw from the classes that still have images."""
         assert labels is not None  # needs_labels
         random = numpy_generator(seed, "partition")
         of_images = labels.cpu().numpy()
@@ -42,8 +42,8 @@ class PriorDirichlet(Partition):
         for size in map(len, np.array_split(np.arange(count), clients)):
             taken = _drawn(alpha, left, size, random)
             runs = zip(shuffled, left, taken, strict=True)
-            # What is left of a class lies in front; its last images go first.
-            images = [members[rest - own : rest] for members, rest, own in runs]
+            # The last remaining images of each class are taken.
+            images = [members[rest - count : rest] for members, rest, count in runs]
             parts.append(np.sort(np.concatenate(images)))
             left = left - taken
         return parts
@@ -54,12 +54,11 @@ def _drawn(
 ) -> Indices:
     """How many images of each class a client draws one by one, without putting any back.
 
-    A class that has run out is not drawn any more: its share goes to the others in proportion. A
-    draw that hits it is repeated, which is the same as drawing from the others.
+    A draw of a class that has run out is repeated: its share goes to the others in proportion.
 
     Args:
         alpha: concentrations, (classes,).
-        left: images that nobody has yet, (classes,).
+        left: images that are not yet taken, (classes,).
         size: the number of images to draw, at most those that are left.
         random: the split's generator.
 

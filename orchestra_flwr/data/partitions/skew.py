@@ -34,10 +34,10 @@ class Skew(Partition):
         assert labels is not None  # needs_labels
         return [np.sort(np.concatenate(runs)) for runs in self._dealt(labels, clients, seed)]
 
-    def listed(
+    def cut_order(
         self, parts: Sequence[Indices], labels: Tensor | None, seed: int
     ) -> Sequence[Indices]:
-        """As :meth:`Partition.listed`: first its own classes, then the images of any class."""
+        """First the images of the client's own classes, then those of any class."""
         assert labels is not None  # needs_labels
         return [np.concatenate(runs) for runs in self._dealt(labels, len(parts), seed)]
 
@@ -45,17 +45,17 @@ class Skew(Partition):
         """For each client the images of its own classes, class by class, and those of any class."""
         random = numpy_generator(seed, "partition")
         of_images = labels.cpu().numpy()
-        own, common = [], []
+        of_own_classes, of_any = [], []
         for label in np.unique(of_images):
             members = random.permutation(np.flatnonzero(of_images == label))
             cut = round((1 - self.settings.beta) * len(members))
-            own.append(members[:cut])
-            common.append(members[cut:])
+            of_own_classes.append(members[:cut])
+            of_any.append(members[cut:])
         sizes = _sizes(len(of_images), clients)
-        of_own = _sizes(sum(map(len, own)), clients)
-        own_runs = _cut(np.concatenate(own), of_own)
-        common_runs = _cut(random.permutation(np.concatenate(common)), sizes - of_own)
-        return list(zip(own_runs, common_runs, strict=True))
+        own_sizes = _sizes(sum(map(len, of_own_classes)), clients)
+        own_runs = _cut(np.concatenate(of_own_classes), own_sizes)
+        any_runs = _cut(random.permutation(np.concatenate(of_any)), sizes - own_sizes)
+        return list(zip(own_runs, any_runs, strict=True))
 
 
 def _sizes(count: int, clients: int) -> Indices:

@@ -15,8 +15,8 @@ from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.seeding import derive, numpy_generator
 
 EVEN_ALPHA = 1e9  # shares are even from here on
-FLOAT_BITS = 53  # that a float64 holds, of
-UNUSED_BITS = 63 - FLOAT_BITS  # the bits of a derived seed
+FLOAT_BITS = 53  # of a float64's fraction
+UNUSED_BITS = 63 - FLOAT_BITS  # of a derived seed
 
 
 class Shift(Plugin, ABC):
@@ -36,10 +36,10 @@ class Shift(Plugin, ABC):
     def apply(self, images: Tensor, indices: Tensor, client: str, seed: int) -> Tensor:
         """Changes a client's images; the arguments alone decide every bit.
 
-        What becomes of an image must not depend on the images beside it, nor on the round: use
+        The result for an image must not depend on the images beside it, nor on the round: use
         :func:`drawn_variants` and :func:`uniform`, or draw from `torch_generator(seed, "shift",
-        client, index)` of :mod:`orchestra_flwr.seeding`, without the index what all of a client's
-        images share.
+        client, index)` of :mod:`orchestra_flwr.seeding`, without `index` for a client's common
+        values.
 
         Args:
             images: uint8, (n, C, S, S); must not be changed in place.
@@ -62,14 +62,14 @@ class Shift(Plugin, ABC):
 def drawn_variants(count: int, alpha: float, indices: Tensor, client: str, seed: int) -> Tensor:
     """Which of `count` variants each image gets: most images of a client get one of a few.
 
-    A client draws its shares of the variants from Dirichlet(alpha / count), each image one variant
-    by them. An image's draw is its own, whoever has it.
+    A client's shares of the variants are drawn from Dirichlet(alpha / count), and each image's
+    variant by these shares, with a random number that depends on the image alone.
 
     Args:
         count: the number of variants.
         alpha: the smaller, the fewer variants a client has.
         indices: the images' positions among the training images, int64, (n,).
-        client: whose they are, by name.
+        client: the client's name.
         seed: the run's seed.
 
     Returns:

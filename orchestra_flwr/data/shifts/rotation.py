@@ -38,11 +38,11 @@ class Rotation(Shift):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Images whose meaning changes when they are turned set a limit."""
-        wanted, largest = config.shift.settings.range, config.data.plugin.largest_turn
-        if wanted > largest:
+        """Refuses angles at which images mean something else, such as a 6 that becomes a 9."""
+        degrees, limit = config.shift.settings.range, config.data.plugin.max_turn
+        if degrees > limit:
             raise ValueError(
-                f"shift.range={wanted:g}: must be at most {largest:g} with data="
+                f"shift.range={degrees:g}: must be at most {limit:g} with data="
                 f"{config.data.name}, whose images mean something else when turned further"
             )
 
@@ -55,7 +55,7 @@ class Rotation(Shift):
 
         Args:
             indices: their positions among the training images, int64, (n,).
-            client: whose they are, by name.
+            client: the client's name.
             seed: the run's seed.
         """
         bins, width = self.settings.bins, self.settings.range / self.settings.bins

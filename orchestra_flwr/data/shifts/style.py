@@ -1,4 +1,4 @@
-"""Images in styles that differ from client to client: filters, or copies that a user has made."""
+"""Images in styles that differ from client to client: filters, or a user's stylised copies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Settings(Section):
 
 
 class Style(Shift):
-    """Each image has one of the styles that its client prefers, and keeps it.
+    """Each image has one style, in every round the same, of the few that its client has.
 
     A client draws its shares of the styles from Dirichlet(alpha / styles). The five filters (as it
     is, posterised, relief, blurred and warm, noisy and cold) are substitutes for the stylised
@@ -44,7 +44,7 @@ class Style(Shift):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Styles are styles of colours."""
+        """Refuses gray images."""
         if config.data.channels != len(LUMA):
             raise ValueError(
                 f"shift=style: needs images of 3 channels; those of data={config.data.name} "

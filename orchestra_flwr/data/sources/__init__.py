@@ -17,22 +17,22 @@ class Source(Plugin, ABC):
     """Where the images come from.
 
     `load` gives the same images for every seed, of `data.image_size` pixels, and at most
-    `data.train_limit` and `data.test_limit` of them. Large libraries are imported in `load`: the
-    class alone is asked for its attributes in every process.
+    `data.train_limit` and `data.test_limit` of them. Large libraries are imported in `load`:
+    every process imports the module.
 
     Class attributes:
         channels: colour channels of an image, 1 or 3.
         classes: number of classes; None where it depends on the images.
-        largest_turn: degrees by which an image can be turned without meaning something else.
+        max_turn: degrees by which an image can be turned without changing its meaning.
 
     Args:
         settings: the source's own options, an object of its `Settings`.
-        data: what all sources have in common.
+        data: the options that all sources have.
     """
 
     channels: ClassVar[int] = 3
     classes: ClassVar[int | None] = None
-    largest_turn: ClassVar[float] = 360.0
+    max_turn: ClassVar[float] = 360.0
 
     def __init__(self, settings: Any, data: DataConfig) -> None:
         self.settings = settings
@@ -48,7 +48,7 @@ class Source(Plugin, ABC):
 
     @classmethod
     def label(cls, settings: Any) -> str:
-        """What to call these images, in names of files as well; "": the source's name."""
+        """A name of these images, for figures and names of files; "": the source's name."""
         return ""
 
 

@@ -6,17 +6,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.sources.digits import Digits
-from orchestra_flwr.data.subset import limited
 
 COPIES = 2  # images of one handwritten digit
-SMALLEST = 0.5  # of the image's side
-LARGEST_TURN = 15.0  # degrees
-WEAKEST = 0.4  # of the digit's own strength
-BRIGHTEST_GROUND = 60  # gray values, of 255
+MIN_SIDE = 0.5  # of the image's side
+MAX_TURN = 15.0  # degrees
+MIN_STRENGTH = 0.4  # of the digit's own strength
+MAX_GROUND = 60  # gray values, of 255
 NOISE = 8.0  # standard deviation, gray values
-SEED = 0
 
 
 class AffineDigits(Digits):
@@ -28,32 +26,20 @@ class AffineDigits(Digits):
     all for training or all for testing.
     """
 
-    def load(self) -> Dataset:
-        """Draws them from the digits of the installed scikit-learn."""
-        plain = self.plain()
-        assert plain.test is not None
-        rng = np.random.default_rng(SEED)
-        size = self.data.image_size
-        return Dataset(
-            self.data.name,
-            limited(_changed(plain.train, size, rng), self.data.train_limit),
-            limited(_changed(plain.test, size, rng), self.data.test_limit),
-        )
+    def drawn(self, digits: ImageSet, rng: np.random.Generator) -> ImageSet:
+        """Each digit `COPIES` times, changed at random."""
+        grays, size = digits.images.numpy()[:, 0], self.data.image_size
+        copies = np.stack([_changed(gray, size, rng) for _ in range(COPIES) for gray in grays])
+        labels = None if digits.labels is None else digits.labels.repeat(COPIES)
+        return ImageSet(torch.from_numpy(copies)[:, None], labels, digits.classes)
 
 
-def _changed(digits: ImageSet, size: int, rng: np.random.Generator) -> ImageSet:
-    plain = digits.images.numpy()[:, 0]
-    drawn = [_drawn(digit, size, rng) for _ in range(COPIES) for digit in plain]
-    labels = None if digits.labels is None else digits.labels.repeat(COPIES)
-    return ImageSet(torch.from_numpy(np.stack(drawn))[:, None], labels, digits.classes)
-
-
-def _drawn(digit: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+def _changed(digit: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
     """One digit, uint8 (8, 8), on a noisy ground of (size, size)."""
-    side = int(rng.integers(round(SMALLEST * size), size + 1))
+    side = int(rng.integers(round(MIN_SIDE * size), size + 1))
     ink = Image.fromarray(digit).resize((side, side), Image.Resampling.BICUBIC)
-    ink = ink.rotate(rng.uniform(-LARGEST_TURN, LARGEST_TURN), Image.Resampling.BILINEAR)
-    image = rng.normal(rng.uniform(0, BRIGHTEST_GROUND), NOISE, (size, size))
+    ink = ink.rotate(rng.uniform(-MAX_TURN, MAX_TURN), Image.Resampling.BILINEAR)
+    image = rng.normal(rng.uniform(0, MAX_GROUND), NOISE, (size, size))
     top, left = rng.integers(0, size - side + 1, 2)
-    image[top : top + side, left : left + side] += np.asarray(ink) * rng.uniform(WEAKEST, 1)
+    image[top : top + side, left : left + side] += np.asarray(ink) * rng.uniform(MIN_STRENGTH, 1)
     return image.round().clip(0, 255).astype(np.uint8)

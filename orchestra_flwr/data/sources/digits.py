@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from orchestra_flwr.extras import require
 from orchestra_flwr.square_image import resize
 
 TEST_SHARE = 0.2
+SEED = 0  # of what `affine_digits` draws
 HIGHEST_VALUE = 16  # the gray values go from 0 to 16
 FILE = "datasets/data/digits.csv.gz"  # of scikit-learn: a row holds 64 gray values and the digit
 
@@ -25,39 +27,29 @@ class Digits(Source):
 
     channels = 1
     classes = 10
-    largest_turn = 90.0  # a 6 becomes a 9
+    max_turn = 90.0  # a 6 becomes a 9
 
     def load(self) -> Dataset:
         """Reads them from the installed scikit-learn."""
-        plain = self.plain()
-        assert plain.test is not None
-        size = self.data.image_size
-        return Dataset(
-            self.data.name,
-            limited(_resized(plain.train, size), self.data.train_limit),
-            limited(_resized(plain.test, size), self.data.test_limit),
-        )
-
-    def plain(self) -> Dataset:
-        """All digits as they come, 8 x 8."""
         grays, labels = _read()
         values = np.round(grays * (255 / HIGHEST_VALUE)).astype(np.uint8)
-        images = ImageSet(
-            torch.from_numpy(values)[:, None],
-            torch.from_numpy(labels),
-            tuple(str(name) for name in range(self.classes)),
-        )
+        names = tuple(map(str, range(self.classes)))
+        digits = ImageSet(torch.from_numpy(values)[:, None], torch.from_numpy(labels), names)
         test = balanced_subset(labels, len(labels), int(TEST_SHARE * len(labels)))
         train = np.setdiff1d(np.arange(len(labels)), test)
+        rng = np.random.default_rng(SEED)
+        train_set, test_set = (
+            self.drawn(digits.select(torch.from_numpy(chosen)), rng) for chosen in (train, test)
+        )
         return Dataset(
             self.data.name,
-            images.select(torch.from_numpy(train)),
-            images.select(torch.from_numpy(test)),
+            limited(train_set, self.data.train_limit),
+            limited(test_set, self.data.test_limit),
         )
 
-
-def _resized(digits: ImageSet, size: int) -> ImageSet:
-    return ImageSet(resize(digits.images, size), digits.labels, digits.classes)
+    def drawn(self, digits: ImageSet, rng: np.random.Generator) -> ImageSet:
+        """Digits of 8 x 8 pixels in `data.image_size`; here nothing is random."""
+        return replace(digits, images=resize(digits.images, self.data.image_size))
 
 
 def _read() -> tuple[np.ndarray, np.ndarray]:

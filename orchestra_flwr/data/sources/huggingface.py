@@ -19,11 +19,10 @@ from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import balanced_subset
 from orchestra_flwr.extras import require
-from orchestra_flwr.files import at_home
+from orchestra_flwr.files import at_home, folder_name
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
 HIDDEN = (None, -1)  # what stands for no label
-SLASH = "%2F"  # for one in the name of a group, which is the name of one folder
 
 
 class HuggingFaceOptions(CacheOptions):
@@ -46,7 +45,7 @@ class HuggingFace(Source):
 
     @classmethod
     def label(cls, settings: HuggingFaceOptions) -> str:
-        """Two data sets have two names."""
+        """The names of the data set and its subset."""
         parts = ["huggingface", Path(settings.dataset or "").name, settings.subset or ""]
         return "-".join(part for part in parts if part)
 
@@ -71,8 +70,7 @@ class HuggingFace(Source):
         key = cache_key(
             self.data.image_size,
             [self.settings.image, self.settings.label],
-            # Caches of before names had SLASH in them are not used.
-            self.settings.group and [self.settings.group, SLASH],
+            self.settings.group and [self.settings.group, "%2F"],  # in a name, for a slash
             [None if rows is None else rows.facts for rows in chosen],
         )
 
@@ -134,8 +132,7 @@ class _Columns:
         if isinstance(named, ClassLabel):
             self.classes = tuple(printable(name) for name in named.names)
         elif self.label:
-            known = {str(v) for v in split[self.label] if v not in HIDDEN}
-            self.classes = tuple(sorted(known))
+            self.classes = tuple(sorted({str(v) for v in split[self.label] if v not in HIDDEN}))
         else:
             self.classes = ()
         self._is_numbered = isinstance(named, ClassLabel)
@@ -185,7 +182,7 @@ class _Rows:
     @property
     def facts(self) -> list[Any]:
         """What decides which images and classes are decoded, as JSON can hold it."""
-        # In caches of before hidden whole numbers were a class, -1: they are not used.
+        # An earlier version took hidden whole numbers for a class, -1: its caches are not used.
         hidden = ["hidden"] if self._hidden else []
         return [self.fingerprint, len(self.indices), *hidden]
 
@@ -198,16 +195,12 @@ class _Rows:
         return any_readable(unread, self._names(), self._read)
 
     def files(self, decoded: Decoded) -> tuple[str, ...]:
-        """For `partition=groups`: each image as a file in the folder of its group.
-
-        As in addresses, % is %25 and / is %2F: "a/x" and "b/x" are not one folder x.
-        """
+        """For `partition=groups`: each image as a file in the folder of its group."""
         if self._groups is None:
             return ()
         indices = self.indices[decoded.good].tolist()
-        groups = (str(self._groups[index]) for index in indices)
-        folders = (group.replace("%", "%25").replace("/", SLASH) for group in groups)
-        return tuple(f"{folder}/{index}" for folder, index in zip(folders, indices, strict=True))
+        groups = (folder_name(str(self._groups[index])) for index in indices)
+        return tuple(f"{group}/{index}" for group, index in zip(groups, indices, strict=True))
 
     def _names(self) -> list[str]:
         return [f"{self._name}/{index}" for index in self.indices]
@@ -237,16 +230,16 @@ def _splits(settings: HuggingFaceOptions) -> Mapping[str, Any]:
     saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
         if saved:
-            found = datasets.load_from_disk(folder)
+            splits = datasets.load_from_disk(folder)
         else:
-            named = str(folder) if folder.is_dir() else settings.dataset
-            found = datasets.load_dataset(named, settings.subset, revision=settings.revision)
+            path = str(folder) if folder.is_dir() else settings.dataset
+            splits = datasets.load_dataset(path, settings.subset, revision=settings.revision)
     except Exception as error:  # its builders raise all kinds of errors
         reason = printable(" ".join(str(error).split()))[:300]
         raise ConfigError(
             f"data.dataset={settings.dataset}: cannot be read ({type(error).__name__}: {reason})"
         ) from None
-    return found if isinstance(found, Mapping) else {settings.train: found}
+    return splits if isinstance(splits, Mapping) else {settings.train: splits}
 
 
 def _column(

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
-from orchestra_flwr.data import ImageSet, different_images, load_dataset
+from orchestra_flwr.data import ImageSet, count_distinct, load_dataset
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.received_settings import (
     ReceivedSettings,
@@ -204,7 +204,7 @@ class ClientWorker:
         config = self._settings.for_this_machine(received)
         self._settings.check_model(config, str(task["schema"]))
         images, least = self._load(config), config.federation.min_images
-        if (count := different_images(images.images, least)) < least:
+        if (count := count_distinct(images.images, least)) < least:
             raise RefusalError(
                 f"{count} different images, the server asks for at least {least}: add images to "
                 f"{self._config.data.root}, or lower federation.min_images at the server",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import Config, parse, read_config_file
+from orchestra_flwr.config.sections import check_named
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.methods import sees_labels
 from orchestra_flwr.reporting.run_folder import RunFolder
@@ -80,10 +81,12 @@ class Run:
         """The run's configuration; of this version or of 0.2.
 
         Raises:
-            ConfigError: it is damaged, names a plug-in that is not there, or an option that is not
-                known.
+            ConfigError: it is damaged, names a plug-in that is not there, an option that is not
+                known, or packages that this command does not name.
         """
-        values = read_config_file(self.folder / "config.yaml")
+        file = self.folder / "config.yaml"
+        values = read_config_file(file)
+        check_named(file, values.get("plugins") or ())
         return parse(ServerConfig if "host" in values else Config, values)
 
     @cached_property

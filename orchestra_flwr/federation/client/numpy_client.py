@@ -12,7 +12,7 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.data import different_images
+from orchestra_flwr.data import count_distinct
 from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.federation.client.scoring import Scoring
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
@@ -97,7 +97,7 @@ class OrchestraClient(NumPyClient):
         secret_noise: bool = False,
     ) -> None:
         least = config.federation.min_images
-        if (count := different_images(images, least)) < least:
+        if (count := count_distinct(images, least)) < least:
             raise ValueError(
                 f"client {name} has {count} different images, federation.min_images={least}"
             )

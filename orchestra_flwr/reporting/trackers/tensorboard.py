@@ -32,7 +32,7 @@ class Tensorboard(Tracker):
 
     def picture(self, file: Path, round: int) -> None:
         """As :meth:`Tracker.picture`."""
-        with Image.open(file) as image:
+        with Image.open(file, formats=("PNG",)) as image:
             pixels = np.asarray(image.convert("RGB"))
         self._writer.add_image(file.stem, pixels, round, dataformats="HWC")
 

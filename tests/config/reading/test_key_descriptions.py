@@ -57,11 +57,11 @@ def test_groups_of_files_alone_are_explained(group):
 
 def test_help_has_the_values_of_a_run():
     """Nothing but what only other values refer to is left out."""
-    told = yaml.safe_load(described(Config, ["data=cifar10"]).every_key())
+    shown = yaml.safe_load(described(Config, ["data=cifar10"]).every_key())
     whole = yaml.safe_load(config_to_yaml(load_config(["data=cifar10"])))
     for section in ("training", "data", "clustering", "privacy", "optimizer"):
-        assert told[section] == {k: whole[section][k] for k in told[section]}
-    assert "paper" not in told["method"]
+        assert shown[section] == {k: whole[section][k] for k in shown[section]}
+    assert "paper" not in shown["method"]
 
 
 @pytest.mark.parametrize("source", ["cifar10", "cifar100", "stl10", "tiny_imagenet", "stored"])
@@ -79,6 +79,6 @@ def test_a_users_own_choice_is_explained_from_its_file(user_package):
     assert "momentum: 0.5" in overview and "# of mine" in overview
 
 
-def test_a_group_that_is_not_there_is_told():
+def test_a_group_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="^--help metod: must be one of .*did you mean method?"):
         described(Config).group("metod")

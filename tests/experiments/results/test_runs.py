@@ -6,6 +6,7 @@ import pytest
 
 from orchestra_flwr.config import config_to_yaml, load
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.experiments.__main__ import main
 from orchestra_flwr.experiments.report.tables import provenance
 from orchestra_flwr.experiments.results.runs import (
     STARTED,
@@ -145,3 +146,15 @@ def test_an_error_from_before_the_last_start_is_over(tmp_path):
     assert last_error(log) is None
     log.write_text(text + "error: no such file\nround 2\n")
     assert last_error(log) == "no such file"
+
+
+def test_a_report_imports_only_packages_that_its_command_names(make_run, stranger):
+    name, marker = stranger
+    folder = make_run("r", {})
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("plugins: []", f"plugins: [{name}]"))
+    (reason,) = unreadable([read_run(folder)]).values()
+    assert f"asks for plugins=[{name}]" in reason and not marker.exists()
+    assert main([str(folder.parent)]) == 0 and not marker.exists()
+    assert main([str(folder.parent), f"plugins=[{name}]"]) == 0 and marker.exists()
+    assert unreadable([read_run(folder)]) == {}

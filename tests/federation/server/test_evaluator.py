@@ -38,7 +38,7 @@ def test_without_test_images_a_share_is_suggested(tiny):
     assert "(data.test_share=0.2 holds back a fifth" in Evaluator(config, data).why_not
 
 
-def dataset_of(config, images):
+def as_dataset(config, images):
     """The run's images, of the training images so many."""
     dataset = load_dataset(config.data)
     return replace(dataset, train=dataset.train.select(torch.arange(images)))
@@ -48,12 +48,12 @@ def test_statistics_are_not_taken_from_a_single_image(tiny):
     """Before training all scores with BatchNorm need them; without it one image will do."""
     config = tiny()
     method = build_learner(config, 1).method
-    evaluator = Evaluator(config, dataset_of(config, 1))
+    evaluator = Evaluator(config, as_dataset(config, 1))
     assert "one training image with a label is too few" in evaluator.why_not
     assert evaluator.scores(method, untrained=True) is None
-    assert Evaluator(config, dataset_of(config, 2)).scores(method, untrained=True)
+    assert Evaluator(config, as_dataset(config, 2)).scores(method, untrained=True)
     config = tiny("model.norm=group")
-    evaluator = Evaluator(config, dataset_of(config, 1))
+    evaluator = Evaluator(config, as_dataset(config, 1))
     assert evaluator.why_not is None
     assert evaluator.scores(build_learner(config, 1).method, untrained=True)
 
@@ -107,7 +107,7 @@ def test_frozen_statistics_are_those_of_every_score(tiny):
     assert scores == evaluator.scores(method)["online"] and AS_INITIALISED not in scores
     free = Evaluator(tiny("method=simclr"), load_dataset(config.data))
     assert scores != free.scores(method, untrained=True)["online"]
-    assert Evaluator(config, dataset_of(config, 1)).why_not is None
+    assert Evaluator(config, as_dataset(config, 1)).why_not is None
 
 
 def test_test_images_of_other_classes_are_evaluated_but_by_the_classifier(tiny):
@@ -202,7 +202,7 @@ def test_features_are_made_once_for_all_scores(tiny):
 )
 def test_which_batch_norm_an_encoder_has(tiny, overrides, images, says):
     config = tiny(*overrides)
-    evaluator = Evaluator(config, dataset_of(config, images) if images else None)
+    evaluator = Evaluator(config, as_dataset(config, images) if images else None)
     assert evaluator.batch_norm == says
     backbone = build_learner(config, 1).method.backbone
     statistics = [b for n, b in evaluator.encoder(backbone).named_buffers() if "running_mean" in n]

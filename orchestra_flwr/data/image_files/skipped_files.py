@@ -1,4 +1,4 @@
-"""What could not be read, in the words of a warning."""
+"""Files that could not be read, for warnings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ NAMED = 5  # files or folders that a warning names
 
 def first_ones(reasons: Iterable[tuple[str, str]]) -> str:
     """The first few of (path, reason), and how many more there are."""
-    all_of_them = [f"{printable(path)}: {reason}" for path, reason in reasons]
-    more = len(all_of_them) - NAMED
-    return "; ".join(all_of_them[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+    lines = [f"{printable(path)}: {reason}" for path, reason in reasons]
+    more = len(lines) - NAMED
+    return "; ".join(lines[:NAMED]) + (f"; and {more} more" if more > 0 else "")
