@@ -8,10 +8,11 @@ from typing import Any
 
 from orchestra_flwr.config import Config, why_unread
 from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.reporting.text import flat
 
 # Where a run was and what it showed, not what it computed.
 PLACES = ("run_dir", "resume", "name", "device", "seed", "engine", "logging", "plugins")
-MOST_KEYS = 4  # in a name
+MAX_KEYS = 4  # in a name
 NO_VALUE = "null"
 UNREAD = object()
 
@@ -61,7 +62,7 @@ def _name(mine: Mapping[str, Any], keys: Sequence[str]) -> str:
         for key in keys
         if mine.get(key) is not UNREAD
     ]
-    return ", ".join(shown[:MOST_KEYS])
+    return ", ".join(shown[:MAX_KEYS])
 
 
 def _differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -83,18 +84,7 @@ def _read(config: Config) -> dict[str, Any]:
     """What the run computes: values by their full names, UNREAD where nothing reads them."""
     unread = config.unread()
     return {
-        key: UNREAD if why_unread(key, unread) else value
-        for key, value in _flat(config.model_dump(mode="json")).items()
+        key: UNREAD if why_unread(key, unread) else NO_VALUE if value is None else str(value)
+        for key, value in flat(config.model_dump(mode="json")).items()
         if key.partition(".")[0] not in PLACES
     }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """All values as they are written, by their full names."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = NO_VALUE if value is None else str(value)
-    return flat

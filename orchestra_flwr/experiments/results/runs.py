@@ -29,8 +29,6 @@ IN_SUMMARY: dict[str, tuple[str, ...]] = {
     "unsupervised": ("unsupervised", "score"),
     "own_linear": ("clients_own", "linear", "mean"),
     "own_linear_worst": ("clients_own", "linear", "worst_tenth"),
-    "own_personal": ("clients_own", "personal", "mean"),
-    "own_personal_worst": ("clients_own", "personal", "worst_tenth"),
     "own_accuracy": ("clients_own", "accuracy", "mean"),
     "own_accuracy_worst": ("clients_own", "accuracy", "worst_tenth"),
     "drift": ("drift", "mean"),

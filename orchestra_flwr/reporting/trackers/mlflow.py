@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestra_flwr.reporting.text import flat
 from orchestra_flwr.reporting.trackers.base import TrackedRun, Tracker
 
 EXPERIMENT = "orchestra_flwr"  # unless MLFLOW_EXPERIMENT_NAME names another
 RUN_TAG = "orchestra_flwr.run"
-MOST_PARAMETERS = 100  # in one message
+MAX_PARAMETERS = 100  # in one message
 
 
 class MLflow(Tracker):
@@ -38,9 +39,9 @@ class MLflow(Tracker):
             return
         new = self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: run.id})
         self._id = new.info.run_id
-        parameters = [Param(key, str(value)) for key, value in _flat(run.configuration)]
-        for start in range(0, len(parameters), MOST_PARAMETERS):
-            self._client.log_batch(self._id, params=parameters[start : start + MOST_PARAMETERS])
+        parameters = [Param(key, str(value)) for key, value in flat(run.configuration).items()]
+        for start in range(0, len(parameters), MAX_PARAMETERS):
+            self._client.log_batch(self._id, params=parameters[start : start + MAX_PARAMETERS])
 
     def numbers(self, round: int, numbers: Mapping[str, float]) -> None:
         """As :meth:`Tracker.numbers`."""
@@ -61,11 +62,3 @@ class MLflow(Tracker):
         if experiment is None:
             return str(self._client.create_experiment(name))
         return str(experiment.experiment_id)
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + str(key), value
