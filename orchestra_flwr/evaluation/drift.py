@@ -28,12 +28,6 @@ class Drift:
     clients: int
 
 
-def distance(one: np.ndarray, other: np.ndarray, layers: Sequence[slice]) -> float:
-    """d_w of two flat models: the sum over layers of the L2 norm of their difference."""
-    change = one.astype(np.float64) - other
-    return float(sum(np.linalg.norm(change[layer]) for layer in layers))
-
-
 class StreamingDrift:
     """Takes one model after the other, and holds sums alone.
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from orchestra_flwr.config import Config, ConfigError, is_free
-from orchestra_flwr.experiments.planning import Plan, Row, classes_held_by_clients
+from orchestra_flwr.experiments.planning.classes_held import classes_held_by_clients
+from orchestra_flwr.experiments.planning.plan import Plan
+from orchestra_flwr.experiments.planning.rows import Row
 from orchestra_flwr.experiments.planning.transfer import PROTOCOLS, check_transfer, with_root
 from orchestra_flwr.experiments.results.runs import (
     FINETUNED,

@@ -42,13 +42,13 @@ def export_to_hub(config: ExportConfig) -> str:
     files = write_hub_folder(
         config.encoder,
         config.beside("export"),
-        config.hub_folder,
+        config.exported,
         repository=config.push_to_hub or "",
         license=config.license or "",
     )
     if config.push_to_hub:
-        return push(config.hub_folder, files, config.push_to_hub, private=config.private)
-    return str(config.hub_folder)
+        return push(config.exported, files, config.push_to_hub, private=config.private)
+    return str(config.exported)
 
 
 def write_hub_folder(

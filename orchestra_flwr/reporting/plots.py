@@ -29,7 +29,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 KNN, LINEAR = COLOURS[:2]
 # Starts away from white, which is left for clients without the class.
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#d6e6f4", "#5aa2cf", "#0b559f", "#08244d"])
-MOST_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
+MAX_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
 EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"
 
 
@@ -287,7 +287,7 @@ def style_axes(panel: Axes) -> None:
 def _name_clients(panel: Axes, names: Sequence[str], count: int) -> None:
     panel.set_xlabel("client", color=INK)
     numbered = [str(number) for number in range(count)]
-    if len(names) <= MOST_NAMES and list(names) not in ([], numbered):
+    if len(names) <= MAX_NAMES and list(names) not in ([], numbered):
         panel.set_xticks(range(count), _short(names), fontsize=8, parse_math=False, rotation=30)
     else:
         panel.xaxis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1))
@@ -299,7 +299,7 @@ def _short(names: Sequence[str]) -> list[str]:
 
 
 def _name_classes(heat: Axes, names: Sequence[str]) -> None:
-    if len(names) <= MOST_NAMES:
+    if len(names) <= MAX_NAMES:
         heat.set_yticks(range(len(names)), _short(names), fontsize=8, parse_math=False)
     else:
         heat.set_ylabel("class")

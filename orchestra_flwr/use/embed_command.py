@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import any_readable
+from orchestra_flwr.extras import require
 from orchestra_flwr.files import at_home
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.models import Encoder, encoder_of
@@ -21,7 +23,6 @@ from orchestra_flwr.reporting.text import size
 from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embedding_files import (
     Embeddings,
-    check_format,
     check_names,
     embedded_before,
     read_embeddings,
@@ -32,7 +33,6 @@ from orchestra_flwr.use.image_embeddings import (
     embed,
     key_of,
     opened_images,
-    remove_unfinished,
 )
 from orchestra_flwr.use.page import write_page
 from orchestra_flwr.use.use_config import EmbedConfig, Format, UseConfig
@@ -69,8 +69,9 @@ def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[
         OSError: a file cannot be written.
         ValueError: features that are not finite.
     """
-    check_format(config.format)
-    encoder = load_for_use(config)
+    if config.format == "parquet":
+        require("format=parquet", "parquet", "pyarrow")
+    encoder = encoder_of(config, resolve_device(config.device))
     with opened_images(config.images, "images") as (archive, found), _own(config.results) as folder:
         files = without_results(found, config, "images")
         embeddings = _made_or_read(config, encoder, archive, files, any_format)
@@ -121,15 +122,6 @@ def _check_same_images(config: UseConfig) -> None:
             f"images={config.images}: {config.results} holds the results of {before}; folder= "
             "names another place"
         )
-
-
-def load_for_use(config: UseConfig) -> Encoder:
-    """The encoder of a configuration, on its device.
-
-    Raises:
-        ConfigError: there is none, or it is damaged.
-    """
-    return encoder_of(config, resolve_device(config.device))
 
 
 def embed_shown(
@@ -185,7 +177,7 @@ def _made_or_read(
             encoder=printable(encoder_file),
             key=key,
         )
-        remove_unfinished(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
     _report(folder / f"embeddings.{format}", embeddings)
     return embeddings
 

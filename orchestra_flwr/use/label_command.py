@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.models import encoder_of
 from orchestra_flwr.reporting.text import percent
+from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embed_command import (
     embed_shown,
     embedded_images,
-    load_for_use,
     without_results,
 )
 from orchestra_flwr.use.embedding_files import Embeddings, save_plain
@@ -27,7 +29,7 @@ from orchestra_flwr.use.few_label_classifier import (
     estimate_accuracy,
     fit_few_labels,
 )
-from orchestra_flwr.use.image_embeddings import key_of, opened_images, remove_unfinished
+from orchestra_flwr.use.image_embeddings import key_of, opened_images
 from orchestra_flwr.use.label_files import (
     check_enough,
     check_known,
@@ -86,13 +88,13 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
         unfinished = folder / "unfinished-labels"
         examples = embed_shown(
             config,
-            load_for_use(config),
+            encoder_of(config, resolve_device(config.device)),
             archive,
             files,
             unfinished=unfinished,
             key=key_of(config.encoder, archive, files),
         )
-    remove_unfinished(unfinished)
+    shutil.rmtree(unfinished, ignore_errors=True)
     readable = {path: named[path] for path in examples.paths}
     check_enough(config.labels, readable)
     return readable, examples

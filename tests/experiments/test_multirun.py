@@ -6,7 +6,7 @@ from rich.console import Console
 from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.experiments.multirun import make_sweep, print_sweep
-from orchestra_flwr.experiments.planning import run_name
+from orchestra_flwr.experiments.planning.rows import run_name
 from orchestra_flwr.reporting import RunFolder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestra_flwr.experiments.planning import Plan
+from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.report.markdown import Table
 from orchestra_flwr.experiments.results.comparison import UNITS, Result
 from orchestra_flwr.experiments.results.runs import Run

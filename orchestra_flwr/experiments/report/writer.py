@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError, is_free
-from orchestra_flwr.experiments.planning import Plan, read_plans
+from orchestra_flwr.experiments.planning.plan import Plan, read_plans
 from orchestra_flwr.experiments.report.html import to_html
 from orchestra_flwr.experiments.report.markdown import (
     FIGURES,

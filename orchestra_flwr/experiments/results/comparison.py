@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestra_flwr.experiments.planning import Measure, Plan, Row
+from orchestra_flwr.experiments.planning.description import Measure
+from orchestra_flwr.experiments.planning.plan import Plan
+from orchestra_flwr.experiments.planning.rows import Row
 from orchestra_flwr.experiments.results.paper import paper_value
 from orchestra_flwr.experiments.results.runs import LOGS, Run, last_error, read_run, unreadable
 from orchestra_flwr.experiments.results.statistics import Sample

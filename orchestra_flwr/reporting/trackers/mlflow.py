@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from orchestra_flwr.reporting.text import flat
 from orchestra_flwr.reporting.trackers.base import TrackedRun, Tracker
