@@ -245,7 +245,7 @@ def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) ->
     from orchestra_flwr.reporting import RunFolder
 
     try:
-        with RunFolder.opened(config) as folder:
+        with RunFolder.open(config) as folder:
             return _run_and_show(config, folder, run)
     except OSError as error:
         what = "used" if config.resume else "made"

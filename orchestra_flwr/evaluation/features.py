@@ -1,4 +1,4 @@
-"""Features of a frozen encoder, and the checks that all who evaluate features share."""
+"""Features of a frozen encoder, and the checks that every evaluation of features shares."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def feature_std(features: Tensor) -> float:
 
 
 def check_labelled(name: str, features: Tensor, labels: Tensor) -> None:
-    """Refuses what cannot be evaluated.
+    """Refuses features and labels that cannot be evaluated.
 
     Args:
         name: what the features are, for the message.
@@ -77,7 +77,7 @@ def check_labelled(name: str, features: Tensor, labels: Tensor) -> None:
         labels: (N,) classes, integers from 0.
 
     Raises:
-        ValueError: shapes do not fit, there is nothing, or a feature is not finite.
+        ValueError: shapes do not fit, there are no features, or one is not finite.
     """
     if features.ndim != 2 or labels.shape != features.shape[:1] or len(labels) == 0:
         raise ValueError(
@@ -98,9 +98,9 @@ def device_of(encoder: nn.Module) -> torch.device:
 
 
 def weights_digest(*networks: nn.Module) -> str:
-    """SHA-256 of all that decides what networks compute in evaluation mode, if they are of a kind.
+    """SHA-256 of the parameters and buffers of networks, without BatchNorm's counters of batches.
 
-    How many batches a BatchNorm has seen is not part of that.
+    Equal networks of one architecture compute the same in evaluation mode.
     """
     digest = hashlib.sha256()
     for network in networks:

@@ -1,4 +1,4 @@
-"""What some of the labels are enough for: which ones, and linear probes on a frozen encoder."""
+"""Linear probes on a frozen encoder with a fraction of the labels, and which labels these are."""
 
 from __future__ import annotations
 

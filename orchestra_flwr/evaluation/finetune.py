@@ -91,6 +91,6 @@ def fine_tuned(
 
 
 def schedule_of(fraction: float, count: int) -> Schedule:
-    """That of a fraction of the labels, which are so many."""
+    """The schedule for a fraction of the labels; `count` is their number."""
     steps = len(batch_sizes(count, BATCH_SIZE))
     return Schedule(max(EPOCHS[fraction], math.ceil(MIN_STEPS / steps)), BATCH_SIZE, LR)

@@ -17,7 +17,7 @@ from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 
 @dataclass(frozen=True)
 class OwnClasses:
-    """What one client's own model is evaluated on: everybody's labelled images, and its own labels.
+    """The images and labels on which one client's own model is evaluated.
 
     Attributes:
         train: images (N, C, H, W) uint8 and their classes (N,), of all clients; a probe is fitted
@@ -41,9 +41,9 @@ class OwnClasses:
     ) -> dict[str, float]:
         """`linear` of a linear probe and, with a classification head, `accuracy` of that.
 
-        With few images of the client also `personal`: of a linear probe fitted to these alone, as a
-        client can have it that labels a handful of its images. All are fractions of the test
-        images, each class counting as much as among the client's own images.
+        With few images of the client also `personal`: of a linear probe fitted to these alone, the
+        head of a client that labels a handful of its images. All are fractions of the test images,
+        each class counting as much as among the client's own images.
 
         Args:
             encoder: the client's, maps images to features (B, dim).
@@ -57,8 +57,8 @@ class OwnClasses:
         scores = {"linear": self._weighted(probe.predict(queries) == labels)}
         if self.few is not None:
             images, classes = self.few
-            own = fit_linear_probe(extract_features(encoder, images, batch_size), classes)
-            scores["personal"] = self._weighted(own.predict(queries) == labels)
+            personal = fit_linear_probe(extract_features(encoder, images, batch_size), classes)
+            scores["personal"] = self._weighted(personal.predict(queries) == labels)
         if head is not None:
             assert self.targets is not None
             with torch.inference_mode():
@@ -92,12 +92,12 @@ def personal_accuracy(
     Returns:
         A fraction; None: no more than `count` images have a label, so none is left to evaluate on.
     """
-    own = (labels != UNLABELLED).nonzero().squeeze(1).cpu()
-    if len(own) <= count:
+    labelled = (labels != UNLABELLED).nonzero().squeeze(1).cpu()
+    if len(labelled) <= count:
         return None
-    own = own[torch.randperm(len(own), generator=generator)].to(images.device)
-    features = extract_features(encoder, images[own], batch_size)
-    classes = labels[own].to(features.device)
+    drawn = labelled[torch.randperm(len(labelled), generator=generator)].to(images.device)
+    features = extract_features(encoder, images[drawn], batch_size)
+    classes = labels[drawn].to(features.device)
     probe = fit_linear_probe(features[:count], classes[:count])
     return float((probe.predict(features[count:]) == classes[count:]).double().mean())
 
@@ -125,7 +125,7 @@ def weighted_accuracy(right: Tensor, labels: Tensor, held: Tensor) -> float:
 
 
 def spread_over_clients(scores: Sequence[float]) -> dict[str, Any]:
-    """Of the clients' scores: how they are spread.
+    """How scores are spread over the clients.
 
     Returns:
         `mean`, `worst_tenth` (mean of the lowest tenth, at least one), `std` (deviation between

@@ -93,8 +93,8 @@ def released_accuracy(
 ) -> float:
     """Best test accuracy of 50 epochs of Adam on augmented images, as Dec-SSL's released code.
 
-    Two things of it raise the figure: the epoch is chosen by the test images, and in the first one
-    the encoder is in training mode, so that its BatchNorm takes statistics of all clients' images.
+    Two things raise this figure: the epoch is chosen by the test images, and in the first epoch the
+    encoder is in training mode, so that its BatchNorm takes statistics of all clients' images.
 
     Arguments as in :func:`published_accuracy`; the encoder is not changed.
 

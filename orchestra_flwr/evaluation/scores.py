@@ -1,4 +1,4 @@
-"""The scores of an encoder, as they stand in metrics, summary and evaluation files."""
+"""The scores of an encoder: what metrics, summary and evaluation files hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestra_flwr.evaluation.knn import knn_accuracy, voters
 from orchestra_flwr.evaluation.linear_probe import linear_accuracy
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 
-LABELLED = "linear_labelled"  # the protocol whose labels are those that clients show
+LABELLED = "linear_labelled"  # the protocol whose labels are those that clients learn from
 
 Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
 Classifier = tuple[nn.Module, Tensor]  # makes logits (B, K) of features; the test images' classes
@@ -47,8 +47,7 @@ def evaluate(
         augmentation: limits that the images set, for the published probe.
         seed: draws the few labels.
         shown: (N,) bool, the training images of which clients show the labels; None: not known.
-        classifier: what a method with labels makes of the features, and the test images' classes as
-            that numbers them.
+        classifier: a method's classification head, and the test images' classes as it numbers them.
         on_progress: called while features are made, with how many images are done, and of how many.
 
     Returns:
@@ -148,7 +147,7 @@ def _features(
     config: ScoresConfig,
     on_progress: OnProgress,
 ) -> tuple[Labelled, Labelled]:
-    """Those of all images, once for all protocols on frozen features."""
+    """The features of all images, made once for all protocols on a frozen encoder."""
     total = len(train[0]) + len(test[0])
     made = []
     for (images, labels), first in ((train, 0), (test, len(train[0]))):
@@ -176,7 +175,7 @@ def _probe_scores(
     seeds: Sequence[int],
     shown: Tensor | None,
 ) -> dict[str, Any]:
-    """Of converged linear probes, with all labels and with some."""
+    """Accuracies of converged linear probes, with all labels and with some."""
     scores: dict[str, Any] = {}
     if "linear" in protocols:
         scores["linear"] = linear_accuracy(*bank, *queries)

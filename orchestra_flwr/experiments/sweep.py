@@ -300,7 +300,7 @@ def _measure_splits(configs: Mapping[str, Config], folder: Path, announce: Annou
         try:
             held = classes_held_by_clients(config)
             where = {"run_dir" if run is None else "resume": str(folder / name)}
-            with RunFolder.opened(config.model_copy(update=where)) as target:
+            with RunFolder.open(config.model_copy(update=where)) as target:
                 target.write_summary({"classes": held, "versions": environment()})
             announce(f"[{number}/{len(configs)}] done: {name}")
         except ConfigError as error:

@@ -43,13 +43,13 @@ class MLflow(Tracker):
             self._client.log_batch(self._id, params=parameters[start : start + MAX_PARAMETERS])
 
     def numbers(self, round: int, numbers: Mapping[str, float]) -> None:
-        """As :meth:`Tracker.numbers`."""
+        """One message for all numbers."""
         now = int(1000 * time.time())
         metrics = [self._metric(path, value, now, round) for path, value in numbers.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def picture(self, file: Path, round: int) -> None:
-        """As :meth:`Tracker.picture`; a later one replaces it."""
+        """A later picture of that name replaces it."""
         self._client.log_artifact(self._id, str(file))
 
     def close(self, completed: bool) -> None:
