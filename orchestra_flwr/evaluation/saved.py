@@ -26,10 +26,9 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates the encoder that a configuration names.
 
     Returns:
-        `dataset` (what to call it) and `backbone` by name, `weights_sha256` (of the encoder's
-        file, by which other weights in the same place are told apart; None of an encoder of version
-        0.1), `data` (the configuration of the images), `images` (how many for training and
-        testing), and what :func:`evaluate_by` returns.
+        `dataset` and `backbone` by name, `weights_sha256` (of the encoder's file, whose weights may
+        be replaced later; None of an encoder of version 0.1), `data` (the configuration of the
+        images), `images` (how many for training and testing), and what :func:`evaluate_by` returns.
 
     Raises:
         ConfigError: no encoder, or images that are missing, unlabelled or do not fit it.

@@ -46,7 +46,7 @@ def evaluate(
             whether there are probes with few labels.
         augmentation: limits that the images set, for the published probe.
         seed: draws the few labels.
-        shown: (N,) bool, the training images of which clients show the labels; None: not known.
+        shown: (N,) bool, the training images whose labels clients learn from; None: not known.
         classifier: a method's classification head, and the test images' classes as it numbers them.
         on_progress: called while features are made, with how many images are done, and of how many.
 
@@ -181,7 +181,7 @@ def _probe_scores(
         scores["linear"] = linear_accuracy(*bank, *queries)
     if LABELLED in protocols:
         assert shown is not None
-        features, labels = (each[shown.to(each.device)] for each in bank)
+        features, labels = (part[shown.to(part.device)] for part in bank)
         scores[LABELLED] = linear_accuracy(features, labels, *queries)
     for protocol in (name for name in FRACTIONS if name in protocols):
         accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds)

@@ -28,8 +28,8 @@ from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.reporting.text import percent
 
 FOLDER = Path("outputs/multirun")
-OWN = ("run_dir", "resume")  # every run has its own folder, and is resumed in it
-WIDEST = 10_000  # characters of a line of the table
+PER_RUN = ("run_dir", "resume")  # every run has its own folder, and is resumed in it
+MAX_WIDTH = 10_000  # characters of a line of the table
 MEASURES = {"kNN": "knn", "linear probe": "linear"}
 
 
@@ -65,10 +65,10 @@ def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
                 "are given twice"
             )
         configs[run] = config
-        named = {key.lstrip("+"): value for key, value in chosen.items()}
+        values = {key.lstrip("+"): value for key, value in chosen.items()}
         rows.append(
             Row(
-                values=named,
+                values=values,
                 seed=config.seed,
                 overrides=_unseeded(overrides),
                 run=run,
@@ -84,10 +84,10 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
     """The keys with several values, and the overrides that all runs share."""
     axes: dict[str, list[str]] = {}
     shared = []
-    found = swept_values(arguments, set(path_keys(Config)))
-    for text, values in zip(arguments, found, strict=True):
+    sweeps = swept_values(arguments, set(path_keys(Config)))
+    for text, values in zip(arguments, sweeps, strict=True):
         key = text.partition("=")[0].lstrip("+")
-        if key in OWN:
+        if key in PER_RUN:
             raise ConfigError(f"{key}: must not be given with --multirun, runs are in {FOLDER}/")
         if len(values) > 1:
             axes[text.partition("=")[0]] = values
@@ -120,7 +120,9 @@ def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> Non
         table.add_row(*values, *cells, row.run)
     console = console or Console()
     # As wide as its cells: in a narrower terminal lines wrap, and no folder's name is cut.
-    table.width = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
+    table.width = console.measure(
+        table, options=console.options.update(max_width=MAX_WIDTH)
+    ).maximum
     console.print(table, soft_wrap=True)
     for name, why in left_out.items():
         line = printable(f"left out: {name} {why}")

@@ -112,18 +112,18 @@ def _of_other_images(configs: Mapping[str, Config], folder: Path) -> Iterator[st
         root, run = config.data.options.get("root"), read_run(folder / name)
         if root and run is not None:
             with contextlib.suppress(ConfigError, OSError):  # one of the two is not there
-                before = run.config.data.options.get("root")
-                if before and not at_home(root).samefile(at_home(before)):
-                    moved[before, root] += 1
-    for (before, root), count in moved.items():
+                earlier = run.config.data.options.get("root")
+                if earlier and not at_home(root).samefile(at_home(earlier)):
+                    moved[earlier, root] += 1
+    for (earlier, root), count in moved.items():
         yield (
-            f"{count} of these runs are there already and are of the images in {before}, not in "
+            f"{count} of these runs are there already and are of the images in {earlier}, not in "
             f"{root}: for other images give another folder="
         )
 
 
 def run_jobs(todo: list[Job], folder: Path, jobs: int, announce: Announce) -> list[str]:
-    """Runs jobs, so many side by side; returns and raises as :func:`run_plan`."""
+    """Runs jobs, at most `jobs` side by side; returns and raises as :func:`run_plan`."""
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
     return _Sweep(todo, folder, jobs, announce).run()
 
@@ -139,7 +139,7 @@ def jobs_of(plan: Plan, folder: Path) -> list[Job]:
 
 
 def _job_of(plan: Plan, row: Row, folder: Path) -> Job | None:
-    """What a row still needs; None for nothing."""
+    """The commands that a row still needs; None: it is complete."""
     path = folder / row.run
     run = read_run(path)
     steps, begun = [], run is not None
@@ -166,14 +166,16 @@ def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list
         if trained is None or trained.is_missing(measure, plan.transfer)
     }
     device = _values_of(row, "device")
-    wanted = []
+    commands = []
     if missing & FINETUNED.keys():
         places = _values_of(row, "data.root", "data.cache")
-        wanted.append([*device, *places, "protocols=[finetune]", f"name={FINETUNING}"])
+        commands.append([*device, *places, "protocols=[finetune]", f"name={FINETUNING}"])
     if plan.transfer and missing & TRANSFER.keys():
         images = with_root(plan.experiment.at(plan.scale).transfer, plan.transfer_root)
-        wanted.append([*device, *images, PROTOCOLS, f"name={plan.transfer}"])
-    return [_command("orchestra_flwr.evaluation", [f"run={path}", *given]) for given in wanted]
+        commands.append([*device, *images, PROTOCOLS, f"name={plan.transfer}"])
+    return [
+        _command("orchestra_flwr.evaluation", [f"run={path}", *arguments]) for arguments in commands
+    ]
 
 
 def _values_of(row: Row, *keys: str) -> list[str]:

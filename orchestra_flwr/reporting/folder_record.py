@@ -127,9 +127,9 @@ def _check_config(file: Path, saved: Mapping[str, Any]) -> None:
     ]
     if changes:
         more = len(changes) - MAX_NAMED
-        named = ", ".join(changes[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+        listed = ", ".join(changes[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
         raise ConfigError(
-            f"{file} was changed since the checkpoint: {named}; put the old values back, "
+            f"{file} was changed since the checkpoint: {listed}; put the old values back, "
             "or start a new run"
         )
 

@@ -196,7 +196,7 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
 def _draw_traffic(panel: Axes, metrics: Metrics) -> None:
     panel.set_title("traffic of a training round, MB")
     trained = _trained(metrics)
-    # Often the two are the same: what lies below is wider than what lies above.
+    # Often the two are equal: the lower line is drawn wider, so that both are seen.
     _line(panel, _points(trained, "bytes_down", factor=1e-6), "down", COLOURS[1], width=5)
     _line(panel, _points(trained, "bytes_up", factor=1e-6), "up", COLOURS[0])
 
@@ -213,8 +213,8 @@ def _trained(metrics: Metrics) -> Metrics:
 
 def _points(metrics: Metrics, *keys: str, factor: float = 1) -> list[tuple[int, float]]:
     """Rounds and values, in the rounds that have one (null in JSON: not finite)."""
-    found = ((record["round"], lookup(record, *keys)) for record in metrics)
-    return [(round, factor * value) for round, value in found if value is not None]
+    values = ((record["round"], lookup(record, *keys)) for record in metrics)
+    return [(round, factor * value) for round, value in values if value is not None]
 
 
 def _line(

@@ -76,7 +76,7 @@ class Progress:
         self.failed += not ok
 
     def images_evaluated(self, backbone: str, done: int, total: int) -> None:
-        """The server has passed so many of its images through a backbone that it evaluates."""
+        """The server has made features of `done` of `total` images with a backbone."""
 
     def round_finished(
         self,

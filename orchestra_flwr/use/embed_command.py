@@ -95,13 +95,13 @@ def without_results(files: list[ImageFile], config: UseConfig, key: str) -> list
     if not results.is_relative_to(images):
         return files
     inside = results.relative_to(images).parts
-    kept = [file for file in files if file.parts[: len(inside)] != inside]
-    if not kept:
+    images_left = [file for file in files if file.parts[: len(inside)] != inside]
+    if not images_left:
         raise ConfigError(
             f"folder={config.results}: holds all of {key}={root}; the page's pictures "
             "beside them would be images the next time, so it must be another folder"
         )
-    return kept
+    return images_left
 
 
 def _whole(path: str) -> Path:
@@ -109,17 +109,18 @@ def _whole(path: str) -> Path:
 
 
 def _check_same_images(config: UseConfig) -> None:
-    """Two folders of images may have one name: results of the one do not replace the other's.
+    """Refuses to replace the results of another folder of images that has the same name.
 
     Raises:
         ConfigError: the results that are there are of other images, which still exist.
     """
-    before, here = embedded_before(config.results), _whole(config.images)
-    if config.folder or before is None or before == printable(str(here)):
+    earlier, here = embedded_before(config.results), _whole(config.images)
+    if config.folder or earlier is None or earlier == printable(str(here)):
         return
-    if (there := _whole(before)).exists() and there != here:  # before 0.3 it stood there as typed
+    # Versions before 0.3 wrote the path as it was typed.
+    if (there := _whole(earlier)).exists() and there != here:
         raise ConfigError(
-            f"images={config.images}: {config.results} holds the results of {before}; folder= "
+            f"images={config.images}: {config.results} holds the results of {earlier}; folder= "
             "names another place"
         )
 
@@ -186,9 +187,9 @@ def _there(config: UseConfig, key: str, any_format: bool) -> tuple[Format, Embed
     """The embeddings that are there and their format, else None and that of new ones."""
     for format in get_args(Format) if any_format else (config.format,):
         with suppress(ImportError):  # they are made anew where their format cannot be read
-            found = read_embeddings(config.results, key=key, format=format)
-            if found is not None:
-                return format, found
+            embeddings = read_embeddings(config.results, key=key, format=format)
+            if embeddings is not None:
+                return format, embeddings
     return config.format, None
 
 

@@ -54,13 +54,14 @@ def run_label(config: LabelConfig) -> None:
     with embedded_images(config, any_format=True) as embedded:
         everything = embedded.embeddings
         if table is None:
-            named, examples = _embedded_examples(config, embedded.folder)
+            labels_by_path, examples = _embedded_examples(config, embedded.folder)
             rest = everything
         else:
             check_known(config.labels, table, config.images, {*everything.paths})
-            named, examples = table, _part(everything, [p in table for p in everything.paths])
+            labels_by_path = table
+            examples = _part(everything, [path in table for path in everything.paths])
             rest = _part(everything, [path not in table for path in everything.paths])
-        labels = [named[path] for path in examples.paths]
+        labels = [labels_by_path[path] for path in examples.paths]
         classifier = fit_few_labels(examples.vectors, labels, config.seed)
         estimate = estimate_accuracy(examples.vectors, labels, config.seed)
         _write(config, embedded.folder, classifier, estimate, rest)
@@ -83,8 +84,8 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
     """Labels and embeddings of the images in class folders."""
     with opened_images(config.labels, "labels") as (archive, found):
         files = without_results(found, config, "labels")
-        named = labels_by_folder(config.labels, files)
-        check_enough(config.labels, named)
+        labels_by_path = labels_by_folder(config.labels, files)
+        check_enough(config.labels, labels_by_path)
         unfinished = folder / "unfinished-labels"
         examples = embed_shown(
             config,
@@ -95,7 +96,7 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
             key=key_of(config.encoder, archive, files),
         )
     shutil.rmtree(unfinished, ignore_errors=True)
-    readable = {path: named[path] for path in examples.paths}
+    readable = {path: labels_by_path[path] for path in examples.paths}
     check_enough(config.labels, readable)
     return readable, examples
 

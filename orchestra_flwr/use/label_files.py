@@ -34,17 +34,17 @@ def labels_by_folder(labels: str, files: list[ImageFile]) -> dict[str, str]:
     """The class folder of each image file, by the path of the file.
 
     Raises:
-        ConfigError: an image lies in no class folder.
+        ConfigError: an image is in no class folder.
     """
-    found = {}
+    labels_by_path = {}
     for file, name in zip(files, class_folders(files), strict=True):
         if name is None:
             raise ConfigError(
-                f"labels={labels}: {printable(file.name)} lies in no class folder; expected "
+                f"labels={labels}: {printable(file.name)} is in no class folder; expected "
                 "<class>/*, with at least two classes"
             )
-        found[printable(file.name)] = printable(name)
-    return found
+        labels_by_path[printable(file.name)] = printable(name)
+    return labels_by_path
 
 
 def check_known(labels: str, named: Mapping[str, str], images: str, known: set[str]) -> None:

@@ -86,8 +86,7 @@ def render(data: dict[str, Any]) -> str:
     }
     page = (TEMPLATE / "page.html").read_text("utf-8")
     for place, content in parts.items():
-        before, _, after = page.partition(place)
-        page = before + content + after
+        page = page.replace(place, content, 1)
     return page
 
 

@@ -156,9 +156,9 @@ def _result(plan: Plan, values: dict[str, str], runs: list[Run]) -> Result:
     ours: dict[str, Sample] = {}
     paper: dict[str, Sample] = {}
     for measure in plan.experiment.measures:
-        taken = [run.measure(measure, plan.transfer) for run in runs]
-        found = [value for value in taken if value is not None]
-        sample = Sample.of([UNITS[measure].factor * value for value in found])
+        values_ours = (run.measure(measure, plan.transfer) for run in runs)
+        factor = UNITS[measure].factor
+        sample = Sample.of([factor * value for value in values_ours if value is not None])
         printed = paper_value(plan.name, compared, measure)
         if sample is not None:
             ours[measure] = sample

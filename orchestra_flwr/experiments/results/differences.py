@@ -1,4 +1,4 @@
-"""What runs are called beside each other: by the keys in which they differ."""
+"""Names of runs: the keys in which they differ."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def by_difference(runs: Sequence[Run], folder: Path) -> dict[str, list[Run]]:
 def _names(values: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for each; those that are equal by the first keys get further ones."""
     names = [_name(mine, _differing(values)) for mine in values]
-    for name in {each for each in names if names.count(each) > 1}:
-        members = [number for number, each in enumerate(names) if each == name]
+    for name in {name for name in names if names.count(name) > 1}:
+        members = [number for number, other in enumerate(names) if other == name]
         keys = _differing([values[number] for number in members])
         for number in members:
             names[number] = f"{name}, {_name(values[number], keys)}".removeprefix(", ")
@@ -67,10 +67,10 @@ def _name(mine: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 def _differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys whose values differ; where a choice differs, the choice alone."""
-    keys = dict.fromkeys(key for each in values for key in each)
+    keys = dict.fromkeys(key for run in values for key in run)
     missing = object()
     differing = [
-        key for key in keys if len({each.get(key, missing) for each in values} - {UNREAD}) > 1
+        key for key in keys if len({run.get(key, missing) for run in values} - {UNREAD}) > 1
     ]
     choices = {key.removesuffix("name") for key in differing if key.endswith(".name")}
     return [

@@ -158,7 +158,7 @@ def is_of_saved_weights(file: Path, stored: Mapping[str, Any], folder: Path) -> 
 
     Args:
         file: where it is stored.
-        stored: what it holds; `weights_sha256` is the SHA-256 of the encoder that it is of.
+        stored: what it holds; `weights_sha256` is the SHA-256 of the encoder it was computed with.
         folder: the run's.
     """
     now, then = saved_weights(folder), stored.get("weights_sha256")

@@ -49,4 +49,4 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self, completed: bool) -> None:
-        """Sends what is left; a run that is not `completed` was stopped or has failed."""
+        """Sends the rest; a run that is not `completed` was stopped or has failed."""
