@@ -26,6 +26,7 @@ class OwnClasses:
         targets: (M,) classes of the test images as the method numbers them; None where it learns
             none.
         held: (n,) classes of the client's own training images.
+        penalty: of the probes; None: each is chosen by cross-validation.
         few: some of the client's own images (m, C, H, W) uint8 and their classes (m,), for a head
             of its own; None: there is to be none.
     """
@@ -35,6 +36,7 @@ class OwnClasses:
     targets: Tensor | None
     held: Tensor
     few: tuple[Tensor, Tensor] | None = None
+    penalty: float | None = None
 
     def scores(
         self, encoder: nn.Module, head: nn.Module | None, batch_size: int
@@ -53,11 +55,12 @@ class OwnClasses:
         bank = extract_features(encoder, self.train[0], batch_size)
         queries = extract_features(encoder, self.test[0], batch_size)
         labels = self.test[1].to(queries.device)
-        probe = fit_linear_probe(bank, self.train[1])
+        probe = fit_linear_probe(bank, self.train[1], self.penalty)
         scores = {"linear": self._weighted(probe.predict(queries) == labels)}
         if self.few is not None:
             images, classes = self.few
-            personal = fit_linear_probe(extract_features(encoder, images, batch_size), classes)
+            features = extract_features(encoder, images, batch_size)
+            personal = fit_linear_probe(features, classes, self.penalty)
             scores["personal"] = self._weighted(personal.predict(queries) == labels)
         if head is not None:
             assert self.targets is not None
@@ -78,6 +81,7 @@ def personal_accuracy(
     count: int,
     generator: torch.Generator,
     batch_size: int,
+    penalty: float | None = None,
 ) -> float | None:
     """Accuracy of a head that one client fits to few of its labels, on its other labelled images.
 
@@ -88,6 +92,7 @@ def personal_accuracy(
         count: how many are drawn to fit the linear probe.
         generator: draws them; on the CPU.
         batch_size: images at once.
+        penalty: of the probe; None: it is chosen by cross-validation.
 
     Returns:
         A fraction; None: no more than `count` images have a label, so none is left to evaluate on.
@@ -98,8 +103,8 @@ def personal_accuracy(
     drawn = labelled[torch.randperm(len(labelled), generator=generator)].to(images.device)
     features = extract_features(encoder, images[drawn], batch_size)
     classes = labels[drawn].to(features.device)
-    probe = fit_linear_probe(features[:count], classes[:count])
-    return float((probe.predict(features[count:]) == classes[count:]).double().mean())
+    probe = fit_linear_probe(features[:count], classes[:count], penalty)
+    return probe.accuracy(features[count:], classes[count:])
 
 
 def weighted_accuracy(right: Tensor, labels: Tensor, held: Tensor) -> float:

@@ -22,6 +22,7 @@ from orchestra_flwr.reporting.text import percent
 NAMES = {
     "knn": "kNN",
     "linear": "linear probe",
+    "linear_fixed": "linear probe, penalty 1e-4",
     "linear_published": "linear probe, published schedule",
 }
 

@@ -118,7 +118,7 @@ def _write(
     text = predictions_csv(rest.paths, probabilities, classifier.classes)
     write_atomically(predictions, text.encode())
     with replacing(folder / "classifier.safetensors") as temporary:
-        tensors = {"weight": classifier.weight, "bias": classifier.bias}
+        tensors = {"weight": classifier.probe.weight, "bias": classifier.probe.bias}
         metadata = {"classes": json.dumps(classifier.classes, ensure_ascii=False)}
         save_plain(temporary, tensors, metadata)
     described = {
