@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -66,6 +67,23 @@ def feature_std(features: Tensor) -> float:
     normalised = torch.nn.functional.normalize(features.double(), dim=1)
     spread = normalised.std(0, correction=0).mean()
     return float(spread * features.shape[1] ** 0.5)
+
+
+def effective_rank(features: Tensor) -> float:
+    """How many dimensions features fill: exp of the entropy of their normalised singular values.
+
+    From 1, where all features are multiples of one, to min(N, dim). Source: RankMe (Garrido et al.,
+    ICML 2023, arXiv 2210.02885), after Roy and Vetterli (2007).
+
+    Args:
+        features: (N, dim).
+    """
+    exact = features.double()
+    if not torch.isfinite(exact).all():
+        return math.nan  # those who evaluate the features refuse them
+    values = torch.linalg.eigvalsh(exact.T @ exact).clamp(min=0).sqrt()
+    shares = values / values.sum().clamp(min=torch.finfo(values.dtype).tiny)
+    return float(torch.special.entr(shares).sum().exp())
 
 
 def check_labelled(name: str, features: Tensor, labels: Tensor) -> None:

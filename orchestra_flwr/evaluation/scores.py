@@ -14,6 +14,7 @@ from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.evaluation.features import (
     check_labelled,
     device_of,
+    effective_rank,
     extract_features,
     feature_std,
 )
@@ -59,7 +60,8 @@ def evaluate(
     Returns:
         `knn` and `linear`, fractions, with their binomial standard errors `knn_standard_error` and
         `linear_standard_error` and the probe's chosen `linear_penalty`; `feature_std`, the spread
-        of the normalised test features, from 0 (collapsed) to about 1; if asked for `linear_10` and
+        of the normalised test features, from 0 (collapsed) to about 1, and their `effective_rank`;
+        if asked for `linear_10` and
         `linear_1`, of probes with 10 % and 1 % of the labels; with `shown` `linear_labelled`, of a
         probe on these images; with a classifier its `accuracy`.
 
@@ -88,7 +90,7 @@ def evaluate(
     chosen |= {key: scores[key] for key in ("linear_penalty",) if key in scores}
     chosen |= {name: scores[name]["mean"] for name in few}
     chosen |= {name: scores[name] for name in labelled}
-    chosen["feature_std"] = scores["feature_std"]
+    chosen |= {key: scores[key] for key in ("feature_std", "effective_rank")}
     if classifier is not None:
         chosen["accuracy"] = scores["accuracy"]
     return chosen
@@ -123,15 +125,19 @@ def evaluate_by(
         shown: as in :func:`evaluate`.
 
     Returns:
-        `feature_std` and, by the names of the protocols, accuracies of the test images; under
-        `finetune` for each fraction of labels ("0.01", "0.1") `mean`, `std` and `runs`, and the
-        same three under `linear_10` and `linear_1`; beside `linear` its `linear_penalty`.
+        `feature_std`, `effective_rank` and, by the names of the protocols, accuracies of the test
+        images; under `finetune` for each fraction of labels ("0.01", "0.1") `mean`, `std` and
+        `runs`, and the same three under `linear_10` and `linear_1`; beside `linear` its
+        `linear_penalty`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
     bank, queries = _features(encoder, train, test, config, on_progress)
-    scores: dict[str, Any] = {"feature_std": feature_std(queries[0])}
+    scores: dict[str, Any] = {
+        "feature_std": feature_std(queries[0]),
+        "effective_rank": effective_rank(queries[0]),
+    }
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:

@@ -99,25 +99,39 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
 
 
 def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> None:
-    """Prints a row for every run: its values, its accuracies, its folder.
+    """Prints a row for every run: its values, its accuracies with their gain, its folder.
 
-    One that was resumed with more rounds has no accuracies, and a line below says so.
+    Above them is a row for each encoder before training, with the values that all of its runs have.
+    A run that was resumed with more rounds has no accuracies, and a line below says so.
     """
     table = Table(box=box.MARKDOWN)
     for axis in plan.rows[0].values:
         table.add_column(printable(axis))
     for title in MEASURES:
         table.add_column(title, justify="right")
+        table.add_column("gain", justify="right")
     table.add_column("run")
-    left_out = {}
+    left_out: dict[str, str] = {}
+    rows: list[tuple[list[str], str]] = []
+    of_same_start: dict[tuple[float | None, ...], list[Row]] = {}
     for row in plan.rows:
         run = read_run(folder / row.run)
         if run and (why := why_left_out(run, row)):
             left_out[row.run], run = why, None
-        scores = [run.measure(name) if run else None for name in MEASURES.values()]
-        cells = ["-" if score is None else percent(score) for score in scores]
-        values = [escape(printable(value)) for value in row.values.values()]
-        table.add_row(*values, *cells, row.run)
+        pairs = [
+            (run.before(m), run.measure(m)) if run else (None, None) for m in MEASURES.values()
+        ]
+        cells = [cell for pair in pairs for cell in (_score(pair[1]), _gain(*pair))]
+        rows.append(([escape(printable(value)) for value in row.values.values()] + cells, row.run))
+        if any(before is not None for before, _ in pairs):
+            of_same_start.setdefault(tuple(before for before, _ in pairs), []).append(row)
+    for scores, members in of_same_start.items():
+        values = [{row.values[axis] for row in members} for axis in plan.rows[0].values]
+        shared = [escape(printable(min(found))) if len(found) == 1 else "-" for found in values]
+        before_cells = [cell for score in scores for cell in (_score(score), "")]
+        table.add_row(*shared, *before_cells, "before training")
+    for cells, name in rows:
+        table.add_row(*cells, name)
     console = console or Console()
     # As wide as its cells: in a narrower terminal lines wrap, and no folder's name is cut.
     table.width = console.measure(
@@ -128,6 +142,14 @@ def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> Non
         line = printable(f"left out: {name} {why}")
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"runs: {folder}", markup=False, highlight=False)
+
+
+def _score(score: float | None) -> str:
+    return "-" if score is None else percent(score)
+
+
+def _gain(before: float | None, after: float | None) -> str:
+    return "-" if before is None or after is None else f"{100 * (after - before):+.1f}"
 
 
 def _unseeded(overrides: Sequence[str]) -> tuple[str, ...]:

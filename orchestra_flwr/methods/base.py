@@ -78,6 +78,14 @@ class Method(Plugin, nn.Module, ABC):
     def backbones(self) -> dict[str, Backbone]:
         """The backbones worth evaluating, by name, the one to keep first."""
 
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """By name, the losses of a network that has learned nothing, where such a value is known.
+
+        Args:
+            batch_size: images a step.
+        """
+        return {}
+
     @classmethod
     def check(cls, config: Config) -> None:
         """Refuses labels and privacy that the method cannot have; a subclass calls it as well."""

@@ -6,6 +6,7 @@ Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -101,6 +102,10 @@ class DINO(SupportsVmap, MomentumEncoder):
             Recipe(crop_scale=areas, blur_p=0.1, solarize_p=0.2),
         )
         return (*large, *(LOCAL for _ in range(self.settings.local_crops)))
+
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """All outputs are equally likely."""
+        return {"distillation": math.log(self.settings.outputs)}
 
     def loss(self, batch: Batch) -> Step:
         """The student's error of one step (Algorithm 1)."""

@@ -6,6 +6,7 @@ He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -89,6 +90,10 @@ class MoCoV2(StartsRounds, SupportsVmap, MomentumEncoder):
     def start_round(self, received: Received) -> None:
         """The queue begins empty."""
         self.queue.clear()
+
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """The second view and all keys of a full queue are equally likely."""
+        return {"contrastive": math.log(1 + self.settings.queue)}
 
     def loss(self, batch: Batch) -> Step:
         """The first view's query against the second view's key and the queue (Algorithm 1)."""

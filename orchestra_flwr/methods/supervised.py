@@ -6,6 +6,7 @@ AISTATS 2017.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch.nn.functional as F
@@ -29,6 +30,10 @@ class Supervised(SupportsVmap, Classifying):
     def recipes(self) -> Sequence[Recipe]:
         """Crop and flip."""
         return (CROPPED,)
+
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """All classes are equally likely."""
+        return {"classification": math.log(self.classifier.out_features)}
 
     def loss(self, batch: Batch) -> Step:
         """Cross-entropy of the classes."""

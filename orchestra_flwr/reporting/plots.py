@@ -43,7 +43,7 @@ def curves_figure(metrics: Metrics, name: str = "") -> Figure:
 
     Args:
         metrics: the records of `metrics.jsonl`. Scores may be in some rounds only or in none;
-            those of round 0 are the untrained encoder's, drawn as dashed lines.
+            those of round 0, before training, are drawn as dashed lines.
         name: of the run, stands above; "": nothing does.
     """
     figure = new_figure(10, 6.4, name)
@@ -190,7 +190,7 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
             _line(panel, points, f"{name}, {backbone}", colour, alpha=alpha)
     for key, name, colour in kinds:
         for _, value in _points(untrained, "scores", saved, key, factor=100)[-1:]:
-            panel.axhline(value, color=colour, ls="--", lw=1, label=f"{name}, untrained")
+            panel.axhline(value, color=colour, ls="--", lw=1, label=f"{name}, before training")
 
 
 def _draw_traffic(panel: Axes, metrics: Metrics) -> None:

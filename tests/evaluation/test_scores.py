@@ -43,7 +43,8 @@ def test_scores_of_an_encoder_are_those_of_its_features():
     for key in ("knn", "linear"):
         assert scores[f"{key}_standard_error"] == standard_error(scores[key], 100)
     errors = {"knn_standard_error", "linear_standard_error"}
-    assert scores.keys() == {"knn", "linear", "feature_std", "linear_penalty"} | errors
+    of_features = {"feature_std", "effective_rank"}
+    assert scores.keys() == {"knn", "linear", "linear_penalty"} | of_features | errors
 
 
 def test_a_fixed_probe_is_as_it_was():
@@ -94,7 +95,7 @@ def test_only_the_protocols_that_are_asked_for():
         Pixels(), train, test,
         protocols=("linear",), config=ScoresConfig(), augmentation=AugmentationConfig(),
     )  # fmt: skip
-    assert scores.keys() == {"feature_std", "linear", "linear_penalty"}
+    assert scores.keys() == {"feature_std", "effective_rank", "linear", "linear_penalty"}
 
 
 def test_collapsed_features_are_seen():

@@ -116,6 +116,10 @@ class Run:
             return lookup(self.evaluations.get(transfer or "", {}), *TRANSFER[name])
         return lookup(self.summary, *IN_SUMMARY.get(name, (name,)))
 
+    def before(self, name: str) -> float | None:
+        """A measure of the encoder before training, where `summary.json` has it."""
+        return lookup(self.summary, "untrained", *IN_SUMMARY.get(name, (name,)))
+
     def is_missing(self, name: str, transfer: str | None = None) -> bool:
         """Whether a measure is missing that the run should have: only methods that see labels
         have a classifier whose accuracy can be taken.
