@@ -24,5 +24,5 @@ def scores_of_one(
 
 if __name__ == "__main__":
     Evaluator.scores = scores_of_one  # type: ignore[method-assign]
-    scores.linear_accuracy = lambda *features: 0.0  # type: ignore[assignment]
+    scores._probe_scores = lambda *_: {"linear": 0.0}  # type: ignore[assignment]
     sys.exit(main())

@@ -61,7 +61,7 @@ def client_main(arguments: Sequence[str] | None = None) -> int:
 
 def experiment_main(arguments: Sequence[str] | None = None) -> int:
     """`run_experiment.py`: runs an experiment and writes its report; returns the exit code."""
-    from orchestra_flwr.experiments.planning import experiment_names
+    from orchestra_flwr.experiments.planning.description import experiment_names
 
     def work() -> int:
         allowed = ("--help", "--version", "--list")
@@ -80,7 +80,8 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _experiment(flags: Flags) -> int:
-    from orchestra_flwr.experiments.planning import experiment_names, make_plan
+    from orchestra_flwr.experiments.planning.description import experiment_names
+    from orchestra_flwr.experiments.planning.plan import make_plan
 
     require_server(usage.program(usage.EXPERIMENT))
     line = read_experiment(flags.overrides, experiment_names())
@@ -243,7 +244,7 @@ def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) ->
     from orchestra_flwr.reporting import RunFolder
 
     try:
-        with RunFolder.opened(config) as folder:
+        with RunFolder.open(config) as folder:
             return _run_and_show(config, folder, run)
     except OSError as error:
         what = "used" if config.resume else "made"

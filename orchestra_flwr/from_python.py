@@ -55,7 +55,7 @@ def simulate(
     if dataset is not None:
         lines = _with_images(lines, dataset)
     config = load_config(lines, all_read=True)
-    with prepared(config) as run, RunFolder.opened(config) as folder:
+    with prepared(config) as run, RunFolder.open(config) as folder:
         try:
             with _display(config, progress) as shown:
                 run(folder, shown)

@@ -12,7 +12,11 @@ from orchestra_flwr.config import Choice, Config, EvaluateConfig, TermConfig, lo
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.keys import main as keys_main
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.experiments.planning import experiment_names, load_experiment, load_scale
+from orchestra_flwr.experiments.planning.description import (
+    experiment_names,
+    load_experiment,
+    load_scale,
+)
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.use.use_config import EmbedConfig, LabelConfig
 

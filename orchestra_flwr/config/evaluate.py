@@ -31,7 +31,9 @@ from orchestra_flwr.files import at_home
 from orchestra_flwr.plugins import imported_packages
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
-Protocol = Literal["knn", "linear", "linear_10", "linear_1", "linear_published", "finetune"]
+Protocol = Literal[
+    "knn", "linear", "linear_fixed", "linear_10", "linear_1", "linear_published", "finetune"
+]
 
 
 class EvaluatedDataConfig(Section):

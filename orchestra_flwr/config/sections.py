@@ -335,7 +335,7 @@ class EvaluationConfig(ScoresConfig):
     """How often and how a run's encoders are evaluated."""
 
     every: int = Field(ge=1)
-    probe: Literal["converged", "published", "dec_ssl"] = "converged"
+    probe: Literal["converged", "fixed", "published", "dec_ssl"] = "converged"
     backbone: str | None = None  # which one is kept; None: the method's first
     unsupervised: bool = False
     training_images: Literal["original", "shifted"] = "original"  # of probes and kNN

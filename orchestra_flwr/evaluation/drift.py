@@ -28,32 +28,26 @@ class Drift:
     clients: int
 
 
-def distance(one: np.ndarray, other: np.ndarray, layers: Sequence[slice]) -> float:
-    """d_w of two flat models: the sum over layers of the L2 norm of their difference."""
-    change = one.astype(np.float64) - other
-    return float(sum(np.linalg.norm(change[layer]) for layer in layers))
-
-
 class StreamingDrift:
-    """Takes one model after the other, and holds sums alone.
+    """Drift of models that are added one by one; holds only sums.
 
     Args:
-        before: (size,) any state near the models, such as the one that they began with: what is
-            added up are differences to it, so that rounding stays small.
+        origin: (size,) any state near the models, such as the one that they began with. Differences
+            to it are added up, so that rounding stays small.
         layers: of the trained tensors.
     """
 
-    def __init__(self, before: np.ndarray, layers: Sequence[slice]) -> None:
-        self._before = before
+    def __init__(self, origin: np.ndarray, layers: Sequence[slice]) -> None:
+        self._origin = origin
         self._layers = list(layers)
-        self._sum = np.zeros(before.shape)
+        self._sum = np.zeros(origin.shape)
         self._squares = np.zeros(len(self._layers))
         self._weights: list[float] = []
 
     def add(self, state: np.ndarray, weight: float) -> None:
         """Adds a client's (size,) float32 state with its positive weight."""
         for index, layer in enumerate(self._layers):
-            change = state[layer].astype(np.float64) - self._before[layer]
+            change = state[layer].astype(np.float64) - self._origin[layer]
             self._squares[index] += weight * (change @ change)
             self._sum[layer] += weight * change
         self._weights.append(weight)

@@ -1,9 +1,10 @@
-"""Features of a frozen encoder, and the checks that all who evaluate features share."""
+"""Features of a frozen encoder, and the checks that every evaluation of features shares."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -68,8 +69,25 @@ def feature_std(features: Tensor) -> float:
     return float(spread * features.shape[1] ** 0.5)
 
 
+def effective_rank(features: Tensor) -> float:
+    """How many dimensions features fill: exp of the entropy of their normalised singular values.
+
+    From 1, where all features are multiples of one, to min(N, dim). Source: RankMe (Garrido et al.,
+    ICML 2023, arXiv 2210.02885), after Roy and Vetterli (2007).
+
+    Args:
+        features: (N, dim).
+    """
+    exact = features.double()
+    if not torch.isfinite(exact).all():
+        return math.nan  # those who evaluate the features refuse them
+    values = torch.linalg.eigvalsh(exact.T @ exact).clamp(min=0).sqrt()
+    shares = values / values.sum().clamp(min=torch.finfo(values.dtype).tiny)
+    return float(torch.special.entr(shares).sum().exp())
+
+
 def check_labelled(name: str, features: Tensor, labels: Tensor) -> None:
-    """Refuses what cannot be evaluated.
+    """Refuses features and labels that cannot be evaluated.
 
     Args:
         name: what the features are, for the message.
@@ -77,7 +95,7 @@ def check_labelled(name: str, features: Tensor, labels: Tensor) -> None:
         labels: (N,) classes, integers from 0.
 
     Raises:
-        ValueError: shapes do not fit, there is nothing, or a feature is not finite.
+        ValueError: shapes do not fit, there are no features, or one is not finite.
     """
     if features.ndim != 2 or labels.shape != features.shape[:1] or len(labels) == 0:
         raise ValueError(
@@ -98,9 +116,9 @@ def device_of(encoder: nn.Module) -> torch.device:
 
 
 def weights_digest(*networks: nn.Module) -> str:
-    """SHA-256 of all that decides what networks compute in evaluation mode, if they are of a kind.
+    """SHA-256 of the parameters and buffers of networks, without BatchNorm's counters of batches.
 
-    How many batches a BatchNorm has seen is not part of that.
+    Equal networks of one architecture compute the same in evaluation mode.
     """
     digest = hashlib.sha256()
     for network in networks:

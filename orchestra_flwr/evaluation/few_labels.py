@@ -1,4 +1,4 @@
-"""What some of the labels are enough for: which ones, and linear probes on a frozen encoder."""
+"""Linear probes on a frozen encoder with a fraction of the labels, and which labels these are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ def labelled_subset(labels: Tensor, fraction: float, seed: int) -> Tensor:
 
 
 def probe_accuracies(
-    bank: Features, queries: Features, fraction: float, seeds: Sequence[int]
+    bank: Features,
+    queries: Features,
+    fraction: float,
+    seeds: Sequence[int],
+    penalty: float | None = None,
 ) -> Accuracies:
     """Linear probes on some of the training features; the encoder stays frozen.
 
@@ -67,11 +71,12 @@ def probe_accuracies(
         queries: all test features and their classes.
         fraction: of the labels, the same of every class; each class has at least one.
         seeds: each draws other labels.
+        penalty: as in :func:`~orchestra_flwr.evaluation.linear_probe.fit_linear_probe`.
     """
     features, labels = bank
     runs = []
     for seed in seeds:
         chosen = labelled_subset(labels, fraction, seed)
         few = features[chosen.to(features.device)], labels[chosen.to(labels.device)]
-        runs.append(linear_accuracy(*few, *queries))
+        runs.append(linear_accuracy(*few, *queries, penalty))
     return Accuracies(tuple(runs))

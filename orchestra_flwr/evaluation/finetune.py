@@ -72,7 +72,7 @@ def fine_tuned(
 ) -> Classifier:
     """A classifier on a copy of the encoder, trained with the chosen images' labels."""
     device = device_of(encoder)
-    images, labels = (each[chosen.to(each.device)].to(device) for each in train)
+    images, labels = (part[chosen.to(part.device)].to(device) for part in train)
     dim = extract_features(encoder, images[:1], 1).shape[1]
     model = Classifier(copy.deepcopy(encoder), dim, int(labels.max()) + 1).to(device)
     model.requires_grad_(True).train()
@@ -91,6 +91,6 @@ def fine_tuned(
 
 
 def schedule_of(fraction: float, count: int) -> Schedule:
-    """That of a fraction of the labels, which are so many."""
+    """The schedule for a fraction of the labels; `count` is their number."""
     steps = len(batch_sizes(count, BATCH_SIZE))
     return Schedule(max(EPOCHS[fraction], math.ceil(MIN_STEPS / steps)), BATCH_SIZE, LR)

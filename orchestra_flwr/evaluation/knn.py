@@ -11,16 +11,16 @@ from orchestra_flwr.evaluation.features import check_labelled
 SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32; larger blocks are not faster
 
 
-BANK_SHARE = 10  # at most one in so many votes: where the whole bank does, all queries are alike
+BANK_SHARE = 10  # at most one tenth of the bank votes: if all of it did, all queries would be alike
 
 
 def voters(k: int, bank: int) -> int:
-    """How many neighbours vote: k, but at most a tenth of a bank of so many features, and one."""
+    """How many neighbours vote: k, at most a tenth of the bank's features, at least one."""
     return min(k, max(1, bank // BANK_SHARE))
 
 
 def fewer_voters(k: int, bank: int) -> str | None:
-    """What is said where fewer than k neighbours vote; None where k do."""
+    """A warning where fewer than k neighbours vote; None where k do."""
     votes = voters(k, bank)
     if votes == k:
         return None
@@ -40,7 +40,7 @@ def knn_accuracy(
     k: int = 200,
     temperature: float = 0.1,
 ) -> float:
-    """Fraction of the queries that their neighbours in the bank vote into the right class.
+    """Fraction of the queries whose neighbours in the bank vote for the right class.
 
     Each of the k bank features with the largest cosine to the query votes for its class with
     weight exp(cosine / temperature). With k as large as the bank, the whole bank votes. A feature

@@ -1,9 +1,12 @@
-"""Multinomial logistic regression on frozen features, run to convergence: the linear probe."""
+"""The linear probe: multinomial logistic regression on frozen features, run to convergence.
+
+Its L2 penalty is chosen by cross-validation on the training features, or fixed.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -14,13 +17,20 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from orchestra_flwr.evaluation.features import check_labelled
+from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training.devices import torch_threads
 
 log = logging.getLogger(__name__)
 
-PENALTY = 1e-4
+PENALTY = 1e-4  # of `evaluation.probe=fixed`, and where there is too little to choose by
+PENALTIES = (
+    10.0,
+    *(10 ** (-step / 2) for step in range(11)),
+)  # candidates, 1 to 1e-5 by half steps
+FOLDS = 3
 MAX_ITERATIONS = 500
 TOLERANCE = 1e-5  # largest entry of the gradient; about where float32 ends
+COARSE_TOLERANCE = 4e-3  # in cross-validation, where penalties differ by far more
 HISTORY = 20  # pairs of steps and gradients that L-BFGS remembers
 # Multiplications of a pass over the features up to which one thread is fastest: hundreds of passes
 # of a millisecond each are mostly threads that wait for each other, and longer on a busy machine.
@@ -36,12 +46,14 @@ class LinearProbe:
         bias: (K,).
         classes: (K,) the classes that the training labels hold, ascending.
         loss: the objective at the end: mean cross-entropy and the penalty.
+        penalty: of half the weights' squares.
     """
 
     weight: Tensor
     bias: Tensor
     classes: Tensor
     loss: float
+    penalty: float
 
     def logits(self, features: Tensor) -> Tensor:
         """(N, K) of features (N, dim)."""
@@ -51,9 +63,19 @@ class LinearProbe:
         """Classes (N,) of features (N, dim)."""
         return self.classes[self.logits(features).argmax(1)]
 
+    def accuracy(self, features: Tensor, labels: Tensor) -> float:
+        """Fraction of features (N, dim) whose label (N,) is predicted."""
+        return float((self.predict(features) == labels.to(features.device)).double().mean())
+
 
 def linear_accuracy(
-    train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor
+    train: Tensor,
+    train_labels: Tensor,
+    test: Tensor,
+    test_labels: Tensor,
+    penalty: float | None = None,
+    *,
+    seed: int = 0,
 ) -> float:
     """Fraction of the test features that a probe fitted to the training features gets right.
 
@@ -64,24 +86,33 @@ def linear_accuracy(
         train_labels: (N,) classes from 0.
         test: (M, dim) features on the same device.
         test_labels: (M,) classes from 0.
+        penalty: as in :func:`fit_linear_probe`; so is `seed`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
     check_labelled("probe's test set", test, test_labels)
-    probe = fit_linear_probe(train, train_labels)
-    right = probe.predict(test) == test_labels.to(test.device)
-    return float(right.double().mean())
+    return fit_linear_probe(train, train_labels, penalty, seed=seed).accuracy(test, test_labels)
 
 
-def fit_linear_probe(features: Tensor, labels: Tensor, penalty: float = PENALTY) -> LinearProbe:
+def penalty_of(probe: str) -> float | None:
+    """The penalty of `evaluation.probe`: None, by cross-validation, unless it is `fixed`."""
+    return PENALTY if probe == "fixed" else None
+
+
+def standard_error(accuracy: float, count: int) -> float:
+    """The binomial standard error of an accuracy on `count` test images."""
+    return math.sqrt(accuracy * (1 - accuracy) / count)
+
+
+def fit_linear_probe(
+    features: Tensor, labels: Tensor, penalty: float | None = None, *, seed: int = 0
+) -> LinearProbe:
     """Fits multinomial logistic regression by full-batch L-BFGS; deterministic.
 
     The objective is mean cross-entropy + penalty / 2 * |weight|^2 on features that were
     standardised by their own mean and deviation, without a penalty on the bias. That is
-    scikit-learn's with C = 1 / (penalty N). The default of 1e-4 (C = .2 for 50,000 images, 7 for
-    1,400) is small enough not to cost accuracy with many labels, and makes the optimum unique
-    where the classes can be separated.
+    scikit-learn's with C = 1 / (penalty N).
 
     scikit-learn's own works on the CPU, in float64 and in the features' own coordinates, where
     L-BFGS needs 5 to 10 times the steps.
@@ -92,18 +123,13 @@ def fit_linear_probe(features: Tensor, labels: Tensor, penalty: float = PENALTY)
     Args:
         features: (N, dim), finite. Constant dimensions are ignored.
         labels: (N,) classes from 0; some may be missing.
-        penalty: above 0.
+        penalty: above 0. None: it is chosen among `PENALTIES` by the cross-entropy of features left
+            out in 3-fold cross-validation; 1e-4 where fewer than two classes have two features.
+        seed: of the folds.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
-    return next(fit_linear_probes(features, labels, (penalty,)))
-
-
-def fit_linear_probes(
-    features: Tensor, labels: Tensor, penalties: Sequence[float]
-) -> Iterator[LinearProbe]:
-    """:func:`fit_linear_probe` with each penalty; what they share is computed once."""
     check_labelled("probe's training set", features, labels)
     classes, targets = torch.unique(labels.to(features.device), return_inverse=True)
     few = features.numel() * len(classes) <= ONE_THREAD
@@ -111,43 +137,80 @@ def fit_linear_probes(
         mean, scale = _standardisation(features)
         x = (features.float() - mean.float()) * scale.float()
         variances, axes = torch.linalg.eigh((x.T @ x).double() / len(x))
-    for penalty in penalties:
-        with torch_threads(1) if few else nullcontext():
-            objective = _Objective(
-                x, targets, len(classes), penalty=penalty, variances=variances, axes=axes
-            )
-            loss, solution = _minimise(objective)
-            weight, bias = objective.parameters(solution)
-        weight = weight.double() * scale
+        start = None
+        if penalty is None:
+            penalty, start = _chosen_penalty(x @ axes.to(x), targets, variances, seed)
+        scales = _scales(variances, len(classes), penalty)
+        basis: Tensor = (scales[:, None] * axes.T).to(x)
+        objective = _Objective(x @ basis.T, targets, penalty * basis.square().sum(1), len(classes))
+        loss, solution = _minimise(objective, start)
+        coordinates, bias = objective.parameters(solution)
+        weight = (coordinates @ basis).double() * scale
         shift = bias.double() - weight @ mean.float().double()  # as it was subtracted
-        yield LinearProbe(weight.float(), shift.float(), classes, loss)
+    return LinearProbe(weight.float(), shift.float(), classes, loss, penalty)
 
 
-def best_penalty(
-    features: Tensor, labels: Tensor, penalties: Sequence[float], folds: int, seed: int
-) -> float:
-    """The penalty with the least mean cross-entropy of features left out, by cross-validation.
+def _chosen_penalty(
+    x: Tensor, targets: Tensor, variances: Tensor, seed: int
+) -> tuple[float, NDArray[np.float64] | None]:
+    """The penalty with the least mean cross-entropy of features left out.
 
-    In a fold, which trains on fewer features, a penalty is as much larger: the C of
-    scikit-learn is the same.
+    From the largest penalty down, each fold's fit starts where the last one ended, until the
+    cross-entropy rises. All folds share the principal axes. In a fold, which trains on fewer
+    features, a penalty is as much larger: scikit-learn's C is the same.
 
     Args:
-        features: (N, dim), finite.
-        labels: (N,) classes from 0, each of at least `folds` features.
-        penalties: candidates for a fit on all features.
-        folds: equal parts, each with its share of every class.
-        seed: of the parts.
-    """
-    from sklearn.model_selection import StratifiedKFold
+        x: (N, dim) standardised features along their principal axes.
+        targets: (N,) rows of the classes.
+        variances: (dim,) along the axes.
+        seed: of the folds.
 
-    losses = torch.zeros(len(penalties), dtype=torch.float64)
-    splits = StratifiedKFold(folds, shuffle=True, random_state=seed)
-    for train, test in splits.split(np.zeros(len(labels)), labels.cpu()):
-        fewer = [penalty * len(labels) / len(train) for penalty in penalties]
-        for number, probe in enumerate(fit_linear_probes(features[train], labels[train], fewer)):
-            targets = torch.searchsorted(probe.classes, labels[test].to(probe.classes.device))
-            losses[number] += float(cross_entropy(probe.logits(features[test]), targets))
-    return penalties[int(losses.argmin())]
+    Returns:
+        The penalty, and where the fit on all features starts: the mean of the folds' solutions.
+    """
+    counts = targets.bincount()
+    if int((counts > 1).sum()) < 2:
+        return PENALTY, None
+    folds = _folds(targets, seed)
+    weights = [x.new_zeros(len(counts), x.shape[1] + 1) for _ in range(FOLDS)]
+    best, chosen, start = float("inf"), PENALTY, None
+    for penalty in PENALTIES:
+        scales = _scales(variances, len(counts), penalty).to(x)
+        scaled, units = x * scales, torch.cat([scales, scales.new_ones(1)])
+        loss = 0.0
+        for fold in range(FOLDS):
+            inside = folds != fold
+            stronger = penalty * len(x) / int(inside.sum())
+            objective = _Objective(
+                scaled[inside], targets[inside], stronger * scales.square(), len(counts)
+            )
+            start_here = (weights[fold] / units).double().cpu().numpy().reshape(-1)
+            _, solution = _minimise(objective, start_here, COARSE_TOLERANCE)
+            coordinates, bias = objective.parameters(solution)
+            weights[fold] = objective.table(solution) * units
+            # No fit can know a class that has no feature inside.
+            outside = ~inside & (targets[inside].bincount(minlength=len(counts)) > 0)[targets]
+            logits = scaled[outside] @ coordinates.T + bias
+            loss += float(cross_entropy(logits, targets[outside], reduction="sum"))
+        if loss >= best:
+            break
+        mean = torch.stack(weights).mean(0) / units
+        best, chosen, start = loss, penalty, mean.double().cpu().numpy().reshape(-1)
+    return chosen, start
+
+
+def _folds(targets: Tensor, seed: int) -> Tensor:
+    """(N,) the fold of each feature, drawn by the seed; every fold has its share of each class."""
+    order = torch.randperm(len(targets), generator=torch_generator(seed, "probe", "folds"))
+    order = order[targets.cpu()[order].argsort(stable=True)]
+    folds = torch.empty_like(order)
+    folds[order] = torch.arange(len(order)) % FOLDS
+    return folds.to(targets.device)
+
+
+def _scales(variances: Tensor, classes: int, penalty: float) -> Tensor:
+    """(dim,) units of the weights along the principal axes in which the curvature at zero is 1."""
+    return (variances.clamp(min=0) / classes + penalty).rsqrt()
 
 
 class _Objective:
@@ -162,41 +225,31 @@ class _Objective:
     float64.
 
     Args:
-        x: (N, dim) standardised features.
-        targets: (N,) rows of the classes.
-        classes: K.
-        penalty: of half the weights' squares.
-        variances: (dim,) along the axes.
-        axes: (dim, dim) orthonormal columns, the eigenvectors of the features' covariance.
+        x: (N, dim) features in these coordinates.
+        targets: (N,) rows of the K classes.
+        penalty: (dim,) of half the square of a weight in each coordinate.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        targets: Tensor,
-        classes: int,
-        *,
-        penalty: float,
-        variances: Tensor,
-        axes: Tensor,
-    ) -> None:
+    def __init__(self, x: Tensor, targets: Tensor, penalty: Tensor, classes: int) -> None:
         self.targets = targets[None]
         self.shape = (classes, x.shape[1] + 1)
-        scales = (variances.clamp(min=0) / classes + penalty).rsqrt()
-        self.basis: Tensor = (scales[:, None] * axes.T).to(x)
-        self.x = x @ self.basis.T
-        self.penalty = penalty * self.basis.square().sum(1)
+        self.x = x
+        self.penalty = penalty
         self.bias_unit = classes**0.5  # curvature 1 at zero for the bias, too
 
+    def table(self, vector: NDArray[np.float64]) -> Tensor:
+        """A vector as (K, dim + 1): weights, and the bias in its unit."""
+        return torch.from_numpy(vector.reshape(self.shape)).to(self.x)
+
     def parameters(self, vector: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
-        """Weights (K, dim) and biases (K,) at a vector."""
-        weight, bias = self._split(vector)
-        return weight @ self.basis, bias
+        """Weights (K, dim) in these coordinates and biases (K,) at a vector."""
+        table = self.table(vector)
+        return table[:, :-1], table[:, -1] * self.bias_unit
 
     @torch.no_grad()
     def __call__(self, vector: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         """Mean cross-entropy and L2 term, and their gradient."""
-        weight, bias = self._split(vector)
+        weight, bias = self.parameters(vector)
         # (K, N): few and long rows, which are faster than many short ones.
         log_p = torch.addmm(bias[:, None], weight, self.x.T).log_softmax(0)
         fit = -log_p.gather(0, self.targets).mean(dtype=torch.float64)
@@ -207,10 +260,6 @@ class _Objective:
         gradient = torch.cat([slopes, errors.sum(1, keepdim=True) * self.bias_unit], dim=1)
         return float(loss), gradient.double().cpu().numpy().reshape(-1)
 
-    def _split(self, vector: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
-        table = torch.from_numpy(vector.reshape(self.shape)).to(self.x)
-        return table[:, :-1], table[:, -1] * self.bias_unit
-
 
 def _standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and factor of each dimension, float64; 0 for constant ones, rounding errors aside."""
@@ -220,8 +269,10 @@ def _standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(constant, 0.0, 1 / deviation.where(~constant, torch.ones(()).to(mean)))
 
 
-def _minimise(objective: _Objective) -> tuple[float, NDArray[np.float64]]:
-    """The least value and where it is taken.
+def _minimise(
+    objective: _Objective, start: NDArray[np.float64] | None, tolerance: float = TOLERANCE
+) -> tuple[float, NDArray[np.float64]]:
+    """The least value and where it is taken; the search starts at a vector, None: at zero.
 
     By scipy: torch's L-BFGS imports the whole compiler, 6 seconds in every process that evaluates,
     and keeps its history in float32, which costs it half as many steps again.
@@ -233,13 +284,13 @@ def _minimise(objective: _Objective) -> tuple[float, NDArray[np.float64]]:
     with threadpool_limits(1, user_api="blas"):  # of scipy's own steps on short vectors
         result = minimize(
             objective,
-            np.zeros(objective.shape).reshape(-1),
+            np.zeros(objective.shape).reshape(-1) if start is None else start,
             jac=True,
             method="L-BFGS-B",
-            options={"maxiter": MAX_ITERATIONS, "gtol": TOLERANCE, "ftol": 0.0, "maxcor": HISTORY},
+            options={"maxiter": MAX_ITERATIONS, "gtol": tolerance, "ftol": 0.0, "maxcor": HISTORY},
         )
     # Where float32 ends, line searches may fail a little above the tolerance: that is no matter.
     steepest = float(np.abs(result.jac).max())
-    if steepest > 100 * TOLERANCE:
+    if steepest > 100 * tolerance:
         log.warning("linear probe stopped before it converged (gradient %.1e)", steepest)
     return float(result.fun), result.x

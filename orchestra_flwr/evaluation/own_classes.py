@@ -17,7 +17,7 @@ from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 
 @dataclass(frozen=True)
 class OwnClasses:
-    """What one client's own model is evaluated on: everybody's labelled images, and its own labels.
+    """The images and labels on which one client's own model is evaluated.
 
     Attributes:
         train: images (N, C, H, W) uint8 and their classes (N,), of all clients; a probe is fitted
@@ -26,6 +26,7 @@ class OwnClasses:
         targets: (M,) classes of the test images as the method numbers them; None where it learns
             none.
         held: (n,) classes of the client's own training images.
+        penalty: of the probes; None: each is chosen by cross-validation.
         few: some of the client's own images (m, C, H, W) uint8 and their classes (m,), for a head
             of its own; None: there is to be none.
     """
@@ -35,15 +36,16 @@ class OwnClasses:
     targets: Tensor | None
     held: Tensor
     few: tuple[Tensor, Tensor] | None = None
+    penalty: float | None = None
 
     def scores(
         self, encoder: nn.Module, head: nn.Module | None, batch_size: int
     ) -> dict[str, float]:
         """`linear` of a linear probe and, with a classification head, `accuracy` of that.
 
-        With few images of the client also `personal`: of a linear probe fitted to these alone, as a
-        client can have it that labels a handful of its images. All are fractions of the test
-        images, each class counting as much as among the client's own images.
+        With few images of the client also `personal`: of a linear probe fitted to these alone, the
+        head of a client that labels a handful of its images. All are fractions of the test images,
+        each class counting as much as among the client's own images.
 
         Args:
             encoder: the client's, maps images to features (B, dim).
@@ -53,12 +55,13 @@ class OwnClasses:
         bank = extract_features(encoder, self.train[0], batch_size)
         queries = extract_features(encoder, self.test[0], batch_size)
         labels = self.test[1].to(queries.device)
-        probe = fit_linear_probe(bank, self.train[1])
+        probe = fit_linear_probe(bank, self.train[1], self.penalty)
         scores = {"linear": self._weighted(probe.predict(queries) == labels)}
         if self.few is not None:
             images, classes = self.few
-            own = fit_linear_probe(extract_features(encoder, images, batch_size), classes)
-            scores["personal"] = self._weighted(own.predict(queries) == labels)
+            features = extract_features(encoder, images, batch_size)
+            personal = fit_linear_probe(features, classes, self.penalty)
+            scores["personal"] = self._weighted(personal.predict(queries) == labels)
         if head is not None:
             assert self.targets is not None
             with torch.inference_mode():
@@ -78,6 +81,7 @@ def personal_accuracy(
     count: int,
     generator: torch.Generator,
     batch_size: int,
+    penalty: float | None = None,
 ) -> float | None:
     """Accuracy of a head that one client fits to few of its labels, on its other labelled images.
 
@@ -88,18 +92,19 @@ def personal_accuracy(
         count: how many are drawn to fit the linear probe.
         generator: draws them; on the CPU.
         batch_size: images at once.
+        penalty: of the probe; None: it is chosen by cross-validation.
 
     Returns:
         A fraction; None: no more than `count` images have a label, so none is left to evaluate on.
     """
-    own = (labels != UNLABELLED).nonzero().squeeze(1).cpu()
-    if len(own) <= count:
+    labelled = (labels != UNLABELLED).nonzero().squeeze(1).cpu()
+    if len(labelled) <= count:
         return None
-    own = own[torch.randperm(len(own), generator=generator)].to(images.device)
-    features = extract_features(encoder, images[own], batch_size)
-    classes = labels[own].to(features.device)
-    probe = fit_linear_probe(features[:count], classes[:count])
-    return float((probe.predict(features[count:]) == classes[count:]).double().mean())
+    drawn = labelled[torch.randperm(len(labelled), generator=generator)].to(images.device)
+    features = extract_features(encoder, images[drawn], batch_size)
+    classes = labels[drawn].to(features.device)
+    probe = fit_linear_probe(features[:count], classes[:count], penalty)
+    return probe.accuracy(features[count:], classes[count:])
 
 
 def weighted_accuracy(right: Tensor, labels: Tensor, held: Tensor) -> float:
@@ -125,7 +130,7 @@ def weighted_accuracy(right: Tensor, labels: Tensor, held: Tensor) -> float:
 
 
 def spread_over_clients(scores: Sequence[float]) -> dict[str, Any]:
-    """Of the clients' scores: how they are spread.
+    """How scores are spread over the clients.
 
     Returns:
         `mean`, `worst_tenth` (mean of the lowest tenth, at least one), `std` (deviation between

@@ -38,7 +38,7 @@ def published_accuracy(
 
     Features are taken anew from the frozen encoder for every crop and flip, neither normalised nor
     standardised, so that the accuracy depends on their scale. Unlike in the published code images
-    are shuffled (an image folder lies class by class), and no image is dropped.
+    are shuffled (those of a folder are in the order of the classes), and no image is dropped.
 
     Args:
         encoder: maps images (B, C, H, W) to features; in evaluation mode whatever its mode is.
@@ -53,7 +53,7 @@ def published_accuracy(
         A fraction; NaN, with a warning, where the training diverged.
     """
     device = device_of(encoder)
-    images, labels = (each.to(device) for each in train)
+    images, labels = (part.to(device) for part in train)
     dim = extract_features(encoder, images[:1], 1).shape[1]
     model = Classifier(encoder, dim, int(labels.max()) + 1).to(device)
 
@@ -93,8 +93,8 @@ def released_accuracy(
 ) -> float:
     """Best test accuracy of 50 epochs of Adam on augmented images, as Dec-SSL's released code.
 
-    Two things of it raise the figure: the epoch is chosen by the test images, and in the first one
-    the encoder is in training mode, so that its BatchNorm takes statistics of all clients' images.
+    Two things raise this figure: the epoch is chosen by the test images, and in the first epoch the
+    encoder is in training mode, so that its BatchNorm takes statistics of all clients' images.
 
     Arguments as in :func:`published_accuracy`; the encoder is not changed.
 
@@ -102,7 +102,7 @@ def released_accuracy(
         A fraction.
     """
     device = device_of(encoder)
-    images, labels = (each.to(device) for each in train)
+    images, labels = (part.to(device) for part in train)
     dim = extract_features(encoder, images[:1], 1).shape[1]
     model = Classifier(copy.deepcopy(encoder), dim, int(labels.max()) + 1).to(device)
     optimizer = Adam(

@@ -11,7 +11,7 @@ from orchestra_flwr.config import ConfigError, DataConfig, EvaluateConfig
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.evaluation.knn import fewer_voters
 from orchestra_flwr.evaluation.scores import evaluate_by
-from orchestra_flwr.models import Encoder, encoder_of
+from orchestra_flwr.models import encoder_of
 from orchestra_flwr.models.encoder import read_description
 from orchestra_flwr.training import resolve_device, torch_threads
 
@@ -26,16 +26,16 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates the encoder that a configuration names.
 
     Returns:
-        `dataset` (what to call it) and `backbone` by name, `weights_sha256` (of the encoder's
-        file, by which other weights in the same place are told apart; None of an encoder of version
-        0.1), `data` (the configuration of the images), `images` (how many for training and
-        testing), and what :func:`evaluate_by` returns.
+        `dataset` and `backbone` by name, `weights_sha256` (of the encoder's file, whose weights may
+        be replaced later; None of an encoder of version 0.1), `data` (the configuration of the
+        images), `images` (how many for training and testing), and what :func:`evaluate_by` returns.
 
     Raises:
         ConfigError: no encoder, or images that are missing, unlabelled or do not fit it.
         EvaluationError: features that are not finite.
     """
-    encoder, description = _load(config)
+    encoder = encoder_of(config, resolve_device(config.device))
+    description = read_description(config.encoder.with_suffix(".json"))
     spec = encoder.spec
     data = config.images(spec.image_size)
     train, test = labelled_images(data, channels=spec.channels, image_size=spec.image_size)
@@ -52,8 +52,8 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
             )
     except ValueError as error:
         raise EvaluationError(f"the encoder cannot be evaluated: {error}") from error
-    if "knn" in config.protocols and (said := fewer_voters(config.evaluation.knn_k, len(train[1]))):
-        logger.warning("%s", said)
+    if "knn" in config.protocols and (line := fewer_voters(config.evaluation.knn_k, len(train[1]))):
+        logger.warning("%s", line)
     return {
         "dataset": data.label,
         "backbone": description.get("about", {}).get("backbone"),
@@ -62,11 +62,6 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
         "images": {"train": len(train[1]), "test": len(test[1])},
         "data": {**data.model_dump(), "normalise": encoder.spec.normalise},
     }
-
-
-def _load(config: EvaluateConfig) -> tuple[Encoder, dict[str, Any]]:
-    encoder = encoder_of(config, resolve_device(config.device))
-    return encoder, read_description(config.encoder.with_suffix(".json"))
 
 
 def labelled_images(

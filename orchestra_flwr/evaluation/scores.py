@@ -1,4 +1,4 @@
-"""The scores of an encoder, as they stand in metrics, summary and evaluation files."""
+"""The scores of an encoder: what metrics, summary and evaluation files hold."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
 from orchestra_flwr.console.image_count import OnProgress, no_progress
-from orchestra_flwr.evaluation.features import device_of, extract_features, feature_std
+from orchestra_flwr.evaluation.features import (
+    check_labelled,
+    device_of,
+    effective_rank,
+    extract_features,
+    feature_std,
+)
 from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
 from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
 from orchestra_flwr.evaluation.knn import knn_accuracy, voters
-from orchestra_flwr.evaluation.linear_probe import linear_accuracy
+from orchestra_flwr.evaluation.linear_probe import PENALTY, fit_linear_probe, standard_error
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 
-LABELLED = "linear_labelled"  # the protocol whose labels are those that clients show
+FIXED = "linear_fixed"  # the protocol whose probes all have the fixed penalty
+LABELLED = "linear_labelled"  # the protocol whose labels are those that clients learn from
 
 Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
 Classifier = tuple[nn.Module, Tensor]  # makes logits (B, K) of features; the test images' classes
@@ -46,16 +53,17 @@ def evaluate(
             whether there are probes with few labels.
         augmentation: limits that the images set, for the published probe.
         seed: draws the few labels.
-        shown: (N,) bool, the training images of which clients show the labels; None: not known.
-        classifier: what a method with labels makes of the features, and the test images' classes as
-            that numbers them.
+        shown: (N,) bool, the training images whose labels clients learn from; None: not known.
+        classifier: a method's classification head, and the test images' classes as it numbers them.
         on_progress: called while features are made, with how many images are done, and of how many.
 
     Returns:
-        `knn` and `linear`, fractions, and `feature_std`, the spread of the normalised test
-        features, from 0 (collapsed) to about 1; if asked for `linear_10` and `linear_1`, of probes
-        with 10 % and 1 % of the labels; with `shown` `linear_labelled`, of a probe on these images;
-        with a classifier its `accuracy`.
+        `knn` and `linear`, fractions, with their binomial standard errors `knn_standard_error` and
+        `linear_standard_error` and the probe's chosen `linear_penalty`; `feature_std`, the spread
+        of the normalised test features, from 0 (collapsed) to about 1, and their `effective_rank`;
+        if asked for `linear_10` and
+        `linear_1`, of probes with 10 % and 1 % of the labels; with `shown` `linear_labelled`, of a
+        probe on these images; with a classifier its `accuracy`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
@@ -76,9 +84,13 @@ def evaluate(
         on_progress=on_progress,
     )
     chosen = {"knn": scores["knn"], "linear": scores[protocol]}
+    chosen |= {
+        f"{key}_standard_error": standard_error(chosen[key], len(test[1])) for key in tuple(chosen)
+    }
+    chosen |= {key: scores[key] for key in ("linear_penalty",) if key in scores}
     chosen |= {name: scores[name]["mean"] for name in few}
     chosen |= {name: scores[name] for name in labelled}
-    chosen["feature_std"] = scores["feature_std"]
+    chosen |= {key: scores[key] for key in ("feature_std", "effective_rank")}
     if classifier is not None:
         chosen["accuracy"] = scores["accuracy"]
     return chosen
@@ -105,7 +117,7 @@ def evaluate_by(
         train: images and labels.
         test: images and labels.
         protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl, finetune
-            and, with `shown`, linear_labelled.
+            and, with `shown`, linear_labelled; with linear_fixed all probes have penalty 1e-4.
         config: batch size and precision, the kNN's k (at most a tenth of the training images) and
             temperature.
         augmentation: limits that the images set.
@@ -113,15 +125,19 @@ def evaluate_by(
         shown: as in :func:`evaluate`.
 
     Returns:
-        `feature_std` and, by the names of the protocols, accuracies of the test images; under
-        `finetune` for each fraction of labels ("0.01", "0.1") `mean`, `std` and `runs`, and the
-        same three under `linear_10` and `linear_1`.
+        `feature_std`, `effective_rank` and, by the names of the protocols, accuracies of the test
+        images; under `finetune` for each fraction of labels ("0.01", "0.1") `mean`, `std` and
+        `runs`, and the same three under `linear_10` and `linear_1`; beside `linear` its
+        `linear_penalty`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
     bank, queries = _features(encoder, train, test, config, on_progress)
-    scores: dict[str, Any] = {"feature_std": feature_std(queries[0])}
+    scores: dict[str, Any] = {
+        "feature_std": feature_std(queries[0]),
+        "effective_rank": effective_rank(queries[0]),
+    }
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:
@@ -148,7 +164,7 @@ def _features(
     config: ScoresConfig,
     on_progress: OnProgress,
 ) -> tuple[Labelled, Labelled]:
-    """Those of all images, once for all protocols on frozen features."""
+    """The features of all images, made once for all protocols on a frozen encoder."""
     total = len(train[0]) + len(test[0])
     made = []
     for (images, labels), first in ((train, 0), (test, len(train[0]))):
@@ -176,15 +192,20 @@ def _probe_scores(
     seeds: Sequence[int],
     shown: Tensor | None,
 ) -> dict[str, Any]:
-    """Of converged linear probes, with all labels and with some."""
+    """Accuracies of converged linear probes, with all labels and with some."""
     scores: dict[str, Any] = {}
+    check_labelled("probe's test set", *queries)
+    penalty = PENALTY if FIXED in protocols else None
     if "linear" in protocols:
-        scores["linear"] = linear_accuracy(*bank, *queries)
+        probe = fit_linear_probe(*bank)
+        scores |= {"linear": probe.accuracy(*queries), "linear_penalty": probe.penalty}
+    if FIXED in protocols:
+        scores[FIXED] = fit_linear_probe(*bank, PENALTY).accuracy(*queries)
     if LABELLED in protocols:
         assert shown is not None
-        features, labels = (each[shown.to(each.device)] for each in bank)
-        scores[LABELLED] = linear_accuracy(features, labels, *queries)
+        features, labels = (part[shown.to(part.device)] for part in bank)
+        scores[LABELLED] = fit_linear_probe(features, labels, penalty).accuracy(*queries)
     for protocol in (name for name in FRACTIONS if name in protocols):
-        accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds)
+        accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds, penalty)
         scores[protocol] = accuracies.summary()
     return scores

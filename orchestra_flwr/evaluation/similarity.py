@@ -20,7 +20,7 @@ ROWS = 4096  # similarities are held for so many images at a time
 
 @dataclass(frozen=True)
 class Similarities:
-    """What a client tells of its representations.
+    """What a client reports of its representations.
 
     Attributes:
         alignment: mean cosine of an image and an augmentation of it, -1 to 1.
@@ -32,7 +32,7 @@ class Similarities:
 
     @property
     def score(self) -> float:
-        """What hyperparameters are chosen to maximise: Align + 0.2 Unif."""
+        """Align + 0.2 Unif, by which hyperparameters are chosen without labels."""
         return self.alignment + UNIFORMITY_WEIGHT * self.uniformity
 
 
@@ -44,7 +44,7 @@ def alignment(features: Tensor, augmented: Tensor) -> float:
 def uniformity(features: Tensor, temperature: float = TEMPERATURE) -> float:
     """-E_x log E_y exp(cos(x, y) / temperature) over (N, dim) features (equation 5).
 
-    y runs over all images, x among them, as the equation has it.
+    y runs over all images, x among them, as in the equation.
     """
     unit = normalize(features.float(), dim=1)
     logs = [(rows @ unit.T / temperature).logsumexp(1) for rows in torch.split(unit, ROWS)]

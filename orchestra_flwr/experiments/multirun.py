@@ -20,15 +20,16 @@ from orchestra_flwr.config import (
     without_unread,
 )
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.experiments.planning import Plan, Row, run_name
 from orchestra_flwr.experiments.planning.description import Experiment, Presentation, Scale
+from orchestra_flwr.experiments.planning.plan import Plan
+from orchestra_flwr.experiments.planning.rows import Row, run_name
 from orchestra_flwr.experiments.results.comparison import why_left_out
 from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.reporting.text import percent
 
 FOLDER = Path("outputs/multirun")
-OWN = ("run_dir", "resume")  # every run has its own folder, and is resumed in it
-WIDEST = 10_000  # characters of a line of the table
+PER_RUN = ("run_dir", "resume")  # every run has its own folder, and is resumed in it
+MAX_WIDTH = 10_000  # characters of a line of the table
 MEASURES = {"kNN": "knn", "linear probe": "linear"}
 
 
@@ -64,10 +65,10 @@ def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
                 "are given twice"
             )
         configs[run] = config
-        named = {key.lstrip("+"): value for key, value in chosen.items()}
+        values = {key.lstrip("+"): value for key, value in chosen.items()}
         rows.append(
             Row(
-                values=named,
+                values=values,
                 seed=config.seed,
                 overrides=_unseeded(overrides),
                 run=run,
@@ -83,10 +84,10 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
     """The keys with several values, and the overrides that all runs share."""
     axes: dict[str, list[str]] = {}
     shared = []
-    found = swept_values(arguments, set(path_keys(Config)))
-    for text, values in zip(arguments, found, strict=True):
+    sweeps = swept_values(arguments, set(path_keys(Config)))
+    for text, values in zip(arguments, sweeps, strict=True):
         key = text.partition("=")[0].lstrip("+")
-        if key in OWN:
+        if key in PER_RUN:
             raise ConfigError(f"{key}: must not be given with --multirun, runs are in {FOLDER}/")
         if len(values) > 1:
             axes[text.partition("=")[0]] = values
@@ -98,33 +99,57 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
 
 
 def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> None:
-    """Prints a row for every run: its values, its accuracies, its folder.
+    """Prints a row for every run: its values, its accuracies with their gain, its folder.
 
-    One that was resumed with more rounds has no accuracies, and a line below says so.
+    Above them is a row for each encoder before training, with the values that all of its runs have.
+    A run that was resumed with more rounds has no accuracies, and a line below says so.
     """
     table = Table(box=box.MARKDOWN)
     for axis in plan.rows[0].values:
         table.add_column(printable(axis))
     for title in MEASURES:
         table.add_column(title, justify="right")
+        table.add_column("gain", justify="right")
     table.add_column("run")
-    left_out = {}
+    left_out: dict[str, str] = {}
+    rows: list[tuple[list[str], str]] = []
+    of_same_start: dict[tuple[float | None, ...], list[Row]] = {}
     for row in plan.rows:
         run = read_run(folder / row.run)
         if run and (why := why_left_out(run, row)):
             left_out[row.run], run = why, None
-        scores = [run.measure(name) if run else None for name in MEASURES.values()]
-        cells = ["-" if score is None else percent(score) for score in scores]
-        values = [escape(printable(value)) for value in row.values.values()]
-        table.add_row(*values, *cells, row.run)
+        pairs = [
+            (run.before(m), run.measure(m)) if run else (None, None) for m in MEASURES.values()
+        ]
+        cells = [cell for pair in pairs for cell in (_score(pair[1]), _gain(*pair))]
+        rows.append(([escape(printable(value)) for value in row.values.values()] + cells, row.run))
+        if any(before is not None for before, _ in pairs):
+            of_same_start.setdefault(tuple(before for before, _ in pairs), []).append(row)
+    for scores, members in of_same_start.items():
+        values = [{row.values[axis] for row in members} for axis in plan.rows[0].values]
+        shared = [escape(printable(min(found))) if len(found) == 1 else "-" for found in values]
+        before_cells = [cell for score in scores for cell in (_score(score), "")]
+        table.add_row(*shared, *before_cells, "before training")
+    for cells, name in rows:
+        table.add_row(*cells, name)
     console = console or Console()
     # As wide as its cells: in a narrower terminal lines wrap, and no folder's name is cut.
-    table.width = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
+    table.width = console.measure(
+        table, options=console.options.update(max_width=MAX_WIDTH)
+    ).maximum
     console.print(table, soft_wrap=True)
     for name, why in left_out.items():
         line = printable(f"left out: {name} {why}")
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"runs: {folder}", markup=False, highlight=False)
+
+
+def _score(score: float | None) -> str:
+    return "-" if score is None else percent(score)
+
+
+def _gain(before: float | None, after: float | None) -> str:
+    return "-" if before is None or after is None else f"{100 * (after - before):+.1f}"
 
 
 def _unseeded(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from orchestra_flwr.config import Config, ConfigError, is_free
-from orchestra_flwr.experiments.planning import Plan, Row, classes_held_by_clients
+from orchestra_flwr.experiments.planning.classes_held import classes_held_by_clients
+from orchestra_flwr.experiments.planning.plan import Plan
+from orchestra_flwr.experiments.planning.rows import Row
 from orchestra_flwr.experiments.planning.transfer import PROTOCOLS, check_transfer, with_root
 from orchestra_flwr.experiments.results.runs import (
     FINETUNED,
@@ -110,18 +112,18 @@ def _of_other_images(configs: Mapping[str, Config], folder: Path) -> Iterator[st
         root, run = config.data.options.get("root"), read_run(folder / name)
         if root and run is not None:
             with contextlib.suppress(ConfigError, OSError):  # one of the two is not there
-                before = run.config.data.options.get("root")
-                if before and not at_home(root).samefile(at_home(before)):
-                    moved[before, root] += 1
-    for (before, root), count in moved.items():
+                earlier = run.config.data.options.get("root")
+                if earlier and not at_home(root).samefile(at_home(earlier)):
+                    moved[earlier, root] += 1
+    for (earlier, root), count in moved.items():
         yield (
-            f"{count} of these runs are there already and are of the images in {before}, not in "
+            f"{count} of these runs are there already and are of the images in {earlier}, not in "
             f"{root}: for other images give another folder="
         )
 
 
 def run_jobs(todo: list[Job], folder: Path, jobs: int, announce: Announce) -> list[str]:
-    """Runs jobs, so many side by side; returns and raises as :func:`run_plan`."""
+    """Runs jobs, at most `jobs` side by side; returns and raises as :func:`run_plan`."""
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
     return _Sweep(todo, folder, jobs, announce).run()
 
@@ -137,7 +139,7 @@ def jobs_of(plan: Plan, folder: Path) -> list[Job]:
 
 
 def _job_of(plan: Plan, row: Row, folder: Path) -> Job | None:
-    """What a row still needs; None for nothing."""
+    """The commands that a row still needs; None: it is complete."""
     path = folder / row.run
     run = read_run(path)
     steps, begun = [], run is not None
@@ -164,14 +166,16 @@ def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list
         if trained is None or trained.is_missing(measure, plan.transfer)
     }
     device = _values_of(row, "device", "plugins")
-    wanted = []
+    commands = []
     if missing & FINETUNED.keys():
         places = _values_of(row, "data.root", "data.cache")
-        wanted.append([*device, *places, "protocols=[finetune]", f"name={FINETUNING}"])
+        commands.append([*device, *places, "protocols=[finetune]", f"name={FINETUNING}"])
     if plan.transfer and missing & TRANSFER.keys():
         images = with_root(plan.experiment.at(plan.scale).transfer, plan.transfer_root)
-        wanted.append([*device, *images, PROTOCOLS, f"name={plan.transfer}"])
-    return [_command("orchestra_flwr.evaluation", [f"run={path}", *given]) for given in wanted]
+        commands.append([*device, *images, PROTOCOLS, f"name={plan.transfer}"])
+    return [
+        _command("orchestra_flwr.evaluation", [f"run={path}", *arguments]) for arguments in commands
+    ]
 
 
 def _values_of(row: Row, *keys: str) -> list[str]:
@@ -298,7 +302,7 @@ def _measure_splits(configs: Mapping[str, Config], folder: Path, announce: Annou
         try:
             held = classes_held_by_clients(config)
             where = {"run_dir" if run is None else "resume": str(folder / name)}
-            with RunFolder.opened(config.model_copy(update=where)) as target:
+            with RunFolder.open(config.model_copy(update=where)) as target:
                 target.write_summary({"classes": held, "versions": environment()})
             announce(f"[{number}/{len(configs)}] done: {name}")
         except ConfigError as error:

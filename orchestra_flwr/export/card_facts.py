@@ -28,7 +28,7 @@ OF_ALL_MODELS = ("k_anonymity", "released", "privacy", "not_private", "versions"
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What is known of an encoder.
+    """What its files say of an encoder.
 
     Attributes:
         spec: how it is built.
@@ -44,7 +44,7 @@ class CardFacts:
 
     @classmethod
     def of(cls, encoder: Path) -> Self:
-        """Those of an encoder's file, its description and the run folder that it lies in.
+        """The facts in an encoder's description and in its run folder.
 
         Raises:
             OSError: a file cannot be read.
@@ -56,14 +56,14 @@ class CardFacts:
         if one_of_several:
             folder = folder.parent
         saved, summary = folder / "config.yaml", folder / "summary.json"
-        found = json.loads(summary.read_bytes()) if summary.is_file() else {}
+        scores = json.loads(summary.read_bytes()) if summary.is_file() else {}
         if one_of_several:  # the run's scores are not those of each
-            found = {key: found[key] for key in OF_ALL_MODELS if key in found}
+            scores = {key: scores[key] for key in OF_ALL_MODELS if key in scores}
         return cls(
             spec=parse(EncoderSpec, described["spec"]),
             about=described.get("about") or {},
             config=read_config_file(saved) if saved.is_file() else {},
-            summary=found,
+            summary=scores,
         )
 
     @property
@@ -74,7 +74,7 @@ class CardFacts:
 
     @property
     def paper(self) -> str:
-        """What the method's module says of it, with its source; "" where it is not known."""
+        """The docstring of the method's module, with its source; "" where it is not known."""
         method = self.method
         return inspect.getdoc(sys.modules[method.__module__]) or "" if method else ""
 
@@ -88,7 +88,7 @@ class CardFacts:
 
     @property
     def data(self) -> str:
-        """What to call the images: their data set and, of a folder, its name without a path."""
+        """The images' data set and, of a folder, its name without a path."""
         name = str(self.about.get("data") or "images")
         if "data" not in self.config:
             return name
@@ -101,12 +101,12 @@ class CardFacts:
 
     @property
     def deployed(self) -> bool:
-        """Whether real clients trained, which a server's configuration with its `host` tells."""
+        """Whether real clients trained: then the configuration is a server's, with `host`."""
         return "host" in self.config
 
     @property
     def clients(self) -> str:
-        """Over how many clients the images were spread, and of what kind these were."""
+        """The number of clients and their kind, in words."""
         count = (self.config.get("federation") or {}).get("clients")
         if not self.config:
             return "clients"

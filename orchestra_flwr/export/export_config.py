@@ -30,34 +30,26 @@ class ExportConfig(SavedEncoderConfig):
     evaluation: ScoresConfig
 
     def unread(self) -> dict[str, str]:
-        """As :meth:`Composed.unread`: what the format, and one without 8 bits, do not read."""
-        found: dict[str, str] = {}
+        """Keys that do nothing with the chosen format, or without 8 bits, and why."""
+        unread: dict[str, str] = {}
         if not self.int8:
-            found |= dict.fromkeys(("calibration", "evaluation", "data"), "without int8=true")
+            unread |= dict.fromkeys(("calibration", "evaluation", "data"), "without int8=true")
         if self.format != "hub":
-            found["license"] = "without format=hub"
+            unread["license"] = "without format=hub"
         if self.format in ("hub", "detectron2"):
-            found |= dict.fromkeys(("any_size", "tolerance"), f"with format={self.format}")
+            unread |= dict.fromkeys(("any_size", "tolerance"), f"with format={self.format}")
         if not self.push_to_hub:
-            found["private"] = "without push_to_hub"
-        return found
+            unread["private"] = "without push_to_hub"
+        return unread
 
     @model_validator(mode="after")
-    def _only_onnx_is_quantised(self) -> Self:
+    def _choices_fit(self) -> Self:
         if self.int8 and self.format != "onnx":
             raise ValueError("int8=true: needs format=onnx, whose runtime quantises")
-        return self
-
-    @model_validator(mode="after")
-    def _only_a_hubs_folder_is_pushed(self) -> Self:
         if self.push_to_hub and self.format != "hub":
             raise ValueError(f"push_to_hub={self.push_to_hub}: needs format=hub")
         if self.push_to_hub and not REPOSITORY.fullmatch(self.push_to_hub):
             raise ValueError(f"push_to_hub={self.push_to_hub}: must be owner/name")
-        return self
-
-    @model_validator(mode="after")
-    def _files_compute_in_float32(self) -> Self:
         if (precision := self.evaluation.precision) != "float32":
             raise ValueError(
                 f"evaluation.precision={precision}: must be float32, in which exported files "
@@ -67,10 +59,6 @@ class ExportConfig(SavedEncoderConfig):
 
     @property
     def exported(self) -> Path:
-        """Where exported files are written."""
-        return Path(self.folder) if self.folder else self.beside("export")
-
-    @property
-    def hub_folder(self) -> Path:
-        """Where the folder in the layout of the hub is."""
-        return Path(self.folder) if self.folder else self.beside("hub")
+        """The folder of what is written."""
+        name = "hub" if self.format == "hub" else "export"
+        return Path(self.folder) if self.folder else self.beside(name)

@@ -93,15 +93,15 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
 
 
 def made_from(folder: Path) -> dict[str, str]:
-    """By the names of a folder's exported files the SHA-256 of the encoder that each is of."""
+    """For each exported file of a folder, by name, the SHA-256 of the encoder it was made from."""
     try:
-        known = json.loads((folder / DESCRIPTION).read_bytes()).get("made_from") or {}
+        digests = json.loads((folder / DESCRIPTION).read_bytes()).get("made_from") or {}
     except (OSError, ValueError):
         return {}
-    return {name: digest for name, digest in known.items() if (folder / name).is_file()}
+    return {name: digest for name, digest in digests.items() if (folder / name).is_file()}
 
 
-Made = tuple[Path, bytes, Features, float]  # where to write what, and how far it is from torch
+Made = tuple[Path, bytes, Features, float]  # path, content, and difference from torch's features
 
 
 def _made(config: ExportConfig, portable: PortableEncoder, dataset: Dataset | None) -> list[Made]:
@@ -170,8 +170,8 @@ def _images(config: ExportConfig, encoder: Encoder) -> Dataset:
 
 def _labelled(dataset: Dataset | None) -> tuple[Labelled, Labelled] | None:
     parts: list[ImageSet | None] = [dataset.train, dataset.test] if dataset else []
-    known = [part.labelled for part in parts if part is not None]
-    pairs = [(part.images, part.labels) for part in known if part.labels is not None]
+    labelled = [part.labelled for part in parts if part is not None]
+    pairs = [(part.images, part.labels) for part in labelled if part.labels is not None]
     return (pairs[0], pairs[1]) if len(pairs) == 2 else None
 
 
@@ -182,7 +182,7 @@ def _counts(dataset: Dataset | None) -> Mapping[str, int]:
 
 
 def _about(portable: PortableEncoder) -> dict[str, str]:
-    """What an ONNX model says of itself, for who has nothing else."""
+    """The metadata of an ONNX model: its input and output, for users who have only the file."""
     side = portable.image_size or "any size, resized inside"
     return {
         "input": f"images: uint8 (batch, {portable.channels}, height, width), 0 to 255, {side}",

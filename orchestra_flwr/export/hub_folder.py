@@ -38,17 +38,17 @@ def export_to_hub(config: ExportConfig) -> str:
     """
     if config.push_to_hub:
         require("push_to_hub", "huggingface", "huggingface_hub")
-    encoder_of(config)  # what cannot be loaded is no use to anybody
+    encoder_of(config)  # refuses a damaged one
     files = write_hub_folder(
         config.encoder,
         config.beside("export"),
-        config.hub_folder,
+        config.exported,
         repository=config.push_to_hub or "",
         license=config.license or "",
     )
     if config.push_to_hub:
-        return push(config.hub_folder, files, config.push_to_hub, private=config.private)
-    return str(config.hub_folder)
+        return push(config.exported, files, config.push_to_hub, private=config.private)
+    return str(config.exported)
 
 
 def write_hub_folder(
@@ -95,7 +95,7 @@ def write_hub_folder(
 
 
 def _check_nothing_else(folder: Path) -> None:
-    """Who names a run's folder would mix the two, and believe that all of it is published.
+    """Refuses a folder with other files, such as a run's, which would seem to be published, too.
 
     Raises:
         ConfigError: names a file or folder that is not written here; hidden ones do not count.
@@ -114,9 +114,9 @@ def _check_nothing_else(folder: Path) -> None:
 def _exported_of(encoder: Path, folder: Path) -> list[str]:
     """The names of the exported files in a folder, and their description's."""
     names = [name for name in EXPORTED if (folder / name).is_file()]
-    known, digest = made_from(folder), file_sha256(encoder)
+    digests, digest = made_from(folder), file_sha256(encoder)
     for name in names:
-        if known.get(name) != digest:
+        if digests.get(name) != digest:
             raise ConfigError(
                 f"{folder / name} was exported from another encoder than {encoder}: export it "
                 "again, or remove it"
@@ -127,7 +127,7 @@ def _exported_of(encoder: Path, folder: Path) -> list[str]:
 def push(folder: Path, files: Sequence[Path], repository: str, *, private: bool) -> str:
     """Uploads files as one commit; the repository is made where there is none.
 
-    Who may do it is up to huggingface_hub: its `login`, or HF_TOKEN.
+    The account is that of huggingface_hub: its `login`, or HF_TOKEN.
 
     Args:
         folder: becomes the repository's.

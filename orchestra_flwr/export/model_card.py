@@ -147,8 +147,9 @@ def _accuracy(facts: CardFacts) -> str:
     versions = facts.summary.get("versions") or {}
     made = ", ".join(f"{k} {versions[k]}" for k in ("orchestra_flwr", "torch") if versions.get(k))
     return (
-        f"Of {facts.data}'s test images, by frozen features; `untrained` is the same network with "
-        f"its initial weights.\n\n{buffer.getvalue().strip()}\n\nMade with {made or 'unknown'}."
+        f"Of {facts.data}'s test images, by frozen features; `before training` is the same network "
+        "with the weights that the run began with.\n\n"
+        f"{buffer.getvalue().strip()}\n\nMade with {made or 'unknown'}."
     )
 
 

@@ -90,12 +90,12 @@ def loaded(file: bytes) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch's exporters tell of their own steps and deprecations."""
-    before = logging.root.manager.disable
+    """Silences torch's exporters, which log their steps and deprecations."""
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(level)

@@ -20,6 +20,7 @@ from orchestra_flwr.data import (
     shift_images,
 )
 from orchestra_flwr.evaluation import OwnClasses
+from orchestra_flwr.evaluation.linear_probe import penalty_of
 from orchestra_flwr.methods import labels_for, release_of
 from orchestra_flwr.methods.labels import shown_labels
 from orchestra_flwr.models import BatchNormPolicy
@@ -121,7 +122,9 @@ def own_classes(
         images = everything.images[chosen]
         shifted = shift_images(config.shift, images, chosen, client, config.seed)
         few = shifted, everything.labels[chosen]
-    return OwnClasses((train.images, train.labels), (test.images, test.labels), targets, held, few)
+    penalty = penalty_of(config.evaluation.probe)
+    bank, queries = (train.images, train.labels), (test.images, test.labels)
+    return OwnClasses(bank, queries, targets, held, few, penalty)
 
 
 def _check_batch_norm(config: Config) -> None:

@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
     named = with_class_names(config, population.dataset.train.classes)
     check_population(named, population)
     with (
-        RunFolder.opened(config) as folder,
+        RunFolder.open(config) as folder,
         make_progress(config.logging.progress, config.federation.rounds) as progress,
         recorded_split(named, population, folder),
     ):

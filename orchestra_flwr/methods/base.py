@@ -79,6 +79,14 @@ class Method(Plugin, nn.Module, ABC):
     def backbones(self) -> dict[str, Backbone]:
         """The backbones to evaluate, by name; the first one is saved."""
 
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """By name, the losses of a network that has learned nothing, where such a value is known.
+
+        Args:
+            batch_size: images a step.
+        """
+        return {}
+
     @classmethod
     def check(cls, config: Config) -> None:
         """Refuses labels and privacy that the method does not support; subclasses call it."""

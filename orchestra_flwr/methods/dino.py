@@ -4,6 +4,7 @@ Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV
 2104.14294).
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -92,6 +93,10 @@ class DINO(SupportsVmap, MomentumEncoder):
             Recipe(crop_scale=areas, blur_p=0.1, solarize_p=0.2),
         )
         return (*large, *(LOCAL for _ in range(self.settings.local_crops)))
+
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """All outputs are equally likely."""
+        return {"distillation": math.log(self.settings.outputs)}
 
     def loss(self, batch: Batch) -> Step:
         """The student's error of one step (Algorithm 1)."""

@@ -4,6 +4,7 @@ He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", 
 1911.05722); Chen et al., "Improved Baselines with Momentum Contrastive Learning", arXiv 2003.04297.
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -86,6 +87,10 @@ class MoCoV2(StartsRounds, SupportsVmap, MomentumEncoder):
     def start_round(self, received: Received) -> None:
         """The queue begins empty."""
         self.queue.clear()
+
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """The second view and all keys of a full queue are equally likely."""
+        return {"contrastive": math.log(1 + self.settings.queue)}
 
     def loss(self, batch: Batch) -> Step:
         """The first view's query against the second view's key and the queue (Algorithm 1)."""

@@ -5,6 +5,7 @@ ICML 2022, Algorithms 1 and 2.
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -130,6 +131,11 @@ class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
         """The target first: Algorithm 2 returns it."""
         online = {"online": self.backbone}
         return {"target": self.target_backbone, **online} if self.settings.target else online
+
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """Global clusters, and rotations, are equally likely."""
+        rotation = {"rotation": math.log(4)} if self.settings.rotation else {}
+        return {"cluster": math.log(len(self.global_centroids)), **rotation}
 
     def start_round(self, received: Received) -> None:
         """The clustering begins anew: clients are stateless."""

@@ -3,6 +3,7 @@
 Gidaris et al., "Unsupervised Representation Learning by Predicting Image Rotations", ICLR 2018.
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -29,6 +30,10 @@ class RotPred(SupportsVmap, Projecting):
     def recipes(self) -> Sequence[Recipe]:
         """The image as it is, turned."""
         return (TURNED,)
+
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """Four rotations are equally likely."""
+        return {"rotation": math.log(4)}
 
     def loss(self, batch: Batch) -> Step:
         """Cross-entropy of the rotation of each image."""

@@ -120,6 +120,11 @@ class SimCLR(BoundsInformation, SupportsVmap, SomeLabels):
         )
         return Step(losses, {"backbone": features, "projector": projections})
 
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """The logarithm of the number of candidates, which are equally likely."""
+        infonce = self.settings.loss == "infonce"
+        return {"contrastive": math.log(batch_size if infonce else 2 * batch_size - 1)}
+
     def information(self, step: Step) -> Tensor:
         """log B - InfoNCE, a valid bound whichever loss is minimised."""
         first, second = (each.detach() for each in step.features["projector"])

@@ -4,6 +4,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 AISTATS 2017.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch.nn.functional as F
@@ -27,6 +28,10 @@ class Supervised(SupportsVmap, Classifying):
     def recipes(self) -> Sequence[Recipe]:
         """Crop and flip."""
         return (CROPPED,)
+
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """All classes are equally likely."""
+        return {"classification": math.log(self.classifier.out_features)}
 
     def loss(self, batch: Batch) -> Step:
         """Cross-entropy of the classes."""

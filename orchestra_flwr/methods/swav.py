@@ -4,6 +4,7 @@ Caron et al., "Unsupervised Learning of Visual Features by Contrasting Cluster A
 2020 (arXiv 2006.09882).
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -118,6 +119,10 @@ class SwAV(StartsRounds, SupportsVmap, Projecting):
     def start_round(self, received: Received) -> None:
         """The queue begins empty."""
         self.queue.clear()
+
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """All prototypes are equally likely."""
+        return {"clustering": math.log(self.settings.prototypes)}
 
     def loss(self, batch: Batch) -> Step:
         """Swapped prediction of one step."""

@@ -202,6 +202,12 @@ def check_batch_norm(config: Config) -> None:
             )
 
 
+def has_statistics(backbone: nn.Module) -> bool:
+    """Whether BatchNorm has statistics of images: a running mean of it has moved from 0."""
+    means = [norm.running_mean for _, norm in _norms(backbone)]
+    return any(mean is not None and bool(mean.any()) for mean in means)
+
+
 def check_frozen(backbone: FreezableNorms) -> None:
     """Refuses to freeze the statistics of an untrained backbone.
 
@@ -211,8 +217,7 @@ def check_frozen(backbone: FreezableNorms) -> None:
     Raises:
         ConfigError: it is frozen, and none of its running means has moved from 0.
     """
-    means = [norm.running_mean for _, norm in _norms(backbone)]
-    if backbone.norms_are_frozen and not any(m is not None and bool(m.any()) for m in means):
+    if backbone.norms_are_frozen and not has_statistics(backbone):
         raise ConfigError(
             "model.batch_norm=frozen: the backbone begins with statistics of no images; "
             "pretrained weights have some (init, or model.weights of model=timm)"

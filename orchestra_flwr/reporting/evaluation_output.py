@@ -22,6 +22,7 @@ from orchestra_flwr.reporting.text import percent
 NAMES = {
     "knn": "kNN",
     "linear": "linear probe",
+    "linear_fixed": "linear probe, penalty 1e-4",
     "linear_published": "linear probe, published schedule",
 }
 
@@ -34,7 +35,7 @@ FEW_LABELS = {
 def check_place(folder: Path) -> None:
     """Refuses a folder of results that cannot be written, before hours of evaluation.
 
-    Nothing is left there. One that is still to be made is tried by the folder that it will be in.
+    Leaves no file. For a folder that does not exist yet, its parent is tried.
 
     Raises:
         ConfigError: names the folder, and why.
@@ -43,7 +44,7 @@ def check_place(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder if folder.exists() else folder.parent):
             pass
     except FileNotFoundError:
-        return  # no encoder is there either, which is told by its name
+        return  # no encoder is there either; loading it says so
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from None
 

@@ -1,14 +1,14 @@
 """What a checkpoint remembers of the other files in its run folder, and whether they still fit.
 
 A run that is resumed beside another configuration, or without some of its records, would end in
-results that belong to neither run. `sha256sum` would read all of a growing file after each round.
+results that belong to neither run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from orchestra_flwr.config import (
     read_config_file,
 )
 from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST
+from orchestra_flwr.reporting.text import flat
 from orchestra_flwr.tensor_files import DamagedFileError, read_values
 
 CHECKPOINT = f"checkpoint/{LATEST}"
@@ -28,7 +29,7 @@ GROWING = ("metrics.jsonl", "checkpoint/releases.jsonl")
 FIXED = ("checkpoint/run.id", "checkpoint/noise.key")
 REMOVED_AT_THE_END = "checkpoint/noise.key"
 ENDED = "summary.json"
-MOST_NAMED = 5  # differences in one message
+MAX_NAMED = 5  # differences in one message
 FREE = (*RESUME_MAY_CHANGE, "run_dir", "resume", "resume_round")
 
 
@@ -45,7 +46,6 @@ class FolderRecord:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._config = read_config_file(folder / "config.yaml")
-        self._growing = {name: _Prefix(folder / name) for name in GROWING}
 
     def to_json(self) -> str:
         """The folder as it is now, for the checkpoint.
@@ -53,9 +53,8 @@ class FolderRecord:
         Raises:
             OSError: a file cannot be read.
         """
-        found = {name: prefix.extended() for name, prefix in self._growing.items()}
-        found |= {name: _Prefix(self._folder / name).extended() for name in FIXED}
-        files = {name: entry for name, entry in found.items() if entry}
+        paths = {name: self._folder / name for name in (*GROWING, *FIXED)}
+        files = {name: _entry(path.read_bytes()) for name, path in paths.items() if path.is_file()}
         return json.dumps({"config": self._config, "files": files}, default=str)
 
 
@@ -71,7 +70,10 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
     """
     path = folder / checkpoint
     if not path.is_file():
-        if (folder / ENDED).exists() or _lines(folder / "metrics.jsonl") > 1:
+        metrics = folder / "metrics.jsonl"
+        # A run that is killed after its first line may have no checkpoint yet.
+        lines = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+        if (folder / ENDED).exists() or lines > 1:
             raise ConfigError(
                 f"{path} was removed, and without it the run cannot go on; put it back, "
                 f"or start a new run, which may begin with this one's encoder (init={folder})"
@@ -96,36 +98,10 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
             )
 
 
-class _Prefix:
-    """The digest of a file that only grows; what was read once is not read again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._bytes = self._lines = 0
-        self._digest = hashlib.sha256()
-
-    def extended(self) -> dict[str, Any]:
-        """Bytes, lines and digest of all there is now; empty where there is no file."""
-        if not self._path.is_file():
-            return {}
-        with self._path.open("rb") as file:
-            file.seek(self._bytes)
-            self._add(file.read())
-        return self.entry
-
-    def _add(self, data: bytes) -> None:
-        self._bytes += len(data)
-        self._lines += data.count(b"\n")
-        self._digest.update(data)
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        return {"bytes": self._bytes, "lines": self._lines, "sha256": self._digest.hexdigest()}
-
-
-def _lines(path: Path) -> int:
-    """A run that is killed after its first line may have no checkpoint yet."""
-    return path.read_bytes().count(b"\n") if path.is_file() else 0
+def _entry(data: bytes) -> dict[str, Any]:
+    """What the record says of a file with this content."""
+    digest = hashlib.sha256(data).hexdigest()
+    return {"bytes": len(data), "lines": data.count(b"\n"), "sha256": digest}
 
 
 def _difference(path: Path, entry: Mapping[str, Any], *, grows: bool) -> str:
@@ -141,42 +117,29 @@ def _difference(path: Path, entry: Mapping[str, Any], *, grows: bool) -> str:
 
 
 def _check_config(file: Path, saved: Mapping[str, Any]) -> None:
-    before, now = dict(_flat(saved)), dict(_flat(read_config_file(file)))
+    old, new = flat(saved), flat(read_config_file(file))
     changes = [
-        f"{key} {_shown(before, key)} -> {_shown(now, key)}"
-        for key in dict.fromkeys([*before, *now])
-        if (key in before, before.get(key)) != (key in now, now.get(key))
-        and not _is_free(key)
-        and not (key == MAY_GROW and _grows(before, now))
+        f"{key} {_shown(old, key)} -> {_shown(new, key)}"
+        for key in dict.fromkeys([*old, *new])
+        if (key in old, old.get(key)) != (key in new, new.get(key))
+        and not any(f"{key}.".startswith(f"{free}.") for free in FREE)
+        and not (key == MAY_GROW and _grows(old, new))
     ]
     if changes:
-        more = len(changes) - MOST_NAMED
-        named = ", ".join(changes[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        more = len(changes) - MAX_NAMED
+        listed = ", ".join(changes[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
         raise ConfigError(
-            f"{file} was changed since the checkpoint: {named}; put the old values back, "
+            f"{file} was changed since the checkpoint: {listed}; put the old values back, "
             "or start a new run"
         )
 
 
-def _grows(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _grows(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Whether there are to be more rounds, which leaves those that there were as they are."""
-    old, new = before.get(MAY_GROW), now.get(MAY_GROW)
-    constant = now.get("schedule.name", "constant") == "constant"
-    return constant and isinstance(old, int) and isinstance(new, int) and new > old
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Full keys with their values."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    rounds, more = old.get(MAY_GROW), new.get(MAY_GROW)
+    constant = new.get("schedule.name", "constant") == "constant"
+    return constant and isinstance(rounds, int) and isinstance(more, int) and more > rounds
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
     return json.dumps(values[key], default=str) if key in values else "(none)"
-
-
-def _is_free(key: str) -> bool:
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)

@@ -29,7 +29,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 KNN, LINEAR = COLOURS[:2]
 # Starts away from white, which is left for clients without the class.
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#d6e6f4", "#5aa2cf", "#0b559f", "#08244d"])
-MOST_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
+MAX_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
 EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"
 
 
@@ -43,7 +43,7 @@ def curves_figure(metrics: Metrics, name: str = "") -> Figure:
 
     Args:
         metrics: the records of `metrics.jsonl`. Scores may be in some rounds only or in none;
-            those of round 0 are the untrained encoder's, drawn as dashed lines.
+            those of round 0, before training, are drawn as dashed lines.
         name: of the run, stands above; "": nothing does.
     """
     figure = new_figure(10, 6.4, name)
@@ -190,13 +190,13 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
             _line(panel, points, f"{name}, {backbone}", colour, alpha=alpha)
     for key, name, colour in kinds:
         for _, value in _points(untrained, "scores", saved, key, factor=100)[-1:]:
-            panel.axhline(value, color=colour, ls="--", lw=1, label=f"{name}, untrained")
+            panel.axhline(value, color=colour, ls="--", lw=1, label=f"{name}, before training")
 
 
 def _draw_traffic(panel: Axes, metrics: Metrics) -> None:
     panel.set_title("traffic of a training round, MB")
     trained = _trained(metrics)
-    # Often the two are the same: what lies below is wider than what lies above.
+    # Often the two are equal: the lower line is drawn wider, so that both are seen.
     _line(panel, _points(trained, "bytes_down", factor=1e-6), "down", COLOURS[1], width=5)
     _line(panel, _points(trained, "bytes_up", factor=1e-6), "up", COLOURS[0])
 
@@ -213,8 +213,8 @@ def _trained(metrics: Metrics) -> Metrics:
 
 def _points(metrics: Metrics, *keys: str, factor: float = 1) -> list[tuple[int, float]]:
     """Rounds and values, in the rounds that have one (null in JSON: not finite)."""
-    found = ((record["round"], lookup(record, *keys)) for record in metrics)
-    return [(round, factor * value) for round, value in found if value is not None]
+    values = ((record["round"], lookup(record, *keys)) for record in metrics)
+    return [(round, factor * value) for round, value in values if value is not None]
 
 
 def _line(
@@ -287,7 +287,7 @@ def style_axes(panel: Axes) -> None:
 def _name_clients(panel: Axes, names: Sequence[str], count: int) -> None:
     panel.set_xlabel("client", color=INK)
     numbered = [str(number) for number in range(count)]
-    if len(names) <= MOST_NAMES and list(names) not in ([], numbered):
+    if len(names) <= MAX_NAMES and list(names) not in ([], numbered):
         panel.set_xticks(range(count), _short(names), fontsize=8, parse_math=False, rotation=30)
     else:
         panel.xaxis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1))
@@ -299,7 +299,7 @@ def _short(names: Sequence[str]) -> list[str]:
 
 
 def _name_classes(heat: Axes, names: Sequence[str]) -> None:
-    if len(names) <= MOST_NAMES:
+    if len(names) <= MAX_NAMES:
         heat.set_yticks(range(len(names)), _short(names), fontsize=8, parse_math=False)
     else:
         heat.set_ylabel("class")

@@ -76,7 +76,7 @@ class Progress:
         self.failed += not ok
 
     def images_evaluated(self, backbone: str, done: int, total: int) -> None:
-        """The server has passed so many of its images through a backbone that it evaluates."""
+        """The server has made features of `done` of `total` images with a backbone."""
 
     def round_finished(
         self,
@@ -141,20 +141,20 @@ class PlainProgress(Progress):
         self._round_began = self._last_line = time.monotonic()
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
-        """As :meth:`Progress.round_started`."""
+        """Says what begins, until a round has ended and the time of one is known."""
         super().round_started(round, cohort, label)
         self._round_began = self._last_line = time.monotonic()
         if not self._finished:  # nobody knows yet how long a round is
             self.phase_started(self._position())
 
     def client_done(self, client: str, ok: bool) -> None:
-        """As :meth:`Progress.client_done`."""
+        """A line at most every half minute."""
         super().client_done(client, ok)
         if self.done < self.cohort:
             self._throttled(self._position(), self._clients())
 
     def images_evaluated(self, backbone: str, done: int, total: int) -> None:
-        """As :meth:`Progress.images_evaluated`."""
+        """A line at most every half minute."""
         place = f"round {self.round}/{self.rounds} evaluating {backbone}"
         self._throttled(place, f"{done:,}/{total:,} images")
 
@@ -173,7 +173,7 @@ class PlainProgress(Progress):
         seconds: float,
         dropped: Sequence[str],
     ) -> None:
-        """As :meth:`Progress.round_finished`."""
+        """One line of all that is known of the round, and one for each dropped client."""
         super().round_finished(round, losses, scores, seconds, dropped)
         self.phase_ended()
         self.message(
@@ -194,7 +194,7 @@ class PlainProgress(Progress):
         print(printable(text), file=self._file, flush=True)
 
     def phase(self, text: str) -> AbstractContextManager[None]:
-        """As :meth:`Progress.phase`: lines, fewer and fewer of them; the round's own end here."""
+        """Lines at growing intervals; ends the phase that a round began."""
         self.phase_ended()
         return phase(text, self.message)
 
@@ -233,7 +233,7 @@ class LiveProgress(Progress):
         self._bars.stop()
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
-        """As :meth:`Progress.round_started`."""
+        """Sets both bars."""
         super().round_started(round, cohort, label)
         # After a resume the first round to start is not the run's first.
         self._bars.update(self._rounds_bar, completed=max(0, round - 1))
@@ -241,13 +241,13 @@ class LiveProgress(Progress):
         self._bars.update(self._clients_bar, description=escape(label) or "clients", facts="")
 
     def client_done(self, client: str, ok: bool) -> None:
-        """As :meth:`Progress.client_done`."""
+        """Moves the bar of the clients."""
         super().client_done(client, ok)
         failed = f"[red]{self.failed} failed[/]" if self.failed else ""
         self._bars.update(self._clients_bar, completed=self.done, facts=failed)
 
     def images_evaluated(self, backbone: str, done: int, total: int) -> None:
-        """As :meth:`Progress.images_evaluated`."""
+        """The bar of the clients counts images meanwhile."""
         text = escape(f"evaluating {backbone}")
         self._bars.update(
             self._clients_bar, description=text, completed=done, total=total, facts="images"
@@ -261,7 +261,7 @@ class LiveProgress(Progress):
         seconds: float,
         dropped: Sequence[str],
     ) -> None:
-        """As :meth:`Progress.round_finished`."""
+        """Moves the bar of the rounds; a line where the round was evaluated."""
         super().round_finished(round, losses, scores, seconds, dropped)
         knn = "" if self.knn is None else f"kNN {percent(self.knn)}"
         facts = _join(_losses(losses), knn, self._time_left())
@@ -279,7 +279,7 @@ class LiveProgress(Progress):
 
     @contextmanager
     def phase(self, text: str) -> Iterator[None]:
-        """As :meth:`Progress.phase`: a bar of its own."""
+        """A bar of its own."""
         bar = self._bars.add_task(escape(text), total=None, facts="")
         try:
             yield

@@ -28,7 +28,7 @@ LOCK = ".lock"
 
 
 class RunFolder:
-    """A run's folder; made by :meth:`create` or :meth:`resume`, and by :meth:`opened` to write.
+    """A run's folder; made by :meth:`create` or :meth:`resume`, and by :meth:`open` to write.
 
     Attributes:
         path: the folder.
@@ -51,7 +51,7 @@ class RunFolder:
 
     @classmethod
     @contextmanager
-    def opened(cls, config: Config, outputs: str | Path = "outputs") -> Iterator[Self]:
+    def open(cls, config: Config, outputs: str | Path = "outputs") -> Iterator[Self]:
         """The folder of a configuration's run, new or resumed, for this process alone.
 
         Raises:
@@ -122,15 +122,15 @@ class RunFolder:
     def _earlier_checkpoint(self, round_: int) -> Path | None:
         """The checkpoint of a round; None: it is the latest one."""
         rounds = earlier_rounds(self.checkpoint)
-        with suppress(OSError, DamagedFileError):  # one may go back just because of that
+        with suppress(OSError, DamagedFileError):  # a damaged one is a reason to go back
             if (latest := round_of(self.checkpoint / LATEST)) == round_:
                 return None
-            rounds = [each for each in [*rounds, latest] if each <= latest]
+            rounds = [number for number in [*rounds, latest] if number <= latest]
         if round_ not in rounds:
-            kept = ", ".join(map(str, rounds)) or "none"
+            held = ", ".join(map(str, rounds)) or "none"
             raise ConfigError(
                 f"resume_round={round_}: must be a round whose checkpoint {self.path} holds "
-                f"({kept}); there are those of the last {KEPT_ROUNDS}"
+                f"({held}); there are those of the last {KEPT_ROUNDS}"
             )
         return earlier_path(self.checkpoint, round_)
 
@@ -258,8 +258,8 @@ def _begin(path: Path, config: Config) -> None:
     run_dir = config.run_dir or str(path)
     try:
         # A kill in the middle of the last line below leaves a temporary file.
-        left = path.glob(".config.yaml.*.tmp")
-        names = {entry.name for entry in path.iterdir()} - {LOCK, *(each.name for each in left)}
+        unfinished = {entry.name for entry in path.glob(".config.yaml.*.tmp")}
+        names = {entry.name for entry in path.iterdir()} - {LOCK} - unfinished
     except OSError as error:
         raise _no_folder(run_dir, error) from None
     if "config.yaml" in names:

@@ -17,6 +17,7 @@ from orchestra_flwr.models import Encoder, load_encoder
 from orchestra_flwr.reporting.plots import curves_figure, partition_figure
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.summary_table import print_summary
+from orchestra_flwr.reporting.text import flat
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,7 +117,8 @@ class Result:
             ) from None
         rounds: dict[int, dict[str, Any]] = {}
         for record in self._records():
-            rounds.setdefault(record["round"], {}).update(_flat(record))
+            numbers = {k: v for k, v in flat(record).items() if not isinstance(v, list)}
+            rounds.setdefault(record["round"], {}).update(numbers)
         return pandas.DataFrame(list(rounds.values())).set_index("round")
 
     @cached_property
@@ -163,14 +165,3 @@ class Result:
 
     def _records(self) -> list[dict[str, Any]]:
         return RunFolder(self.folder).read_metrics()
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values under names with dots; lists, such as dropped clients, are left out."""
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif not isinstance(value, list):
-            flat[prefix + key] = value
-    return flat

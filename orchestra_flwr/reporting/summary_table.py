@@ -23,6 +23,11 @@ ASKED_FOR = (  # shown where there are any
     ("classifier itself", "accuracy"),
 )
 MUCH = 0.02  # a difference of accuracies that is worth a line
+STATISTICS = {  # by the key of scores before training that the table does not show
+    "initial_statistics": "BatchNorm's initial statistics",
+    "loaded_statistics": "BatchNorm's statistics as loaded",
+    "recalibrated_statistics": "BatchNorm's statistics of the server's images",
+}
 
 
 def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Table:
@@ -37,16 +42,22 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
     """
     table = Table(box=box.MARKDOWN)
     table.add_column("accuracy")
-    for column in ("untrained", "trained", "gain"):
+    for column in ("before training", "trained", "gain"):
         table.add_column(column, justify="right")
     saved = trained.get("backbone", "target")
     others = [n for n, value in trained.items() if n != "untrained" and _is_scores(value)]
     measured = [pair for pair in ASKED_FOR if trained.get(pair[1]) is not None]
     for score, key in (*SCORES, *measured):
         for name, keys in ((saved, (key,)), *((other, (other, key)) for other in others)):
-            before, after = lookup(untrained, *keys), lookup(trained, *keys)
-            table.add_row(f"{score}, {name}", _cell(before), _cell(after), _gain(before, after))
+            pair = [(lookup(of, *keys), _error(of, *keys)) for of in (untrained, trained)]
+            gain = _gain(pair[0][0], pair[1][0])
+            table.add_row(f"{score}, {name}", *(_cell(*of) for of in pair), gain)
     return table
+
+
+def _error(scores: Mapping[str, Any], *keys: str) -> float | None:
+    """The standard error of the score at a path of keys."""
+    return lookup(scores, *keys[:-1], f"{keys[-1]}_standard_error")
 
 
 def print_summary(
@@ -68,9 +79,11 @@ def print_summary(
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     if summary.get("not_private"):
         console.print(Text(f"NOT PRIVATE: {summary['not_private']}", style="bold red"))
+    for warning in summary.get("warnings") or ():
+        console.print(Text(f"WARNING: {printable(warning)}", style="bold yellow"), soft_wrap=True)
     clients = (_own_classes(summary), _drift(summary))
     last = (*privacy_lines(summary), f"run folder: {folder}")
-    for line in (_initial(summary), *clients, _cost(summary), *last):
+    for line in (_other_statistics(summary), *clients, _cost(summary), *last):
         if line:
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
@@ -94,16 +107,17 @@ def privacy_lines(summary: Mapping[str, Any]) -> list[str]:
     return [line for line in lines if line]
 
 
-def _initial(summary: Mapping[str, Any]) -> str:
-    """The other untrained encoder, where BatchNorm's initial statistics make a difference."""
+def _other_statistics(summary: Mapping[str, Any]) -> str:
+    """The scores before training with other BatchNorm statistics, where these matter."""
     untrained = summary.get("untrained") or {}
-    initial = untrained.get("initial_statistics") or {}
-    pairs = [(name, untrained.get(key), initial.get(key)) for name, key in SCORES]
-    known = [(name, a, b) for name, a, b in pairs if a is not None and b is not None]
-    if all(abs(a - b) < MUCH for _, a, b in known):
-        return ""
-    found = ", ".join(f"{name} {percent(b)}" for name, _, b in known)
-    return f"untrained, with BatchNorm's initial statistics: {found}"
+    for kind, title in STATISTICS.items():
+        others = untrained.get(kind) or {}
+        pairs = [(name, untrained.get(key), others.get(key)) for name, key in SCORES]
+        measured = [(name, a, b) for name, a, b in pairs if a is not None and b is not None]
+        if any(abs(a - b) >= MUCH for _, a, b in measured):
+            scores = ", ".join(f"{name} {percent(b)}" for name, _, b in measured)
+            return f"before training, with {title}: {scores}"
+    return ""
 
 
 def _own_classes(summary: Mapping[str, Any]) -> str:
@@ -182,8 +196,11 @@ def _updates(summary: Mapping[str, Any]) -> str:
     return f"averaged encoders: epsilon {spent} at delta {updates['delta']:g} for {whom}"
 
 
-def _cell(score: float | None) -> str:
-    return "-" if score is None else percent(score)
+def _cell(score: float | None, error: float | None = None) -> str:
+    """A score with its standard error: "41.5 +- 1.1 %"."""
+    if score is None or error is None:
+        return "-" if score is None else percent(score)
+    return f"{100 * score:.1f} +- {100 * error:.1f} %"
 
 
 def _gain(before: float | None, after: float | None) -> Text:

@@ -14,6 +14,17 @@ def lookup(record: Mapping[str, Any], *keys: str) -> float | None:
     return None if value is None else float(value)
 
 
+def flat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """The values of nested sections by their full names, such as `loss.total`."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}{separator}{k}": v for k, v in flat(value, separator).items()}
+        else:
+            found[str(key)] = value
+    return found
+
+
 def duration(seconds: float) -> str:
     """Seconds as text: "4.2 s", "42 s", "7 min", "2 h 05 min"."""
     if seconds < 10:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import any_readable
+from orchestra_flwr.extras import require
 from orchestra_flwr.files import at_home
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.models import Encoder, encoder_of
@@ -21,7 +23,6 @@ from orchestra_flwr.reporting.text import size
 from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embedding_files import (
     Embeddings,
-    check_format,
     check_names,
     embedded_before,
     read_embeddings,
@@ -32,7 +33,6 @@ from orchestra_flwr.use.image_embeddings import (
     embed,
     key_of,
     opened_images,
-    remove_unfinished,
 )
 from orchestra_flwr.use.page import write_page
 from orchestra_flwr.use.use_config import EmbedConfig, Format, UseConfig
@@ -69,8 +69,9 @@ def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[
         OSError: a file cannot be written.
         ValueError: features that are not finite.
     """
-    check_format(config.format)
-    encoder = load_for_use(config)
+    if config.format == "parquet":
+        require("format=parquet", "parquet", "pyarrow")
+    encoder = encoder_of(config, resolve_device(config.device))
     with opened_images(config.images, "images") as (archive, found), _own(config.results) as folder:
         files = without_results(found, config, "images")
         embeddings = _made_or_read(config, encoder, archive, files, any_format)
@@ -94,13 +95,13 @@ def without_results(files: list[ImageFile], config: UseConfig, key: str) -> list
     if not results.is_relative_to(images):
         return files
     inside = results.relative_to(images).parts
-    kept = [file for file in files if file.parts[: len(inside)] != inside]
-    if not kept:
+    images_left = [file for file in files if file.parts[: len(inside)] != inside]
+    if not images_left:
         raise ConfigError(
             f"folder={config.results}: holds all of {key}={root}; the page's pictures "
             "beside them would be images the next time, so it must be another folder"
         )
-    return kept
+    return images_left
 
 
 def _whole(path: str) -> Path:
@@ -108,28 +109,20 @@ def _whole(path: str) -> Path:
 
 
 def _check_same_images(config: UseConfig) -> None:
-    """Two folders of images may have one name: results of the one do not replace the other's.
+    """Refuses to replace the results of another folder of images that has the same name.
 
     Raises:
         ConfigError: the results that are there are of other images, which still exist.
     """
-    before, here = embedded_before(config.results), _whole(config.images)
-    if config.folder or before is None or before == printable(str(here)):
+    earlier, here = embedded_before(config.results), _whole(config.images)
+    if config.folder or earlier is None or earlier == printable(str(here)):
         return
-    if (there := _whole(before)).exists() and there != here:  # before 0.3 it stood there as typed
+    # Versions before 0.3 wrote the path as it was typed.
+    if (there := _whole(earlier)).exists() and there != here:
         raise ConfigError(
-            f"images={config.images}: {config.results} holds the results of {before}; folder= "
+            f"images={config.images}: {config.results} holds the results of {earlier}; folder= "
             "names another place"
         )
-
-
-def load_for_use(config: UseConfig) -> Encoder:
-    """The encoder of a configuration, on its device.
-
-    Raises:
-        ConfigError: there is none, or it is damaged.
-    """
-    return encoder_of(config, resolve_device(config.device))
 
 
 def embed_shown(
@@ -185,7 +178,7 @@ def _made_or_read(
             encoder=printable(encoder_file),
             key=key,
         )
-        remove_unfinished(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
     _report(folder / f"embeddings.{format}", embeddings)
     return embeddings
 
@@ -194,9 +187,9 @@ def _there(config: UseConfig, key: str, any_format: bool) -> tuple[Format, Embed
     """The embeddings that are there and their format, else None and that of new ones."""
     for format in get_args(Format) if any_format else (config.format,):
         with suppress(ImportError):  # they are made anew where their format cannot be read
-            found = read_embeddings(config.results, key=key, format=format)
-            if found is not None:
-                return format, found
+            embeddings = read_embeddings(config.results, key=key, format=format)
+            if embeddings is not None:
+                return format, embeddings
     return config.format, None
 
 

@@ -20,11 +20,7 @@ from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.use.use_config import Format
 
 DESCRIPTION = "embeddings.json"
-MOST_NAMES = 99_000_000  # bytes; the header of safetensors, which holds them, ends at 100 million
-MISSING_PYARROW = (
-    "format=parquet: pyarrow is not installed; pip install 'orchestra-flwr[parquet]', or "
-    "format=safetensors or npz"
-)
+MAX_NAMES_SIZE = 99_000_000  # bytes; they are in the header of safetensors, at most 100 million
 
 
 @dataclass(frozen=True)
@@ -72,19 +68,6 @@ class Description:
     unread: list[str] | None = None
 
 
-def check_format(format: Format) -> None:
-    """Refuses a format whose library is not installed, before anything is computed.
-
-    Raises:
-        ConfigError: says what to install.
-    """
-    if format == "parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError:
-            raise ConfigError(MISSING_PYARROW) from None
-
-
 def check_names(names: Sequence[str], format: Format) -> None:
     """Refuses more names than a format can hold, before anything is computed.
 
@@ -94,10 +77,10 @@ def check_names(names: Sequence[str], format: Format) -> None:
     if format != "safetensors":
         return
     length = len(json.dumps(_names_as_text(names), ensure_ascii=False).encode())
-    if length > MOST_NAMES:
+    if length > MAX_NAMES_SIZE:
         raise ConfigError(
             f"format=safetensors: the names of {len(names):,} images take {length / 1e6:.0f} MB, "
-            f"it holds at most {MOST_NAMES / 1e6:.0f}: give format=npz or format=parquet"
+            f"it holds at most {MAX_NAMES_SIZE / 1e6:.0f}: give format=npz or format=parquet"
         )
 
 

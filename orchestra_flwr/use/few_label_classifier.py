@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestra_flwr.evaluation.linear_probe import LinearProbe, best_penalty, fit_linear_probe
+from orchestra_flwr.evaluation.linear_probe import LinearProbe, fit_linear_probe
 
 FOLDS = 5
-STRENGTHS = tuple(10.0**power for power in range(-4, 3))  # scikit-learn's C: large is weak
 CONFIDENCE = 0.95
 
 
@@ -21,19 +20,18 @@ class FewLabelClassifier:
 
     Attributes:
         classes: names, in alphabetical order.
-        weight: (classes, dim) float32, for embeddings as they are.
-        bias: (classes,) float32.
-        strength: scikit-learn's C that cross-validation chose: one over the weight of the penalty.
+        probe: its classes are positions in `classes`.
+        strength: scikit-learn's C of the penalty that cross-validation chose: large is weak.
     """
 
     classes: tuple[str, ...]
-    weight: Tensor
-    bias: Tensor
+    probe: LinearProbe
     strength: float
 
     def probabilities(self, vectors: Tensor) -> Tensor:
         """(n, classes) of embeddings (n, dim)."""
-        return (vectors.double() @ self.weight.T.double() + self.bias.double()).softmax(1)
+        probe = self.probe
+        return (vectors.double() @ probe.weight.T.double() + probe.bias.double()).softmax(1)
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,7 @@ class EstimatedAccuracy:
 
 
 def fit_few_labels(vectors: Tensor, labels: list[str], seed: int) -> FewLabelClassifier:
-    """Logistic regression on standardised embeddings; its penalty by 5-fold cross-validation.
-
-    The penalty with the least mean cross-entropy of the images left out is taken. All folds are
-    of the labelled images alone.
+    """Logistic regression on standardised embeddings; its penalty by cross-validation on them.
 
     Args:
         vectors: (n, dim) embeddings, finite.
@@ -67,8 +62,8 @@ def fit_few_labels(vectors: Tensor, labels: list[str], seed: int) -> FewLabelCla
         seed: of the folds.
     """
     names, codes = np.unique(labels, return_inverse=True)
-    probe, strength = _fitted(vectors, torch.from_numpy(codes), seed)
-    return FewLabelClassifier(tuple(map(str, names)), probe.weight, probe.bias, strength)
+    probe = fit_linear_probe(vectors, torch.from_numpy(codes), seed=seed)
+    return FewLabelClassifier(tuple(map(str, names)), probe, 1 / (probe.penalty * len(codes)))
 
 
 def estimate_accuracy(vectors: Tensor, labels: list[str], seed: int) -> EstimatedAccuracy:
@@ -89,7 +84,7 @@ def estimate_accuracy(vectors: Tensor, labels: list[str], seed: int) -> Estimate
     right = np.zeros(len(classes), dtype=bool)
     splits = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     for train, test in splits.split(np.zeros(len(codes)), codes):
-        probe, _ = _fitted(vectors[train], classes[train], seed)
+        probe = fit_linear_probe(vectors[train], classes[train], seed=seed)
         right[test] = (probe.predict(vectors[test]) == classes[test]).numpy()
     interval = binomtest(int(right.sum()), len(right)).proportion_ci(CONFIDENCE, "wilson")
     return EstimatedAccuracy(
@@ -99,11 +94,3 @@ def estimate_accuracy(vectors: Tensor, labels: list[str], seed: int) -> Estimate
         images=len(right),
         by_class={str(n): float(right[codes == code].mean()) for code, n in enumerate(names)},
     )
-
-
-def _fitted(vectors: Tensor, classes: Tensor, seed: int) -> tuple[LinearProbe, float]:
-    """The probe with the best penalty, and that penalty as scikit-learn's C."""
-    penalties = [1 / (strength * len(classes)) for strength in STRENGTHS]
-    folds = min(FOLDS, int(classes.bincount().min()))
-    penalty = best_penalty(vectors, classes, penalties, folds, seed)
-    return fit_linear_probe(vectors, classes, penalty), STRENGTHS[penalties.index(penalty)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -100,7 +99,7 @@ def embed(
         archive: the images.
         files: those to embed.
         batch_size: images at once.
-        unfinished: a folder for what is done so far, which is removed at the end.
+        unfinished: a folder for what is done so far; the caller removes it at the end.
         key: of these embeddings; what is there under another one is removed.
         on_progress: called after every part with how many images are done, and of how many.
 
@@ -133,11 +132,6 @@ def embed(
     if not joined.paths:
         raise ConfigError(f"no image can be read ({': '.join(joined.broken[0])})")
     return joined
-
-
-def remove_unfinished(folder: Path) -> None:
-    """After the embeddings are stored, their parts are not needed."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def fit_channels(images: Tensor, channels: int) -> Tensor:

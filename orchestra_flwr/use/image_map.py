@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 COMPONENTS = 50  # that t-SNE sees: more only cost time
 PERPLEXITY = 30.0
-FEWEST = 5  # images that t-SNE can place
+MIN_IMAGES = 5  # images that t-SNE can place
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def place_images(vectors: Tensor, seed: int) -> NDArray[np.float64]:
 
     points = _principal_components(vectors, seed)
     count, width = points.shape
-    if count < FEWEST or width < 2 or not points.any():
+    if count < MIN_IMAGES or width < 2 or not points.any():
         return _in_unit_square(np.pad(points[:, :2], ((0, 0), (0, max(0, 2 - width)))))
     tsne = TSNE(
         perplexity=min(PERPLEXITY, (count - 1) / 3),

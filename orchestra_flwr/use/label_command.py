@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.models import encoder_of
 from orchestra_flwr.reporting.text import percent
+from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embed_command import (
     embed_shown,
     embedded_images,
-    load_for_use,
     without_results,
 )
 from orchestra_flwr.use.embedding_files import Embeddings, save_plain
@@ -27,7 +29,7 @@ from orchestra_flwr.use.few_label_classifier import (
     estimate_accuracy,
     fit_few_labels,
 )
-from orchestra_flwr.use.image_embeddings import key_of, opened_images, remove_unfinished
+from orchestra_flwr.use.image_embeddings import key_of, opened_images
 from orchestra_flwr.use.label_files import (
     check_enough,
     check_known,
@@ -52,13 +54,14 @@ def run_label(config: LabelConfig) -> None:
     with embedded_images(config, any_format=True) as embedded:
         everything = embedded.embeddings
         if table is None:
-            named, examples = _embedded_examples(config, embedded.folder)
+            labels_by_path, examples = _embedded_examples(config, embedded.folder)
             rest = everything
         else:
             check_known(config.labels, table, config.images, {*everything.paths})
-            named, examples = table, _part(everything, [p in table for p in everything.paths])
+            labels_by_path = table
+            examples = _part(everything, [path in table for path in everything.paths])
             rest = _part(everything, [path not in table for path in everything.paths])
-        labels = [named[path] for path in examples.paths]
+        labels = [labels_by_path[path] for path in examples.paths]
         classifier = fit_few_labels(examples.vectors, labels, config.seed)
         estimate = estimate_accuracy(examples.vectors, labels, config.seed)
         _write(config, embedded.folder, classifier, estimate, rest)
@@ -81,19 +84,19 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
     """Labels and embeddings of the images in class folders."""
     with opened_images(config.labels, "labels") as (archive, found):
         files = without_results(found, config, "labels")
-        named = labels_by_folder(config.labels, files)
-        check_enough(config.labels, named)
+        labels_by_path = labels_by_folder(config.labels, files)
+        check_enough(config.labels, labels_by_path)
         unfinished = folder / "unfinished-labels"
         examples = embed_shown(
             config,
-            load_for_use(config),
+            encoder_of(config, resolve_device(config.device)),
             archive,
             files,
             unfinished=unfinished,
             key=key_of(config.encoder, archive, files),
         )
-    remove_unfinished(unfinished)
-    readable = {path: named[path] for path in examples.paths}
+    shutil.rmtree(unfinished, ignore_errors=True)
+    readable = {path: labels_by_path[path] for path in examples.paths}
     check_enough(config.labels, readable)
     return readable, examples
 
@@ -115,7 +118,7 @@ def _write(
     text = predictions_csv(rest.paths, probabilities, classifier.classes)
     write_atomically(predictions, text.encode())
     with replacing(folder / "classifier.safetensors") as temporary:
-        tensors = {"weight": classifier.weight, "bias": classifier.bias}
+        tensors = {"weight": classifier.probe.weight, "bias": classifier.probe.bias}
         metadata = {"classes": json.dumps(classifier.classes, ensure_ascii=False)}
         save_plain(temporary, tensors, metadata)
     described = {

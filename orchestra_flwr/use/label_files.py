@@ -12,7 +12,7 @@ from orchestra_flwr.data.image_files.archive import ImageFile
 from orchestra_flwr.data.image_files.class_folders import class_folders
 from orchestra_flwr.data.image_files.file_table import read_file_table
 
-FEWEST = 5  # images of a class: as many as there are folds of cross-validation
+MIN_IMAGES = 5  # images of a class: as many as there are folds of cross-validation
 
 
 def is_table(labels: str) -> bool:
@@ -34,17 +34,17 @@ def labels_by_folder(labels: str, files: list[ImageFile]) -> dict[str, str]:
     """The class folder of each image file, by the path of the file.
 
     Raises:
-        ConfigError: an image lies in no class folder.
+        ConfigError: an image is in no class folder.
     """
-    found = {}
+    labels_by_path = {}
     for file, name in zip(files, class_folders(files), strict=True):
         if name is None:
             raise ConfigError(
-                f"labels={labels}: {printable(file.name)} lies in no class folder; expected "
+                f"labels={labels}: {printable(file.name)} is in no class folder; expected "
                 "<class>/*, with at least two classes"
             )
-        found[printable(file.name)] = printable(name)
-    return found
+        labels_by_path[printable(file.name)] = printable(name)
+    return labels_by_path
 
 
 def check_known(labels: str, named: Mapping[str, str], images: str, known: set[str]) -> None:
@@ -72,8 +72,8 @@ def check_enough(labels: str, named: Mapping[str, str]) -> None:
     if len(counts) < 2:
         raise ConfigError(f"labels={labels}: must hold at least two classes, not {len(counts)}")
     name, count = min(counts.items(), key=lambda item: item[1])
-    if count < FEWEST:
+    if count < MIN_IMAGES:
         raise ConfigError(
-            f"labels={labels}: class {name} has {count} labelled images, at least {FEWEST} are "
+            f"labels={labels}: class {name} has {count} labelled images, at least {MIN_IMAGES} are "
             "needed (20 and more are better)"
         )

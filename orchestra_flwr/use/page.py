@@ -30,7 +30,7 @@ NEIGHBOURS = 12  # of each image on the page
 TYPICAL = 18  # images that show a cluster
 OUTLIERS = 48
 GROUPS = 100  # of near-duplicates
-MOST_CLASSES = 60  # folders that count as classes
+MAX_CLASSES = 60  # folders that count as classes
 POSITIONS = 65_535  # steps of a position on the map, along each axis
 TEMPLATE = Path(__file__).with_name("page_template")
 
@@ -86,8 +86,7 @@ def render(data: dict[str, Any]) -> str:
     }
     page = (TEMPLATE / "page.html").read_text("utf-8")
     for place, content in parts.items():
-        before, _, after = page.partition(place)
-        page = before + content + after
+        page = page.replace(place, content, 1)
     return page
 
 
@@ -144,7 +143,7 @@ def _class_data(paths: Sequence[str]) -> dict[str, Any]:
     """The folders that the images lie in, if they are few and hold several images each."""
     folders = [path.rpartition("/")[0].rpartition("/")[2] for path in paths]
     names = sorted({name for name in folders if name})
-    if "" in folders or not 2 <= len(names) <= min(MOST_CLASSES, len(paths) // 2):
+    if "" in folders or not 2 <= len(names) <= min(MAX_CLASSES, len(paths) // 2):
         return {"classNames": [], "classes": ""}
     index = {name: position for position, name in enumerate(names)}
     return {"classNames": names, "classes": _packed([index[name] for name in folders], "u1")}

@@ -15,8 +15,8 @@ from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.square_image import opened_image
 
 STEP = 16  # WebP's blocks: at multiples of it no picture bleeds into the next one
-LARGEST = 128
-SMALLEST = 32
+MAX_SIDE = 128  # pixels
+MIN_SIDE = 32
 QUALITIES = (90, 75)  # WebP's; the better one where there is room
 SAMPLE = 128  # images by which sizes are estimated
 COLUMNS = 32
@@ -47,7 +47,7 @@ def make_thumbnails(
         read: gives a file's content.
         budget: whether the sheets of 2,000 images and fewer are to stay below 2 MB together.
     """
-    largest = min(LARGEST, _source_size(names, read))
+    largest = min(MAX_SIDE, _source_size(names, read))
     sample = _decode(names[:: max(1, len(names) // SAMPLE)][:SAMPLE], read, largest)
     size, quality = largest, QUALITIES[0]
     if budget:
@@ -68,13 +68,13 @@ def _source_size(names: Sequence[str], read: Callable[[str], bytes]) -> int:
                 sides.append(min(image.size))
         except Exception:  # noqa: S112  (decoders raise all kinds of errors for broken files)
             continue
-    median = float(np.median(sides)) if sides else LARGEST
-    return max(SMALLEST, math.ceil(median / STEP) * STEP)
+    median = float(np.median(sides)) if sides else MAX_SIDE
+    return max(MIN_SIDE, math.ceil(median / STEP) * STEP)
 
 
 def _fitting(sample: NDArray[np.uint8], largest: int, bytes_each: float) -> tuple[int, int]:
     """The largest size, and then the best quality, at which a picture takes so many bytes."""
-    for size in range(largest, SMALLEST - 1, -STEP):
+    for size in range(largest, MIN_SIDE - 1, -STEP):
         scaled = [
             np.asarray(Image.fromarray(picture).resize((size, size), Image.Resampling.BICUBIC))
             for picture in sample
@@ -82,7 +82,7 @@ def _fitting(sample: NDArray[np.uint8], largest: int, bytes_each: float) -> tupl
         for quality in QUALITIES:
             if len(_webp(np.stack(scaled), quality)) <= bytes_each * len(sample):
                 return size, quality
-    return SMALLEST, QUALITIES[-1]
+    return MIN_SIDE, QUALITIES[-1]
 
 
 def _decode(names: Sequence[str], read: Callable[[str], bytes], size: int) -> NDArray[np.uint8]:

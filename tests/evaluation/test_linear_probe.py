@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.model_selection import GridSearchCV, PredefinedSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -49,13 +49,16 @@ def test_agrees_with_scikit_learn(case):
         digits() if case == "digits" else (*overlapping(), *overlapping(seed=1))
     )
     loss, predict = oracle(train, labels)
-    probe = fit_linear_probe(train, labels)
+    probe = fit_linear_probe(train, labels, linear_probe.PENALTY)
     assert probe.loss == pytest.approx(loss, abs=1e-5)
     disagreement = float((probe.predict(test).numpy() != predict(test)).mean())
     assert disagreement <= 0.005
     expected = float((predict(test) == answers.numpy()).mean())
     assert 0.3 < expected < 0.99
-    assert linear_accuracy(train, labels, test, answers) == pytest.approx(expected, abs=0.005)
+    penalty = linear_probe.PENALTY
+    assert linear_accuracy(train, labels, test, answers, penalty) == pytest.approx(
+        expected, abs=0.005
+    )
 
 
 def test_same_features_give_the_same_bits():
@@ -155,24 +158,82 @@ def test_a_penalty_is_scikit_learns(penalty):
     assert float((probe.predict(test).numpy() != predict(test)).mean()) <= 0.005
 
 
-def test_several_penalties_give_the_probes_that_each_of_them_gives():
-    train, labels = overlapping()
-    penalties = (0.1, 1e-4)
-    several = linear_probe.fit_linear_probes(train, labels, penalties)
-    for probe, penalty in zip(several, penalties, strict=True):
-        assert torch.equal(probe.weight, fit_linear_probe(train, labels, penalty).weight)
+def wide(count=600, dim=200, classes=5, seed=0):
+    """Wide features, of which ten dimensions say something about the class; wrong labels in set 0.
+
+    The fixed penalty fits the wrong labels, by the dimensions that say nothing.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % classes
+    x = torch.randn(count, dim, generator=generator)
+    x[:, :10] += torch.randn(classes, 10, generator=torch.Generator().manual_seed(99))[labels]
+    if seed == 0:
+        wrong = torch.rand(count, generator=generator) < 0.2
+        labels = torch.where(wrong, (labels + 1) % classes, labels)
+    return x, labels
+
+
+def test_the_fixed_penalty_costs_points_with_wide_features_and_few_images():
+    train, test = wide(), wide(2000, seed=1)
+    fixed = linear_accuracy(*train, *test, linear_probe.PENALTY)
+    chosen = linear_accuracy(*train, *test)
+    assert fixed < 0.6 and chosen > fixed + 0.1
+
+
+def test_many_images_lose_nothing_by_the_choice():
+    train, test = overlapping(4000), overlapping(4000, seed=1)
+    fixed = linear_accuracy(*train, *test, linear_probe.PENALTY)
+    assert linear_accuracy(*train, *test) > fixed - 0.005
+
+
+def test_the_choice_is_the_same_each_time_and_follows_the_seed():
+    train, labels = wide()
+    first, second = fit_linear_probe(train, labels), fit_linear_probe(train, labels)
+    assert first.penalty == second.penalty and torch.equal(first.weight, second.weight)
+    folds = [linear_probe._folds(labels, seed) for seed in (0, 0, 1)]
+    assert torch.equal(folds[0], folds[1]) and not torch.equal(folds[0], folds[2])
+
+
+def test_every_fold_has_its_share_of_each_class():
+    labels = torch.tensor([0] * 30 + [1] * 9 + [2] * 3)
+    folds = linear_probe._folds(labels, 0)
+    for label, share in ((0, 10), (1, 3), (2, 1)):
+        assert folds[labels == label].bincount(minlength=3).tolist() == [share] * 3
 
 
 def test_cross_validation_chooses_scikit_learns_penalty():
-    """In each fold with the same C."""
+    """By the same folds, in each of them with the same C."""
     train, labels = overlapping(150)
-    penalties = [10.0**power for power in range(-4, 3)]
-    chosen = linear_probe.best_penalty(train, labels, penalties, folds=5, seed=3)
+    folds = linear_probe._folds(labels, 3)
+    penalties = linear_probe.PENALTIES
     grid = {"logisticregression__C": [1 / (penalty * len(labels)) for penalty in penalties]}
     search = GridSearchCV(
         make_pipeline(StandardScaler(), LogisticRegression(max_iter=20_000)), grid,
-        cv=StratifiedKFold(5, shuffle=True, random_state=3), scoring="neg_log_loss",
+        cv=PredefinedSplit(folds.numpy()), scoring="neg_log_loss",
     ).fit(train.double().numpy(), labels.numpy())  # fmt: skip
     expected = 1 / (search.best_params_["logisticregression__C"] * len(labels))
-    assert chosen == pytest.approx(expected)
-    assert 1e-4 < chosen < 100  # neither end
+    assert fit_linear_probe(train, labels, seed=3).penalty == pytest.approx(expected)
+    assert penalties[-1] < expected < penalties[0]  # neither end
+
+
+def test_a_chosen_penalty_gives_the_fit_of_that_penalty():
+    """Wherever its search starts."""
+    train, labels = overlapping()
+    probe = fit_linear_probe(train, labels)
+    again = fit_linear_probe(train, labels, probe.penalty)
+    assert probe.loss == pytest.approx(again.loss, abs=1e-6)
+    assert float((probe.predict(train) != again.predict(train)).double().mean()) < 0.002
+
+
+def test_too_few_features_to_choose_by():
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    for labels in (torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1]), torch.tensor([4, 4, 4])):
+        assert fit_linear_probe(x, labels).penalty == linear_probe.PENALTY
+    rare = torch.cat([torch.arange(20) % 2, torch.tensor([2])])  # in one fold alone
+    x = torch.randn(21, 8, generator=torch.Generator().manual_seed(0))
+    assert fit_linear_probe(x, rare).classes.tolist() == [0, 1, 2]
+
+
+def test_the_standard_error_is_that_of_a_share():
+    draws = np.random.default_rng(0).binomial(400, 0.7, 20_000) / 400
+    assert linear_probe.standard_error(0.7, 400) == pytest.approx(draws.std(), rel=0.02)

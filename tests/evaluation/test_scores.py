@@ -4,7 +4,9 @@ from torch import nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.evaluation import knn_accuracy, linear_accuracy
+from orchestra_flwr.evaluation import fit_linear_probe, knn_accuracy, linear_accuracy
+from orchestra_flwr.evaluation.few_labels import labelled_subset
+from orchestra_flwr.evaluation.linear_probe import PENALTY, standard_error
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 from orchestra_flwr.evaluation.scores import evaluate, evaluate_by
 from orchestra_flwr.models import Encoder, EncoderSpec, recalibrated
@@ -37,7 +39,24 @@ def test_scores_of_an_encoder_are_those_of_its_features():
     assert scores["knn"] == knn_accuracy(x, train[1], queries, test[1], k=5, temperature=0.1)
     assert scores["linear"] == linear_accuracy(x, train[1], queries, test[1]) > 0.9
     assert 0 < scores["feature_std"] < 1
-    assert scores.keys() == {"knn", "linear", "feature_std"}
+    assert scores["linear_penalty"] == fit_linear_probe(x, train[1]).penalty
+    for key in ("knn", "linear"):
+        assert scores[f"{key}_standard_error"] == standard_error(scores[key], 100)
+    errors = {"knn_standard_error", "linear_standard_error"}
+    of_features = {"feature_std", "effective_rank"}
+    assert scores.keys() == {"knn", "linear", "linear_penalty"} | of_features | errors
+
+
+def test_a_fixed_probe_is_as_it_was():
+    """All of its probes have the penalty that was there before it could be chosen."""
+    train, test = striped(200, 0), striped(100, 1)
+    scores = scored(Pixels(), train, test, probe="fixed", few_labels=True)
+    x, queries = Pixels()(train[0]), Pixels()(test[0])
+    assert scores["linear"] == linear_accuracy(x, train[1], queries, test[1], PENALTY)
+    assert "linear_penalty" not in scores
+    few = labelled_subset(train[1], 0.1, 0)
+    ten_percent = linear_accuracy(x[few], train[1][few], queries, test[1], PENALTY)
+    assert scores["linear_10"] == ten_percent
 
 
 def test_a_probe_on_the_labels_that_clients_show():
@@ -76,7 +95,7 @@ def test_only_the_protocols_that_are_asked_for():
         Pixels(), train, test,
         protocols=("linear",), config=ScoresConfig(), augmentation=AugmentationConfig(),
     )  # fmt: skip
-    assert scores.keys() == {"feature_std", "linear"}
+    assert scores.keys() == {"feature_std", "effective_rank", "linear", "linear_penalty"}
 
 
 def test_collapsed_features_are_seen():

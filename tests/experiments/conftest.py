@@ -7,7 +7,9 @@ import json
 import pytest
 
 from orchestra_flwr.config import config_to_yaml, load_config
-from orchestra_flwr.experiments.planning import Plan, Row, load_experiment, load_scale
+from orchestra_flwr.experiments.planning.description import load_experiment, load_scale
+from orchestra_flwr.experiments.planning.plan import Plan
+from orchestra_flwr.experiments.planning.rows import Row
 
 VERSIONS = {"orchestra_flwr": "0.1.0", "python": "3.11", "cpu": "Abacus 9", "commit": "abc123"}
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.experiments.multirun import make_sweep, print_sweep
-from orchestra_flwr.experiments.planning import run_name
+from orchestra_flwr.experiments.planning.rows import run_name
 from orchestra_flwr.reporting import RunFolder
 
 
@@ -88,10 +88,26 @@ def test_the_table_has_a_row_for_every_run(tmp_path):
     print_sweep(plan, tmp_path, console)
     lines = [line for line in console.export_text().splitlines() if line.strip()]
     assert [cell.strip() for cell in lines[0].strip("| ").split("|")] == [
-        "seed", "kNN", "linear probe", "run",
+        "seed", "kNN", "gain", "linear probe", "gain", "run",
     ]  # fmt: skip
     assert "50.0 %" in lines[2] and "75.0 %" in lines[2] and first.run in lines[2]
     assert " - " in lines[3] and plan.rows[1].run in lines[3]
+
+
+def test_the_table_has_a_row_before_training_and_gains(tmp_path):
+    plan, configs = make_sweep(["seed=0,1", "method=simclr,byol", "federation.rounds=3"])
+    for row in plan.rows:
+        made = configs[row.run].model_copy(update={"run_dir": str(tmp_path / row.run)})
+        untrained = {"knn": 0.4 + 0.1 * row.seed, "linear": 0.5}
+        RunFolder.create(made).write_summary({"knn": 0.5, "linear": 0.75, "untrained": untrained})
+    console = Console(width=200, record=True)
+    print_sweep(plan, tmp_path, console)
+    lines = [line for line in console.export_text().splitlines() if line.strip()]
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines[2:-1]]
+    assert cells[0] == ["0", "-", "40.0 %", "", "50.0 %", "", "before training"]
+    assert cells[1] == ["1", "-", "50.0 %", "", "50.0 %", "", "before training"]
+    assert cells[2][:6] == ["0", "simclr", "50.0 %", "+10.0", "75.0 %", "+25.0"]
+    assert cells[-1][:6] == ["1", "byol", "50.0 %", "+0.0", "75.0 %", "+25.0"]
 
 
 def test_values_in_brackets_are_shown_as_they_are(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from orchestra_flwr.cli import experiment_main
 from orchestra_flwr.config import EvaluateConfig, config_to_yaml, load, load_config
-from orchestra_flwr.experiments.planning import make_plan
+from orchestra_flwr.experiments.planning.plan import make_plan
 from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.runs import STARTED, last_error, read_run
 from orchestra_flwr.experiments.sweep import Job, jobs_of, run_jobs, run_plan

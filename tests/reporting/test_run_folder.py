@@ -61,7 +61,7 @@ def test_a_run_is_never_written_over(config, tmp_path):
 def test_a_run_begins_where_one_was_killed_before_it_had_a_configuration(config, tmp_path):
     """Or the same command would be refused for ever."""
     (tmp_path / ".config.yaml.0a1b2c3d.tmp").write_text("method:")
-    with RunFolder.opened(config.model_copy(update={"run_dir": str(tmp_path)})) as folder:
+    with RunFolder.open(config.model_copy(update={"run_dir": str(tmp_path)})) as folder:
         assert load_config([f"resume={folder.path}"]).federation == config.federation
 
 
@@ -91,12 +91,12 @@ def test_metrics_are_for_their_owner_alone_whatever_the_umask(folder):
 def test_an_opened_folder_is_for_one_process_until_it_is_closed(config, tmp_path):
     mine = config.model_copy(update={"run_dir": str(tmp_path / "run")})
     again = config.model_copy(update={"resume": str(tmp_path / "run")})
-    with RunFolder.opened(mine) as folder:
+    with RunFolder.open(mine) as folder:
         folder.append_metrics({"round": 1})
         for given in (mine, again):
             with pytest.raises(ConfigError, match=f"process {os.getpid()} on host .* writes to"):
-                RunFolder.opened(given).__enter__()
-    with RunFolder.opened(again) as folder:
+                RunFolder.open(given).__enter__()
+    with RunFolder.open(again) as folder:
         assert folder.read_metrics() == [{"round": 1}]
 
 

@@ -35,7 +35,7 @@ def test_plain_summary():
     assert text.isascii()
     assert "\x1b" not in text
     cells = [[c.strip() for c in li.strip().strip("|").split("|")] for li in text.splitlines()]
-    assert ["accuracy", "untrained", "trained", "gain"] in cells
+    assert ["accuracy", "before training", "trained", "gain"] in cells
     assert ["kNN, target", "50.0 %", "75.0 %", "+25.0"] in cells
     assert ["kNN, online", "50.0 %", "70.0 %", "+20.0"] in cells
     assert ["linear probe, target", "80.0 %", "80.0 %", "+0.0"] in cells
@@ -83,6 +83,30 @@ def test_gains_are_green_and_losses_red_on_a_terminal():
     assert "\x1b[31m -5.0" in text
     assert "+0.0" in text
     assert text.count("\x1b[32m") == 2
+
+
+def test_standard_errors_stand_beside_the_accuracies():
+    errors = {"linear_standard_error": 0.0125, "untrained": {"linear": 0.8}}
+    text = printed(False, scores_table(errors["untrained"], {**SUMMARY, **errors}))
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    assert ["", "linear probe, target", "80.0 %", "80.0 +- 1.2 %", "+0.0", ""] in rows
+
+
+def test_other_statistics_of_the_encoder_before_training_are_a_line_if_they_matter():
+    for kind, says in (
+        ("initial", "BatchNorm's initial statistics"),
+        ("loaded", "BatchNorm's statistics as loaded"),
+        ("recalibrated", "BatchNorm's statistics of the server's images"),
+    ):
+        for other, shown in ((0.45, True), (0.49, False)):
+            untrained = {"knn": 0.5, f"{kind}_statistics": {"knn": other}}
+            text = printed(False, {"knn": 0.6, "untrained": untrained}, "here")
+            assert (f"before training, with {says}: kNN {100 * other:.1f} %" in text) == shown
+
+
+def test_warnings_are_printed_as_lines():
+    text = printed(False, {**SUMMARY, "warnings": ["it is [worse]"]}, "here")
+    assert "WARNING: it is [worse]" in text.splitlines()
 
 
 def test_missing_numbers():

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from orchestra_flwr import extras
 from orchestra_flwr.cli import embed_main
 from orchestra_flwr.folder_lock import locked
 from orchestra_flwr.use import embed_command
@@ -146,11 +147,20 @@ def test_pictures_of_the_page_are_no_images(run, photos, command):
 
 
 def test_more_names_than_a_format_holds_are_told_before_the_work(run, photos, command, monkeypatch):
-    monkeypatch.setattr("orchestra_flwr.use.embedding_files.MOST_NAMES", 500)
+    monkeypatch.setattr("orchestra_flwr.use.embedding_files.MAX_NAMES_SIZE", 500)
     monkeypatch.setattr(embed_command, "embed", None)  # it is not called
     code, _, err = command(f"run={run}", f"images={photos}")
     assert code == 2 and "format=safetensors: the names of 36 images take" in err
     assert err.rstrip().endswith("give format=npz or format=parquet")
+
+
+def test_a_format_without_its_library_says_what_to_install(run, photos, command, monkeypatch):
+    there = extras.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda n: None if n == "pyarrow" else there(n))
+    monkeypatch.setattr(embed_command, "embed", None)  # it is not called
+    code, _, err = command(f"run={run}", f"images={photos}", "format=parquet")
+    assert code == 2 and "format=parquet: pyarrow is not installed" in err
+    assert "pip install 'orchestra-flwr[parquet]'" in err
 
 
 def test_years_and_encoders_have_results_of_their_own(run, photos, command):

@@ -1,6 +1,5 @@
 """Embeddings on disk: what other tools read is what was written, and damage is noticed."""
 
-import builtins
 import json
 
 import numpy as np
@@ -8,10 +7,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from orchestra_flwr.config import ConfigError
 from orchestra_flwr.use.embedding_files import (
     Embeddings,
-    check_format,
     read_embeddings,
     write_embeddings,
 )
@@ -77,17 +74,3 @@ def test_files_that_an_earlier_version_left_out_are_tried_again(tmp_path):
     assert read_embeddings(tmp_path, key="k", format="npz") is None
     (tmp_path / "embeddings.json").write_text(json.dumps(described | {"broken": []}))
     assert read_embeddings(tmp_path, key="k", format="npz") is not None
-
-
-def test_a_format_without_its_library_says_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def without_pyarrow(name, *rest):
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_pyarrow)
-    with pytest.raises(ConfigError, match=r"orchestra-flwr\[parquet\]"):
-        check_format("parquet")
-    check_format("npz")

@@ -37,14 +37,14 @@ def axes_of(name: str, experiment: Experiment, settings: Scale, scale: str) -> A
 
 def selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values that `only` allows, by axis."""
-    found: dict[str, tuple[str, ...]] = {}
+    chosen: dict[str, tuple[str, ...]] = {}
     for value in joined_values(only, {value for choices in axes.values() for value in choices}):
         matching = [axis for axis, choices in axes.items() if value in choices]
         if not matching:
             values = ", ".join(value for choices in axes.values() for value in choices)
             raise ConfigError(f"only={value}: must be among {values}")
-        found[matching[0]] = (*found.get(matching[0], ()), value)
-    return found
+        chosen[matching[0]] = (*chosen.get(matching[0], ()), value)
+    return chosen
 
 
 def combinations(axes: Axes, selected: Cells, left_out: Sequence[Cells]) -> Iterator[Values]:

@@ -16,7 +16,7 @@ from orchestra_flwr.data import (
 
 # Training images, as many of each class. A split by classes depends on nothing else.
 PUBLISHED_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
-LEAST_SHARE = 0.01  # of a client's images, for a class to count in `one_percent`
+MIN_SHARE = 0.01  # of a client's images, for a class to count in `one_percent`
 
 
 def classes_held_by_clients(config: Config) -> dict[str, float]:
@@ -47,6 +47,6 @@ def classes_held_by_clients(config: Config) -> dict[str, float]:
     share = counts / counts.sum(axis=1, keepdims=True)
     return {
         "any": float((counts > 0).sum(axis=1).mean()),
-        "one_percent": float((share >= LEAST_SHARE).sum(axis=1).mean()),
+        "one_percent": float((share >= MIN_SHARE).sum(axis=1).mean()),
         "emd": earth_movers_distance(counts),
     }

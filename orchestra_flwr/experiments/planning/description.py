@@ -220,16 +220,16 @@ def _read(section: type[S], file: Path) -> S:
 def _check_axes(name: str, experiment: Experiment) -> None:
     show = experiment.show
     shown = [*show.row_axes, show.series, show.x]
-    given = [name for name in SCALES if getattr(experiment, name) is not None]
-    scales = {name: experiment.at(name) for name in given}
+    scales_present = [name for name in SCALES if getattr(experiment, name) is not None]
+    scales = {name: experiment.at(name) for name in scales_present}
     cells = [*experiment.leave_out, *(c for here in scales.values() for c in here.leave_out or ())]
-    named = {
+    axes_by_key = {
         "show": [axis for axis in shown if axis],
         "scaling": [experiment.scaling.axis] if experiment.scaling else [],
         "leave_out": [axis for entry in cells for axis in entry],
         **{f"{name}.axes": list(here.axes) for name, here in scales.items()},
     }
-    for key, axes in named.items():
+    for key, axes in axes_by_key.items():
         for axis in axes:
             if axis not in experiment.axes:
                 raise ConfigError(

@@ -18,12 +18,12 @@ def joined_values(parts: Sequence[str], known: Container[str]) -> list[str]:
         >>> joined_values(["base", "GroupNorm", " clip 3"], {"base", "GroupNorm, clip 3"})
         ['base', 'GroupNorm, clip 3']
     """
-    found: list[str] = []
+    joined: list[str] = []
     first = 0
     while first < len(parts):
         ends = range(len(parts), first, -1)
         values = {end: ",".join(parts[first:end]).strip() for end in ends}
         end = next((end for end in ends if values[end] in known), first + 1)
-        found.append(values[end])
+        joined.append(values[end])
         first = end
-    return found
+    return joined

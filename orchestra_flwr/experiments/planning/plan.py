@@ -73,8 +73,8 @@ class Plan(Section):
         rows = [*self.rows]
         for row in others:
             if all(value in order.get(axis, ()) for axis, value in row.values.items()):
-                found, _ = composer.rows([row.values], [row.seed])
-                rows += [today for today in found if today.run == row.run]
+                composed, _ = composer.rows([row.values], [row.seed])
+                rows += [today for today in composed if today.run == row.run]
         rows.sort(key=lambda r: ([order[axis].index(v) for axis, v in r.values.items()], r.seed))
         commands = dict.fromkeys([*earlier.command.splitlines(), self.command])
         return self.model_copy(update={"rows": tuple(rows), "command": "\n".join(commands)})

@@ -1,1 +1,1 @@
-"""The report of many runs: tables and charts, written as Markdown, of which a page is made."""
+"""The report of many runs: tables and charts in Markdown, and the same as an HTML page."""

@@ -30,7 +30,7 @@ from orchestra_flwr.experiments.results.embedding import embed
 from orchestra_flwr.experiments.results.paper import paper_value
 from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.experiments.results.statistics import Sample, correlation
-from orchestra_flwr.experiments.results.tuning import WITH_LABELS, select
+from orchestra_flwr.experiments.results.tuning import WITH_LABELS, selection
 from orchestra_flwr.reporting.text import lookup
 
 Presenter = Callable[[Results, Path], Iterator[str]]  # yields parts of the report, in Markdown
@@ -144,8 +144,8 @@ def show_tuning(results: Results, file: Path) -> Iterator[str]:
                 if points:
                     panels.setdefault(measure, {}).setdefault(title, {})[name] = points
             beside = f"{title}, " if title else ""
-            if selection := select(members):
-                reasons.append(f"{beside}{selection.why(show.row_axes)}.")
+            if reason := selection(members, show.row_axes):
+                reasons.append(f"{beside}{reason}.")
             by_measure = {measure: correlation(points) for measure, points in pairs.items()}
             correlations.append((f"{beside}{name}", by_measure))
     if not panels:

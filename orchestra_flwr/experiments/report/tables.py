@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestra_flwr.experiments.planning import Plan
+from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.report.markdown import Table
 from orchestra_flwr.experiments.results.comparison import UNITS, Result
 from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.reporting.text import duration, lookup, percent, size
 
 NOTHING = "\u2013"
+WORSE = "\u25bc"  # beside a measure that training made worse
 HIGHER_IS_BETTER = UNITS.keys() - {"drift", "drift_pairs", "classes", "classes_1", "emd"}
 
 
 def results_table(rows: Sequence[Result], plan: Plan) -> Table:
     """Ours (mean and deviation over the seeds), the paper's and the difference, by measure.
 
-    The best of ours in a measure is highlighted where more than one row has the measure.
+    The best of ours in a measure is highlighted where more than one row has the measure, unless it
+    is worse than before training.
     """
     measures = plan.experiment.measures
     printed = {m for m in measures if any(m in row.paper for row in rows)}
@@ -35,7 +37,7 @@ def results_table(rows: Sequence[Result], plan: Plan) -> Table:
         for measure in measures:
             if _is_best(row, rows, measure):
                 strong.add((number, len(line)))
-            line.append(str(row.ours.get(measure, NOTHING)))
+            line.append(_ours(row, measure))
             if measure in printed:
                 difference = row.difference(measure)
                 shown = NOTHING if difference is None else f"{difference:+.2f}"
@@ -61,7 +63,7 @@ def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
     for row in rows:
         line = cells.setdefault(row.values[show.series], {})
         tick = row.values[show.x]
-        line[tick] = str(row.ours.get(measure, NOTHING))
+        line[tick] = _ours(row, measure)
         beside = [other for other in rows if other.values[show.x] == tick]
         if _is_best(row, beside, measure):
             strong.add((list(cells).index(row.values[show.series]), 1 + ticks.index(tick)))
@@ -91,7 +93,6 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
         config, summary = run.config, run.summary
         done = run.metrics[-1]["round"] if run.metrics else 0
         sent = (lookup(summary, "bytes_up") or 0) + (lookup(summary, "bytes_down") or 0)
-        knn, linear = run.measure("knn"), run.measure("linear")
         rows.append(
             (
                 run.folder.relative_to(folder).as_posix(),
@@ -100,8 +101,7 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
                 str(config.federation.clients),
                 str(config.seed),
                 f"{done}" if summary else f"{done} of {config.federation.rounds}, unfinished",
-                NOTHING if knn is None else percent(knn),
-                NOTHING if linear is None else percent(linear),
+                *(_of_run(run, measure) for measure in ("knn", "linear")),
                 duration(summary["seconds"]) if "seconds" in summary else NOTHING,
                 size(sent) if summary else NOTHING,
             )
@@ -138,8 +138,23 @@ def provenance(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
+def _ours(row: Result, measure: str) -> str:
+    """A measure of ours, marked where training made it worse."""
+    mark = f" {WORSE}" if measure in HIGHER_IS_BETTER and row.is_worse(measure) else ""
+    return f"{row.ours.get(measure, NOTHING)}{mark}"
+
+
+def _of_run(run: Run, measure: str) -> str:
+    score, before = run.measure(measure), run.before(measure)
+    if score is None:
+        return NOTHING
+    return percent(score) + (f" {WORSE}" if before is not None and score < before else "")
+
+
 def _is_best(row: Result, rows: Sequence[Result], measure: str) -> bool:
     means = [other.ours[measure].mean for other in rows if measure in other.ours]
     if measure not in HIGHER_IS_BETTER or measure not in row.ours or len(means) < 2:
+        return False
+    if row.is_worse(measure):
         return False
     return row.ours[measure].mean == max(means) > min(means)

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError, is_free
-from orchestra_flwr.experiments.planning import Plan, read_plans
+from orchestra_flwr.experiments.planning.plan import Plan, read_plans
 from orchestra_flwr.experiments.report.html import to_html
 from orchestra_flwr.experiments.report.markdown import (
     FIGURES,
+    Table,
     code,
     escape,
     folded,
@@ -25,6 +26,7 @@ from orchestra_flwr.experiments.report.presentations import (
     show_runs,
 )
 from orchestra_flwr.experiments.report.tables import (
+    WORSE,
     lines_table,
     provenance,
     results_table,
@@ -110,6 +112,7 @@ def _experiment(results: Results, folder: Path) -> Iterator[str]:
         by_axis = experiment.show.kind == "lines"
         table = lines_table(rows, plan) if by_axis else results_table(rows, plan)
         yield table.markdown()
+        yield from _worse_legend(table)
     if results.incomplete:
         lines = [f"{run.name}: {run.reason}" for run in results.incomplete]
         expected = len({row.run for row in plan.rows})
@@ -118,6 +121,11 @@ def _experiment(results: Results, folder: Path) -> Iterator[str]:
     if results.runs:
         yield from show_progress(results, figures)
     yield folded("How these results were made", *_reproduction(results))
+
+
+def _worse_legend(table: Table) -> Iterator[str]:
+    if any(WORSE in cell for row in table.rows for cell in row):
+        yield quiet(f"{WORSE}: worse than the same encoder before training.")
 
 
 def _images_and_model(run: Run) -> str:
@@ -151,7 +159,9 @@ def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterat
         yield heading(2, "Other runs")
     errors = unreadable(runs)
     readable = [run for run in runs if run.folder not in errors]
-    yield runs_table(readable, folder).markdown()
+    table = runs_table(readable, folder)
+    yield table.markdown()
+    yield from _worse_legend(table)
     for path, reason in errors.items():
         name = path.relative_to(folder).as_posix()
         yield escape(f"{name} is left out, it is of another version or damaged: {reason}")

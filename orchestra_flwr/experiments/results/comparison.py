@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestra_flwr.experiments.planning import Measure, Plan, Row
+from orchestra_flwr.experiments.planning.description import Measure
+from orchestra_flwr.experiments.planning.plan import Plan
+from orchestra_flwr.experiments.planning.rows import Row
 from orchestra_flwr.experiments.results.paper import paper_value
 from orchestra_flwr.experiments.results.runs import LOGS, Run, last_error, read_run, unreadable
 from orchestra_flwr.experiments.results.statistics import Sample
@@ -64,12 +66,20 @@ class Result:
         runs: its complete runs.
         ours: by measure, the mean of the runs that have it, in the measure's unit.
         paper: by measure, what the paper prints.
+        before: by measure, the mean of the same runs before training.
     """
 
     values: dict[str, str]
     runs: tuple[Run, ...]
     ours: dict[str, Sample]
     paper: dict[str, Sample]
+    before: dict[str, Sample] = field(default_factory=dict)
+
+    def is_worse(self, measure: str) -> bool:
+        """Whether training made a measure worse, of which more is better."""
+        if measure not in self.ours or measure not in self.before:
+            return False
+        return self.ours[measure].mean < self.before[measure].mean
 
     def difference(self, measure: str) -> float | None:
         """Ours minus the paper's."""
@@ -153,16 +163,20 @@ def _result(plan: Plan, values: dict[str, str], runs: list[Run]) -> Result:
     }
     ours: dict[str, Sample] = {}
     paper: dict[str, Sample] = {}
+    before: dict[str, Sample] = {}
     for measure in plan.experiment.measures:
-        taken = [run.measure(measure, plan.transfer) for run in runs]
-        found = [value for value in taken if value is not None]
-        sample = Sample.of([UNITS[measure].factor * value for value in found])
-        printed = paper_value(plan.name, compared, measure)
-        if sample is not None:
-            ours[measure] = sample
-        if printed is not None:
+        factor = UNITS[measure].factor
+        measured = [run for run in runs if run.measure(measure, plan.transfer) is not None]
+        for samples, taken in (
+            (ours, [run.measure(measure, plan.transfer) for run in measured]),
+            (before, [run.before(measure) for run in measured]),
+        ):
+            sample = Sample.of([factor * value for value in taken if value is not None])
+            if sample is not None and sample.count == len(measured):
+                samples[measure] = sample
+        if (printed := paper_value(plan.name, compared, measure)) is not None:
             paper[measure] = printed
-    return Result(values, tuple(runs), ours, paper)
+    return Result(values, tuple(runs), ours, paper, before)
 
 
 def _why(run: Run | None, log: Path) -> str:

@@ -1,4 +1,4 @@
-"""What runs are called beside each other: by the keys in which they differ."""
+"""Names of runs: the keys in which they differ."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 from orchestra_flwr.config import Config, why_unread
 from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.reporting.text import flat
 
 # Where a run was and what it showed, not what it computed.
 PLACES = ("run_dir", "resume", "name", "device", "seed", "engine", "logging", "plugins")
-MOST_KEYS = 4  # in a name
+MAX_KEYS = 4  # in a name
 NO_VALUE = "null"
 UNREAD = object()
 
@@ -47,8 +48,8 @@ def by_difference(runs: Sequence[Run], folder: Path) -> dict[str, list[Run]]:
 def _names(values: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for each; those that are equal by the first keys get further ones."""
     names = [_name(mine, _differing(values)) for mine in values]
-    for name in {each for each in names if names.count(each) > 1}:
-        members = [number for number, each in enumerate(names) if each == name]
+    for name in {name for name in names if names.count(name) > 1}:
+        members = [number for number, other in enumerate(names) if other == name]
         keys = _differing([values[number] for number in members])
         for number in members:
             names[number] = f"{name}, {_name(values[number], keys)}".removeprefix(", ")
@@ -61,15 +62,15 @@ def _name(mine: Mapping[str, Any], keys: Sequence[str]) -> str:
         for key in keys
         if mine.get(key) is not UNREAD
     ]
-    return ", ".join(shown[:MOST_KEYS])
+    return ", ".join(shown[:MAX_KEYS])
 
 
 def _differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys whose values differ; where a choice differs, the choice alone."""
-    keys = dict.fromkeys(key for each in values for key in each)
+    keys = dict.fromkeys(key for run in values for key in run)
     missing = object()
     differing = [
-        key for key in keys if len({each.get(key, missing) for each in values} - {UNREAD}) > 1
+        key for key in keys if len({run.get(key, missing) for run in values} - {UNREAD}) > 1
     ]
     choices = {key.removesuffix("name") for key in differing if key.endswith(".name")}
     return [
@@ -83,18 +84,7 @@ def _read(config: Config) -> dict[str, Any]:
     """What the run computes: values by their full names, UNREAD where nothing reads them."""
     unread = config.unread()
     return {
-        key: UNREAD if why_unread(key, unread) else value
-        for key, value in _flat(config.model_dump(mode="json")).items()
+        key: UNREAD if why_unread(key, unread) else NO_VALUE if value is None else str(value)
+        for key, value in flat(config.model_dump(mode="json")).items()
         if key.partition(".")[0] not in PLACES
     }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """All values as they are written, by their full names."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = NO_VALUE if value is None else str(value)
-    return flat

@@ -30,8 +30,6 @@ IN_SUMMARY: dict[str, tuple[str, ...]] = {
     "unsupervised": ("unsupervised", "score"),
     "own_linear": ("clients_own", "linear", "mean"),
     "own_linear_worst": ("clients_own", "linear", "worst_tenth"),
-    "own_personal": ("clients_own", "personal", "mean"),
-    "own_personal_worst": ("clients_own", "personal", "worst_tenth"),
     "own_accuracy": ("clients_own", "accuracy", "mean"),
     "own_accuracy_worst": ("clients_own", "accuracy", "worst_tenth"),
     "drift": ("drift", "mean"),
@@ -121,6 +119,10 @@ class Run:
             return lookup(self.evaluations.get(transfer or "", {}), *TRANSFER[name])
         return lookup(self.summary, *IN_SUMMARY.get(name, (name,)))
 
+    def before(self, name: str) -> float | None:
+        """A measure of the encoder before training, where `summary.json` has it."""
+        return lookup(self.summary, "untrained", *IN_SUMMARY.get(name, (name,)))
+
     def is_missing(self, name: str, transfer: str | None = None) -> bool:
         """Whether a measure is missing that the run should have: only methods that see labels
         have a classifier whose accuracy can be taken.
@@ -163,7 +165,7 @@ def is_of_saved_weights(file: Path, stored: Mapping[str, Any], folder: Path) -> 
 
     Args:
         file: where it is stored.
-        stored: what it holds; `weights_sha256` is the SHA-256 of the encoder that it is of.
+        stored: what it holds; `weights_sha256` is the SHA-256 of the encoder it was computed with.
         folder: the run's.
     """
     now, then = saved_weights(folder), stored.get("weights_sha256")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,11 +26,8 @@ class Sample:
         """The sample of some values; None if there are none."""
         if not values:
             return None
-        count, mean = len(values), math.fsum(values) / len(values)
-        if count == 1:
-            return cls(mean, None, 1)
-        squares = math.fsum((value - mean) ** 2 for value in values)
-        return cls(mean, math.sqrt(squares / (count - 1)), count)
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), deviation, len(values))
 
     def __str__(self) -> str:
         """As in a table: "71.58 ± 0.53", or the mean alone."""
@@ -41,7 +38,7 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Pearson's correlation; None for fewer than three pairs or where one side does not vary."""
     if len(pairs) < 3:
         return None
-    x, y = zip(*pairs, strict=True)
-    a, b = ([value - math.fsum(side) / len(side) for value in side] for side in (x, y))
-    scale = math.sqrt(math.fsum(v * v for v in a) * math.fsum(v * v for v in b))
-    return math.fsum(p * q for p, q in zip(a, b, strict=True)) / scale if scale > 0 else None
+    try:
+        return statistics.correlation(*zip(*pairs, strict=True))
+    except statistics.StatisticsError:  # a side is constant
+        return None

@@ -15,6 +15,7 @@ from orchestra_flwr.evaluation import (
     personal_accuracy,
     similarities,
 )
+from orchestra_flwr.evaluation.linear_probe import penalty_of
 from orchestra_flwr.federation.messages.fields import LOCAL_SCORES, PERSONAL
 from orchestra_flwr.methods import classification_head_of, ordered_backbones
 from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, EncoderSpec, recalibrated
@@ -94,6 +95,7 @@ class Scoring:
             count=evaluation.personal_labels,
             generator=torch_generator(self.config.seed, "personal", self.name),
             batch_size=evaluation.batch_size,
+            penalty=penalty_of(evaluation.probe),
         )
         return {} if accuracy is None else {PERSONAL: accuracy}
 

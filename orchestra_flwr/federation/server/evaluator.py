@@ -22,15 +22,17 @@ from orchestra_flwr.evaluation.features import weights_digest
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, labels_for, ordered_backbones
 from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, EncoderSpec, recalibrated
-from orchestra_flwr.models.batch_norm import RECALIBRATED
+from orchestra_flwr.models.batch_norm import INITIAL, RECALIBRATED, has_statistics
 from orchestra_flwr.training import resolve_device, torch_threads
 
 log = logging.getLogger(__name__)
 
 Scores = dict[str, dict[str, Any]]  # backbone -> score -> value
 
-AS_INITIALISED = "initial_statistics"  # an untrained backbone's scores with BatchNorm as it begins
-MOST_REMEMBERED = 1024  # scores of backbones, so that a run of any length takes no more memory
+# Whose BatchNorm statistics the better scores before training are of, and those beside them.
+LOADED = "loaded"  # with the network's weights, such as pretrained ones
+OF_STATISTICS = "_statistics"  # ends the key of the scores beside
+MAX_REMEMBERED = 1024  # scores of backbones, so that a run of any length takes no more memory
 
 
 class Evaluator:
@@ -99,10 +101,13 @@ class Evaluator:
 
         Args:
             method: whose backbones are evaluated.
-            untrained: whether nothing was trained yet. BatchNorm's initial statistics are those of
-                no images and would make any training look good, so the scores are those with
-                statistics of the server's images. Those with the initial ones stand beside them,
-                as "initial_statistics". Frozen ones are those of the pretraining, and stay.
+            untrained: whether nothing was trained yet. The scores are then the better ones, by the
+                linear probe, of what the user has: the weights as loaded with their own BatchNorm
+                statistics, or with statistics of the server's images. Initial statistics are of no
+                images and would make any training look good, so they are never taken. `batch_norm`
+                says whose statistics these are ("loaded", "recalibrated" ...); the others' scores
+                stand beside them, as "initial_statistics", "loaded_statistics" or
+                "recalibrated_statistics". Frozen ones are those of the pretraining, and stay.
             kept_only: whether only the backbone that is kept is evaluated.
 
         Raises:
@@ -122,7 +127,7 @@ class Evaluator:
                     self._remembered[digest] = self._scores(name, backbone, head, untrained)
                 self._remembered.move_to_end(digest)
                 found[name] = self._remembered[digest]
-        while len(self._remembered) > MOST_REMEMBERED:
+        while len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
         return found
 
@@ -154,7 +159,7 @@ class Evaluator:
         """A frozen copy of a backbone, with statistics of the server's images where it has none."""
         if self.batch_norm == RECALIBRATED:
             return self._recalibrated(backbone)
-        return Encoder(self.spec, copy.deepcopy(backbone))
+        return self._as_it_is(backbone)
 
     def _recalibrated(self, backbone: Backbone, name: str = "") -> Encoder:
         assert self.dataset is not None
@@ -175,19 +180,23 @@ class Evaluator:
     def _scores(
         self, name: str, backbone: Backbone, head: nn.Module | None, untrained: bool
     ) -> dict[str, Any]:
-        can = self._norms.can_recalibrate
-        replaced = can and (untrained or self.batch_norm == RECALIBRATED)
-        as_it_is = Encoder(self.spec, copy.deepcopy(backbone))
-        main = self._score(name, self._recalibrated(backbone, name) if replaced else as_it_is, head)
-        scores: dict[str, Any] = dict(main)
-        if self.config.evaluation.recalibrated:
-            same = replaced or not can
-            scores[RECALIBRATED] = (
-                main if same else self._score(name, self._recalibrated(backbone, name), head)
-            )
-        if untrained and can:
-            scores[AS_INITIALISED] = self._score(name, as_it_is, head)
-        return scores
+        own = partial(self._score, name, self._as_it_is(backbone), head)
+        both = self.config.evaluation.recalibrated
+        if not self._norms.can_recalibrate:
+            scores: dict[str, Any] = own()
+            scores |= {RECALIBRATED: dict(scores)} if both else {}
+            return scores | ({"batch_norm": self.batch_norm} if untrained else {})
+        if not (untrained or both or self.batch_norm == RECALIBRATED):
+            return own()
+        recalibrated_scores = self._score(name, self._recalibrated(backbone, name), head)
+        beside = {RECALIBRATED: recalibrated_scores} if both else {}
+        if untrained:
+            kind = LOADED if has_statistics(backbone) else INITIAL
+            return _better(kind, own(), recalibrated_scores) | beside
+        return {**(recalibrated_scores if self.batch_norm == RECALIBRATED else own()), **beside}
+
+    def _as_it_is(self, backbone: Backbone) -> Encoder:
+        return Encoder(self.spec, copy.deepcopy(backbone))
 
     def _score(self, name: str, encoder: Encoder, head: nn.Module | None) -> dict[str, float]:
         assert self.dataset is not None
@@ -222,3 +231,16 @@ class Evaluator:
         except ConfigError as error:  # a real server's images may have other classes
             log.warning("the classifier itself is not evaluated on the test images: %s", error)
             return None
+
+
+def _better(kind: str, own: dict[str, float], recalibrated: dict[str, float]) -> dict[str, Any]:
+    """The better scores before training, by the linear probe, and those of the other statistics.
+
+    Args:
+        kind: whose statistics the network's own are: `INITIAL` ones, of no images, are never taken.
+        own: scores with the network's own statistics.
+        recalibrated: with those of the server's images.
+    """
+    if kind == LOADED and own["linear"] >= recalibrated["linear"]:
+        return {**own, "batch_norm": kind, RECALIBRATED + OF_STATISTICS: recalibrated}
+    return {**recalibrated, "batch_norm": RECALIBRATED, kind + OF_STATISTICS: own}

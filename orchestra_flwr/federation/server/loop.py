@@ -48,6 +48,7 @@ from orchestra_flwr.models.batch_norm import INITIAL
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
+from orchestra_flwr.reporting.run_warnings import run_warnings
 from orchestra_flwr.training import starting_learner
 
 Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
@@ -359,6 +360,9 @@ class _Run:
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
+        chance = method.chance_losses(self.config.training.batch_size)
+        if warnings := run_warnings(summary, metrics, chance):
+            summary["warnings"] = warnings
         if self.evaluator.why_not:
             summary["not_evaluated"] = self.evaluator.why_not
         exchange = self.federation.exchange

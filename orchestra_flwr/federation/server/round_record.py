@@ -9,7 +9,7 @@ from typing import Any
 from orchestra_flwr.config import Config
 from orchestra_flwr.evaluation import Drift, spread_over_clients
 from orchestra_flwr.federation.server.checkpoint import Position
-from orchestra_flwr.federation.server.evaluator import AS_INITIALISED, Scores
+from orchestra_flwr.federation.server.evaluator import OF_STATISTICS, Scores
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.privacy.updates import composed_epsilon
@@ -123,8 +123,13 @@ def final_metrics(position: Position, scores: list[Scores], backbones: list[str]
     metrics: dict[str, Any] = {}
     if scores:
         untrained = scores[0]
+        # Without any round of training the last scores are the first.
         trained = {
-            name: {key: value for key, value in found.items() if key != AS_INITIALISED}
+            name: {
+                key: value
+                for key, value in found.items()
+                if key != "batch_norm" and not key.endswith(OF_STATISTICS)
+            }
             for name, found in scores[-1].items()
         }
         metrics = {

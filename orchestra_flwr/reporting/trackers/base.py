@@ -1,4 +1,4 @@
-"""What a run is written to beside its folder: an experiment tracker."""
+"""The contract of an experiment tracker, to which a run is written beside its folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run.
+    """What a tracker gets to know of a run.
 
     Attributes:
         folder: the run folder.
         name: the run's name, as its pictures have it.
-        id: tells the run from all others; a resumed run has the same.
+        id: unique; a resumed run has the same.
         configuration: all keys, sections within sections.
     """
 
@@ -49,4 +49,4 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self, completed: bool) -> None:
-        """Sends what is left; a run that is not `completed` was stopped or has failed."""
+        """Sends the rest; a run that is not `completed` was stopped or has failed."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from orchestra_flwr.reporting.text import flat
 from orchestra_flwr.reporting.trackers.base import TrackedRun, Tracker
 
 EXPERIMENT = "orchestra_flwr"  # unless MLFLOW_EXPERIMENT_NAME names another
 RUN_TAG = "orchestra_flwr.run"
-MOST_PARAMETERS = 100  # in one message
+MAX_PARAMETERS = 100  # in one message
 
 
 class MLflow(Tracker):
@@ -38,18 +38,18 @@ class MLflow(Tracker):
             return
         new = self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: run.id})
         self._id = new.info.run_id
-        parameters = [Param(key, str(value)) for key, value in _flat(run.configuration)]
-        for start in range(0, len(parameters), MOST_PARAMETERS):
-            self._client.log_batch(self._id, params=parameters[start : start + MOST_PARAMETERS])
+        parameters = [Param(key, str(value)) for key, value in flat(run.configuration).items()]
+        for start in range(0, len(parameters), MAX_PARAMETERS):
+            self._client.log_batch(self._id, params=parameters[start : start + MAX_PARAMETERS])
 
     def numbers(self, round: int, numbers: Mapping[str, float]) -> None:
-        """As :meth:`Tracker.numbers`."""
+        """One message for all numbers."""
         now = int(1000 * time.time())
         metrics = [self._metric(path, value, now, round) for path, value in numbers.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def picture(self, file: Path, round: int) -> None:
-        """As :meth:`Tracker.picture`; a later one replaces it."""
+        """A later picture of that name replaces it."""
         self._client.log_artifact(self._id, str(file))
 
     def close(self, completed: bool) -> None:
@@ -61,11 +61,3 @@ class MLflow(Tracker):
         if experiment is None:
             return str(self._client.create_experiment(name))
         return str(experiment.experiment_id)
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + str(key), value

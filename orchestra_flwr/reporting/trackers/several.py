@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.extras import require
 from orchestra_flwr.plugins import Room
+from orchestra_flwr.reporting.text import flat
 from orchestra_flwr.reporting.trackers.base import TrackedRun, Tracker
 
 ROOM = Room("orchestra_flwr.reporting.trackers", "Tracker")
@@ -55,7 +56,11 @@ class Trackers:
 
     def add(self, round: int, record: Mapping[str, Any]) -> None:
         """Writes the numbers of a round's record."""
-        numbers = {path: value for path, value in _numbers(record) if path != "round"}
+        numbers = {
+            path: value
+            for path, value in flat(record, "/").items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and path != "round"
+        }
         self._each(lambda tracker: tracker.numbers(round, numbers))
 
     def finish(self, round: int, summary: Mapping[str, Any], folder: Path) -> None:
@@ -79,11 +84,3 @@ class Trackers:
 
 def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{key}", value

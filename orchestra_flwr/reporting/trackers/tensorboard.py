@@ -25,13 +25,13 @@ class Tensorboard(Tracker):
         self._writer.add_text("configuration", "\n".join("    " + line for line in lines))
 
     def numbers(self, round: int, numbers: Mapping[str, float]) -> None:
-        """As :meth:`Tracker.numbers`."""
+        """One scalar each."""
         for path, value in numbers.items():
             self._writer.add_scalar(path, value, round)
         self._writer.flush()
 
     def picture(self, file: Path, round: int) -> None:
-        """As :meth:`Tracker.picture`."""
+        """As an image summary."""
         with Image.open(file, formats=("PNG",)) as image:
             pixels = np.asarray(image.convert("RGB"))
         self._writer.add_image(file.stem, pixels, round, dataformats="HWC")

@@ -34,11 +34,11 @@ class WeightsAndBiases(Tracker):
         )
 
     def numbers(self, round: int, numbers: Mapping[str, float]) -> None:
-        """As :meth:`Tracker.numbers`."""
+        """All in one step."""
         self._run.log(dict(numbers), step=round)
 
     def picture(self, file: Path, round: int) -> None:
-        """As :meth:`Tracker.picture`."""
+        """As an image of that name."""
         self._run.log({file.stem: self._image(str(file))}, step=round)
 
     def close(self, completed: bool) -> None:

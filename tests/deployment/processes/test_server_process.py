@@ -74,7 +74,7 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
     monkeypatch.setattr(server_process, "wait_until_up", lambda *_: None)
     monkeypatch.setattr(server_process, "_start", start)
     with (
-        RunFolder.opened(config) as folder,
+        RunFolder.open(config) as folder,
         make_progress("off", 1) as progress,
         pytest.raises(FederationError, match="seen enough"),
     ):

@@ -1,7 +1,7 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.experiments.planning import make_plan
+from orchestra_flwr.experiments.planning.plan import make_plan
 
 
 def test_rows_are_left_out_where_the_paper_has_none():

@@ -3,7 +3,7 @@ import pytest
 
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.data import load_dataset, partition
-from orchestra_flwr.experiments.planning import classes_held_by_clients
+from orchestra_flwr.experiments.planning.classes_held import classes_held_by_clients
 
 
 @pytest.mark.parametrize(

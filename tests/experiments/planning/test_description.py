@@ -3,15 +3,15 @@ import json
 import pytest
 
 from orchestra_flwr.config import ConfigError, parse
-from orchestra_flwr.experiments.planning import (
+from orchestra_flwr.experiments.planning import description
+from orchestra_flwr.experiments.planning.description import (
     SCALES,
     Experiment,
-    description,
+    covers,
     experiment_names,
     load_experiment,
     load_scale,
 )
-from orchestra_flwr.experiments.planning.description import covers
 
 VALID = {
     "title": "t",

@@ -5,12 +5,8 @@ from itertools import product
 import pytest
 
 from orchestra_flwr.config import ConfigError, load_config
-from orchestra_flwr.experiments.planning import (
-    SCALES,
-    experiment_names,
-    make_plan,
-    read_plans,
-)
+from orchestra_flwr.experiments.planning.description import SCALES, experiment_names
+from orchestra_flwr.experiments.planning.plan import make_plan, read_plans
 
 OFTEN = {("table6", "paper"), ("figure5", "small")}
 

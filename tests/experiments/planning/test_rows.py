@@ -3,7 +3,8 @@ from collections import Counter
 import pytest
 
 from orchestra_flwr.config import ConfigError, load_config
-from orchestra_flwr.experiments.planning import make_plan, run_name
+from orchestra_flwr.experiments.planning.plan import make_plan
+from orchestra_flwr.experiments.planning.rows import run_name
 
 
 def cell(plan, configs, **values):

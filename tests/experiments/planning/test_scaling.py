@@ -1,8 +1,11 @@
 import pytest
 
 from orchestra_flwr.config import load_config
-from orchestra_flwr.experiments.planning import scaled_local_epochs, scaled_lr
-from orchestra_flwr.experiments.planning.scaling import scaled_override
+from orchestra_flwr.experiments.planning.scaling import (
+    scaled_local_epochs,
+    scaled_lr,
+    scaled_override,
+)
 
 
 @pytest.mark.parametrize(("clients", "epochs"), [(10, 1), (50, 5), (100, 10), (400, 40), (3, 1)])

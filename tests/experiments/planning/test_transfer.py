@@ -1,7 +1,7 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.experiments.planning import make_plan
+from orchestra_flwr.experiments.planning.plan import make_plan
 from orchestra_flwr.experiments.planning.transfer import check_transfer, transfer_name
 
 DIGITS = ("data=digits", "data.image_size=16")

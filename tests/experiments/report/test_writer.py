@@ -10,7 +10,7 @@ import pytest
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.experiments.__main__ import main
-from orchestra_flwr.experiments.planning import make_plan
+from orchestra_flwr.experiments.planning.plan import make_plan
 from orchestra_flwr.experiments.report import presentations
 from orchestra_flwr.experiments.report.presentations import rounds_to_accuracy
 from orchestra_flwr.experiments.report.tables import NOTHING, lines_table, results_table

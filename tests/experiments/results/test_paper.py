@@ -4,7 +4,11 @@ import pytest
 import yaml
 
 from orchestra_flwr.experiments import results
-from orchestra_flwr.experiments.planning import experiment_names, load_experiment, load_scale
+from orchestra_flwr.experiments.planning.description import (
+    experiment_names,
+    load_experiment,
+    load_scale,
+)
 from orchestra_flwr.experiments.results.paper import paper_source, paper_value
 from orchestra_flwr.experiments.results.statistics import Sample
 

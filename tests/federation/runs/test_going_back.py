@@ -39,7 +39,7 @@ def resumed(federate):
 
     def run(folder, *overrides):
         config = load_config([f"resume={folder.path}", *overrides])
-        with RunFolder.opened(config) as opened:
+        with RunFolder.open(config) as opened:
             return federate(config, folder=opened)
 
     return run

@@ -5,10 +5,15 @@ import pytest
 import torch
 
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.federation.server.evaluator import AS_INITIALISED, Evaluator
+from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.models import recalibrated
 from orchestra_flwr.training import build_learner, torch_threads
+
+SCORES = {
+    "knn", "knn_standard_error", "linear", "linear_standard_error", "linear_penalty", "feature_std",
+    "effective_rank",
+}  # fmt: skip
 
 
 def test_scores_of_both_backbones_leave_the_method_as_it_was(tiny):
@@ -17,7 +22,7 @@ def test_scores_of_both_backbones_leave_the_method_as_it_was(tiny):
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     scores = Evaluator(config, load_dataset(config.data)).scores(method)
     assert set(scores) == {"target", "online"}
-    assert AS_INITIALISED not in scores["target"]
+    assert "initial_statistics" not in scores["target"]
     assert scores["target"] == scores["online"]  # equal at the beginning
     assert 0.3 < scores["target"]["knn"] <= 1 and 0.5 < scores["target"]["linear"] <= 1
     assert method.training and all(p.requires_grad for p in method.backbone.parameters())
@@ -86,13 +91,41 @@ def test_an_untrained_encoder_is_judged_with_statistics_of_images(tiny):
     evaluator = Evaluator(config, dataset)
     initial = evaluator.scores(method)["online"]
     untrained = evaluator.scores(method, untrained=True)["online"]
-    assert untrained.pop(AS_INITIALISED) == initial
+    assert untrained.pop("initial_statistics") == initial
+    assert untrained.pop("batch_norm") == "recalibrated"
     with torch_threads(config.training.threads):
         backbone = recalibrated(
             method.backbone, dataset.train.images, config.evaluation.batch_size, "half"
         )
     method.backbone.load_state_dict(backbone.state_dict())
     assert untrained == evaluator.scores(method)["online"] != initial
+
+
+@pytest.mark.parametrize("loaded_is_better", [True, False])
+def test_before_training_stands_the_better_of_loaded_and_recalibrated(
+    tiny, monkeypatch, loaded_is_better
+):
+    """A pretrained network's own statistics may be far better than the server's."""
+    config = tiny("method=simclr")
+    method = build_learner(config, 1).method
+    for name, tensor in method.backbone.named_buffers():
+        if "running_mean" in name:
+            tensor.fill_(0.1)
+    loaded, recalibrated_ = {"knn": 0.4, "linear": 0.6}, {"knn": 0.5, "linear": 0.5}
+    if not loaded_is_better:
+        loaded["linear"] = 0.4
+
+    def score(self, name, encoder, head):
+        means = [b for n, b in encoder.named_buffers() if "running_mean" in n]
+        return dict(loaded if all((mean == 0.1).all() for mean in means) else recalibrated_)
+
+    monkeypatch.setattr(Evaluator, "_score", score)
+    scores = Evaluator(config, load_dataset(config.data)).scores(method, untrained=True)["online"]
+    better, other = ("loaded", "recalibrated") if loaded_is_better else ("recalibrated", "loaded")
+    by_kind = {"loaded": loaded, "recalibrated": recalibrated_}
+    assert scores.pop("batch_norm") == better
+    assert scores.pop(f"{other}_statistics") == by_kind[other]
+    assert scores == by_kind[better]
 
 
 def test_frozen_statistics_are_those_of_every_score(tiny):
@@ -104,7 +137,8 @@ def test_frozen_statistics_are_those_of_every_score(tiny):
             tensor.uniform_(0.5, 2)
     evaluator = Evaluator(config, load_dataset(config.data))
     scores = evaluator.scores(method, untrained=True)["online"]
-    assert scores == evaluator.scores(method)["online"] and AS_INITIALISED not in scores
+    assert scores.pop("batch_norm") == "frozen"
+    assert scores == evaluator.scores(method)["online"]
     free = Evaluator(tiny("method=simclr"), load_dataset(config.data))
     assert scores != free.scores(method, untrained=True)["online"]
     assert Evaluator(config, as_dataset(config, 1)).why_not is None
@@ -115,11 +149,11 @@ def test_test_images_of_other_classes_are_evaluated_but_by_the_classifier(tiny):
     config = tiny("method=supervised", "method.classes=[a,b]")
     method = build_learner(config, 1).method
     scores = Evaluator(config, load_dataset(config.data)).scores(method)["online"]
-    assert scores.keys() == {"knn", "linear", "feature_std"}
+    assert scores.keys() == SCORES
     named = tiny("method=supervised")
     method = build_learner(named, 1).method
     scores = Evaluator(named, load_dataset(named.data)).scores(method)["online"]
-    assert scores.keys() == {"knn", "linear", "feature_std", "accuracy"}
+    assert scores.keys() == SCORES | {"accuracy"}
 
 
 def test_backbones_of_equal_weights_are_evaluated_once(tiny, monkeypatch):
@@ -142,7 +176,7 @@ def test_backbones_of_equal_weights_are_evaluated_once(tiny, monkeypatch):
 
 
 def test_the_memory_of_scores_has_an_end(tiny, monkeypatch):
-    monkeypatch.setattr("orchestra_flwr.federation.server.evaluator.MOST_REMEMBERED", 2)
+    monkeypatch.setattr("orchestra_flwr.federation.server.evaluator.MAX_REMEMBERED", 2)
     config = tiny("method=simclr")
     method = build_learner(config, 1).method
     evaluator = Evaluator(config, load_dataset(config.data))

@@ -1,0 +1,73 @@
+"""What a person should know of a run that went wrong without an error: one line for each fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestra_flwr.reporting.text import lookup, percent
+
+ACCURACIES = {"knn": "kNN", "linear": "linear probe"}
+SPREADS = {"feature_std": "feature_std", "effective_rank": "effective rank"}
+COLLAPSED = 0.5  # of what it was before training
+MIN_ROUNDS = 3  # after which a loss should have left chance
+
+
+def run_warnings(
+    summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], chance: Mapping[str, float]
+) -> list[str]:
+    """Lines about a trained encoder that is worse than before, or has collapsed, and about losses.
+
+    Args:
+        summary: the run's scores, and under `untrained` those before training.
+        records: the lines of `metrics.jsonl`.
+        chance: by the name of a loss, its value for a network that has learned nothing.
+    """
+    lines = (_worse(summary), _collapsed(summary), *_at_chance(records, chance))
+    return [line for line in lines if line]
+
+
+def _worse(summary: Mapping[str, Any]) -> str:
+    """Accuracies that fell by more than their standard error."""
+    worse = []
+    for key, title in ACCURACIES.items():
+        before, after = lookup(summary, "untrained", key), lookup(summary, key)
+        error = lookup(summary, f"{key}_standard_error") or 0.0
+        if before is not None and after is not None and after < before - error:
+            worse.append(f"{title} {percent(before)} to {percent(after)}")
+    if not worse:
+        return ""
+    return (
+        f"the encoder is worse than before training ({', '.join(worse)}): try a smaller "
+        "training.lr or fewer federation.rounds, and for a pretrained network "
+        "model.batch_norm=frozen"
+    )
+
+
+def _collapsed(summary: Mapping[str, Any]) -> str:
+    fallen = []
+    for key, title in SPREADS.items():
+        before, after = lookup(summary, "untrained", key), lookup(summary, key)
+        if before is not None and after is not None and after < COLLAPSED * before:
+            fallen.append(f"{title} {before:.3g} to {after:.3g}")
+    if not fallen:
+        return ""
+    return (
+        f"the features collapse ({', '.join(fallen)}): try a smaller training.lr, a larger "
+        "training.batch_size or another method"
+    )
+
+
+def _at_chance(records: Sequence[Mapping[str, Any]], chance: Mapping[str, float]) -> list[str]:
+    """Losses that were never below chance in the second half of the rounds."""
+    lines = []
+    for name, level in chance.items():
+        losses = [loss for r in records if (loss := lookup(r, "loss", name)) is not None]
+        lowest = min(losses[len(losses) // 2 :], default=0.0)
+        if len(losses) >= MIN_ROUNDS and lowest >= level:
+            knob = "a smaller" if lowest > 1.05 * level else "another"
+            lines.append(
+                f"the {name} loss stays at chance ({lowest:.3f}, where nothing learned gives "
+                f"{level:.3f}): try {knob} training.lr, or more training.local_epochs"
+            )
+    return lines

@@ -1,0 +1,63 @@
+"""A run that hurts says so, and which knob to turn."""
+
+import math
+
+import pytest
+
+from orchestra_flwr.reporting.run_warnings import run_warnings
+
+GOOD = {
+    "knn": 0.5, "knn_standard_error": 0.01, "linear": 0.6, "linear_standard_error": 0.01,
+    "feature_std": 0.8, "effective_rank": 40.0,
+    "untrained": {"knn": 0.4, "linear": 0.5, "feature_std": 0.9, "effective_rank": 30.0},
+}  # fmt: skip
+
+
+def records(name, *losses):
+    return [{"round": n, "loss": {name: loss, "total": 9.0}} for n, loss in enumerate(losses)]
+
+
+def test_a_run_that_went_well_has_no_warning():
+    assert run_warnings(GOOD, records("rotation", 1.4, 1.3, 1.2), {"rotation": math.log(4)}) == []
+    assert run_warnings({}, [], {"rotation": 1.0}) == []
+
+
+def test_training_that_hurts_is_named_with_its_figures_and_a_knob():
+    harmed = {**GOOD, "linear": 0.35, "untrained": {**GOOD["untrained"], "linear": 0.433}}
+    (line,) = run_warnings(harmed, [], {})
+    assert "worse than before training (linear probe 43.3 % to 35.0 %)" in line
+    assert "training.lr" in line and "model.batch_norm=frozen" in line and "\n" not in line
+
+
+@pytest.mark.parametrize(("after", "lines"), [(0.495, 0), (0.485, 1)])
+def test_less_than_a_standard_error_is_no_harm(after, lines):
+    assert len(run_warnings({**GOOD, "linear": after}, [], {})) == lines
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("feature_std", 0.14, "feature_std 0.9 to 0.14"),
+        ("effective_rank", 3.0, "effective rank 30 to 3"),
+    ],
+)
+def test_features_that_collapse_are_named(key, value, says):
+    (line,) = run_warnings({**GOOD, key: value}, [], {})
+    assert line.startswith("the features collapse") and says in line
+    assert "training.batch_size" in line
+
+
+def test_a_loss_that_stays_at_chance_is_named():
+    chance = {"rotation": math.log(4)}
+    (line,) = run_warnings(GOOD, records("rotation", 1.2, 1.3, 1.39, 1.4), chance)
+    assert line.startswith("the rotation loss stays at chance (1.390")
+    assert "another training.lr" in line and "training.local_epochs" in line
+    (line,) = run_warnings(GOOD, records("rotation", 1.2, 1.5, 2.0, 2.1), chance)
+    assert "a smaller training.lr" in line
+
+
+def test_one_round_below_chance_or_too_few_rounds_are_no_reason():
+    chance = {"rotation": math.log(4)}
+    assert run_warnings(GOOD, records("rotation", 2.0, 2.0, 1.2, 2.0), chance) == []
+    assert run_warnings(GOOD, records("rotation", 2.0, 2.0), chance) == []
+    assert run_warnings(GOOD, records("cluster", 9.0, 9.0, 9.0), chance) == []
