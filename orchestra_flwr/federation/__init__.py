@@ -1,4 +1,7 @@
-"""Orchestra on Flower: the only package that imports flwr."""
+"""Orchestra on Flower's public API: messages, clients, the server's rounds, engines.
+
+Of this package, `flower`, `federation` and `deployment` alone import flwr.
+"""
 
 import os
 
