@@ -171,6 +171,23 @@ def test_server_optimizer(printed):
     assert torch.allclose(moved[moved > 0], torch.tensor(0.002), rtol=1e-3)
 
 
+def test_aggregation(printed):
+    """One client's model is chosen, and no mean is made."""
+    run = printed("aggregations/typical.py")
+    assert (run.config.aggregation.name, run.config.attack.name) == ("typical", "scaled")
+    assert set(run.loss) == {"contrastive"}
+    mean = printed("aggregations/typical.py", "aggregation=mean")
+    assert any(not torch.equal(t, mean.checkpoint[n]) for n, t in run.checkpoint.items())
+
+
+def test_attack(printed):
+    """With all clients lazy nothing moves."""
+    run = printed("attacks/lazy.py", "attack.clients=4")
+    for name, tensor in initial(run.config).items():
+        if "running" not in name and "num_batches" not in name:
+            torch.testing.assert_close(run.checkpoint[name], tensor)
+
+
 def test_exchange(printed):
     from orchestra_flwr.federation.messages.schema import Schemas
     from orchestra_flwr.methods import Role

@@ -87,13 +87,9 @@ def evaluate(
     chosen |= {
         f"{key}_standard_error": standard_error(chosen[key], len(test[1])) for key in tuple(chosen)
     }
-    chosen |= {key: scores[key] for key in ("linear_penalty",) if key in scores}
     chosen |= {name: scores[name]["mean"] for name in few}
-    chosen |= {name: scores[name] for name in labelled}
-    chosen |= {key: scores[key] for key in ("feature_std", "effective_rank")}
-    if classifier is not None:
-        chosen["accuracy"] = scores["accuracy"]
-    return chosen
+    others = ("linear_penalty", *labelled, "feature_std", "effective_rank", "accuracy")
+    return chosen | {name: scores[name] for name in others if name in scores}
 
 
 def evaluate_by(

@@ -187,3 +187,17 @@ def test_a_name_that_leads_nowhere_is_told_before_what_it_leaves_open():
 
 def test_the_papers_values_are_no_options_to_choose():
     assert "paper" not in refused("method=byol", "method.nonsense=1")
+
+
+def test_of_two_choices_the_last_one_holds(user_package):
+    """Also where the first is a plug-in without a file in conf/."""
+    user_package(
+        {
+            "aggregations/first.py": "from orchestra_flwr.federation.aggregations.median import "
+            "Median\n\n\nclass First(Median):\n    pass\n"
+        }
+    )
+    chosen = ["plugins=[my_package]", "aggregation=first"]
+    assert load_config(chosen).aggregation.name == "first"
+    assert load_config([*chosen, "aggregation=mean"]).aggregation.name == "mean"
+    assert load_config(["aggregation=mean", *chosen]).aggregation.name == "first"

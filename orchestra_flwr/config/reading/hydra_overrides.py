@@ -31,8 +31,12 @@ def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[Ov
     if "terms" in section.model_fields:  # every term is configured, with weight 0 by default
         lines += [f"+terms@terms.{term}={term}" for term in _stems(folders, "terms")]
     lines += [f"++{key}=null" for key in section.undecided]
+    rooms = rooms_of(section)
+    latest = {override.key_or_group: override for override in overrides}
     for override in overrides:
-        lines += _lines(section, override, folders, packages)
+        key = override.key_or_group
+        if key not in rooms or override is latest[key]:  # of two choices the last one holds
+            lines += _lines(section, override, folders, packages)
     return [parsed(line) for line in lines]
 
 
