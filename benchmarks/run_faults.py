@@ -8,10 +8,13 @@ A case is a run of its own: server, SuperLink, gate, two clients over TLS, or a 
 One fault is done to it: SIGKILL, SIGTERM or SIGSTOP to any process, a link that is cut or stalls, a
 full disk, a clock that jumps, requests that come again, another CA. Then: the bits of the
 undisturbed run, or one clear line with a documented exit code and the same bits after `resume=`;
-no process left, no temporary folder left, ledgers that agree, no secret that others can read. Or a
-client sends what is absurd: then it is named, and encoder, losses and all checkpoints are as large
-as usual. The faults and all that is drawn follow from the seed; the moments, in milliseconds, do
-not. Every fault of a kind comes before one comes again: `faults/cases.py` lists them.
+no process left, no temporary folder left, ledgers that agree, no secret that others can read. Or
+somebody is hostile. A client sends what is absurd: then it is named, and encoder, losses and all
+checkpoints are as large as usual. A server's operator asks for more than an update, a file is not
+what it seems: then no code from there runs, no byte of an image, a path or a key is sent, and the
+run ends in its usual bits, or goes on from its checkpoint. The faults and all that is drawn follow
+from the seed; the moments, in milliseconds, do not. Every fault of a kind comes before one comes
+again: `faults/cases.py` lists them.
 
 The logs of a case that failed stay in outputs/faults/seed-<seed>-case-<number>/, all lines in
 outputs/faults/seed-<seed>.json. Exit code 1 if a case failed. As root, disks and their mounts are
@@ -52,21 +55,27 @@ from faults.federation import (
     quiet_environment,
 )
 from faults.hostile_client import REFUSED
+from faults.hostile_files import IMAGES, LOAD, RUNS, SECRET, change_encoder, stub_ghostscript
+from faults.hostile_server import write_evil_package
 from faults.invariants import (
     bit_problems,
+    code_problems,
     hostile_problems,
+    leak_problems,
     ledger_problems,
     mode_problems,
     record_problems,
     temporary_problems,
 )
-from faults.processes import ROOT, adopt_orphans
+from faults.processes import ROOT, Command, adopt_orphans, wait_for
 from faults.simulation import DIGITS, LONG, Simulation, undisturbed
+from faults.simulation import environment as alone
 
 from orchestra_flwr.reporting import environment
 
 KEPT = ROOT / "outputs" / "faults"
 PHOTOS = {"a": 48, "b": 37}
+SIZE = 16  # of the images that clients train on, in pixels
 
 
 @dataclass
@@ -112,6 +121,8 @@ class Suite:
             fault, events, problems = "not done: no disk can be mounted here", [], []
         elif kind == "ray":
             fault, events, problems = self._simulate(rng, folder, which)
+        elif kind == "file":
+            fault, events, problems = self._read_file(folder, which)
         else:
             fault, events, problems = self._federate(rng, folder, kind, which)
         case = Case(number, kind, fault, events, problems, time.monotonic() - started)
@@ -129,10 +140,9 @@ class Suite:
     def _federate(
         self, rng: random.Random, folder: Path, kind: str, which: str
     ) -> tuple[str, list[str], list[str]]:
-        private = kind == "private"
-        made = Federation(
-            folder, self.photos, private=private, listened=kind == "requests", disks=self.disks
-        )
+        private, listened = kind == "private", kind in ("requests", "server", "image")
+        photos = self._with_a_hostile_file(folder, which) if kind == "image" else self.photos
+        made = Federation(folder, photos, private=private, listened=listened, disks=self.disks)
         with made as run:
             if kind == "clock":
                 try:
@@ -141,10 +151,19 @@ class Suite:
                     return f"not done: {error}", [], []
             if kind == "hostile":
                 run.hostile = hostile_rounds(rng, which)
-            run.start()
+            marker = write_evil_package(run.programs)
+            stub_ghostscript(run.programs, marker)
+            run.start(*("a" if kind == "server" else ""))
             fault = _try(lambda: FEDERATION[kind](rng, run, which))
+            if kind == "server" and "b" not in run.clients:
+                run.start_client("b")
             run.problems += mode_problems(folder)  # while it runs, and at its end
             run.finish()
+            run.problems += code_problems(marker)
+            if listened:
+                key = run.security / "bundles" / "a" / "client.key"
+                secrets = (str(run.folder), str(ROOT), "site-packages")
+                run.problems += leak_problems(run.sent, photos / "a", SIZE, key, *secrets)
             if private:
                 run.problems += record_problems(run.run / "r", ROUNDS)
                 run.problems += ledger_problems(run.run / "r", run.state, MAX_RELEASES)
@@ -163,6 +182,48 @@ class Suite:
                 for name in ("run", "state"):
                     shutil.copytree(folder / name, folder / f"{name}.kept", ignore=_no_regular_file)
         return fault, run.events, run.problems
+
+    def _with_a_hostile_file(self, folder: Path, which: str) -> Path:
+        """A copy of all photographs, with one file more for client a."""
+        photos = folder / "photos"
+        shutil.copytree(self.photos, photos)
+        name, content = IMAGES[which]
+        (photos / "a" / name).write_bytes(content())
+        return photos
+
+    def _read_file(self, folder: Path, which: str) -> tuple[str, list[str], list[str]]:
+        """A foreign run's configuration or encoder is read where it could find code to run."""
+        marker, run = write_evil_package(folder / "evil"), folder / "r"
+        shutil.copytree(self._reference("federation"), run)
+        (folder / "tmp").mkdir()
+        variables = alone(folder) | {SECRET: "what must not be read"}
+        variables["PYTHONPATH"] += os.pathsep + str(folder / "evil")
+        resume = ["run_sim.py", f"resume={run}", f"federation.rounds={ROUNDS + 1}"]
+        config = (run / "config.yaml").read_text()
+        if which in RUNS:
+            (run / "config.yaml").write_text(RUNS[which](config))
+            reading = Command(resume, folder / "reading.log", variables)
+        else:
+            change_encoder(run, which)
+            program = ["-c", LOAD, run / "encoder.safetensors"]
+            reading = Command(program, folder / "reading.log", variables)
+        problems = []
+        if not wait_for(lambda: reading.code is not None, 120):
+            problems.append("is still being read after 120 s")
+        code = reading.end(5)
+        if code not in (0, 2) or (code == 0 and which not in RUNS and not reading.has("refused: ")):
+            problems.append(f"exit code {code}: {(reading.lines or ['no output'])[-1]}")
+        texts = [reading.log, *run.rglob("*.json*"), run / "config.yaml"]
+        if any("what must not be read" in text.read_text(errors="replace") for text in texts):
+            problems.append("a value of the environment was read")
+        problems += code_problems(marker)
+        if code == 0 and which in RUNS:
+            return f"{which}, read as plain text", [], problems
+        (run / "config.yaml").write_text(config)
+        again = Command(resume, folder / "again.log", variables)
+        if again.process.wait() != 0:
+            problems.append(f"its checkpoint is of no use: {(again.lines or ['no output'])[-1]}")
+        return f"{which}: {(reading.lines or [''])[-1][:160]}", [], problems
 
     def _after_hostile(self, run: Federation, which: str) -> list[str]:
         """The run is as usual, and goes on from its oldest checkpoint with the same clients."""

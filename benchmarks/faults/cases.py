@@ -7,6 +7,7 @@ it did in words.
 from __future__ import annotations
 
 import base64
+import json
 import random
 import shutil
 import signal
@@ -20,10 +21,13 @@ from flwr.supercore.primitives.asymmetric import sign_message
 from faults.disk import full
 from faults.federation import HOSTILE, NAMES, PATIENCE, ROUNDS, Federation, make_keys
 from faults.hostile_client import REFUSED, TAKEN
+from faults.hostile_files import ENCODERS, IMAGES, RUNS
+from faults.hostile_server import ATTACKS
 from faults.invariants import STOPPED, TERMINATED
 from faults.link import header, post, with_header
-from faults.processes import having_role, send, wait_for
+from faults.processes import Command, having_role, send, wait_for
 from faults.simulation import Simulation
+from orchestra_flwr.federation.messages.failures import Failure
 
 MOMENTS = ("joined with", "round 1/", "round 2/")
 LATEST = 6.0  # seconds after the moment
@@ -206,6 +210,33 @@ def hostile_rounds(rng: random.Random, which: str) -> dict[str, str]:
     return {str(number): which for number in sorted(rounds)}
 
 
+def server(rng: random.Random, run: Federation, which: str) -> str:
+    """The server's operator asks client a for more than an update, before the first round."""
+    client = run.clients["a"]
+    if not wait_for(lambda: client.has("takes part with"), PATIENCE):
+        raise NotHitError("client a did not come")
+    time.sleep(rng.uniform(0, 3))
+    (link,) = run.tmp.glob("orchestra-*/link")
+    program = ["benchmarks/faults/hostile_server.py", link, run.security / "ca.crt", run.programs]
+    operator = Command([*program, which], run.logs / "operator.log", run.environment("server"))
+    wait_for(lambda: operator.code is not None, PATIENCE)
+    if operator.end(5) != 0 or not (answers := json.loads(operator.lines[-1])):
+        raise NotHitError(f"no answer to {which}: {(operator.lines or ['no output'])[-1]}")
+    for answer in answers:
+        word = Failure.of(answer[0]) if isinstance(answer, list) else answer.get("task", {})
+        if word is None or (isinstance(word, dict) and "refusal" not in word):
+            run.problems.append(f"{which} is answered with {str(answer)[:200]}")
+    run.start_client("b")
+    return f"the server asks for {which}: {answers}"
+
+
+def image(rng: random.Random, run: Federation, which: str) -> str:
+    """A file that is no image lies among those of client a from the start."""
+    if not wait_for(lambda: run.server.code is not None, PATIENCE):
+        raise NotHitError(f"the run did not end within {PATIENCE} s")
+    return f"{which} among the images of client a"
+
+
 def _signals_to(places: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{number.name} to {place}" for place in places for number in SIGNALS)
 
@@ -219,6 +250,8 @@ FEDERATION: dict[str, Callable[[random.Random, Federation, str], str]] = {
     "authority": authority,
     "private": signals,
     "hostile": hostile,
+    "server": server,
+    "image": image,
 }
 # All faults of each kind, by the words that their functions take.
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -230,6 +263,9 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "authority": ("replaced",),
     "private": _signals_to(PROCESSES),
     "hostile": (*REFUSED, *TAKEN),
+    "server": tuple(ATTACKS),
+    "image": tuple(IMAGES),
+    "file": (*RUNS, *ENCODERS),
     "ray": _signals_to(RAY),
 }
 TURN = (*FAULTS, "signals", "ray")  # the kinds that have most faults come twice

@@ -76,6 +76,7 @@ class Federation:
         self.port = free_port()
         self.private, self.listened, self._disks = private, listened, disks
         self.hostile: dict[str, str] = {}
+        self.programs = folder / "evil"  # what a hostile server or file wants to run
         self.events: list[str] = []
         self.problems: list[str] = []
         self.forgiven: set[int] = set()
@@ -116,11 +117,16 @@ class Federation:
         for side in ("server", "a"):
             self.clocks[side] = Clock(self.folder / "clocks" / side)
 
-    def start(self) -> None:
-        """The first session of the server, and both clients."""
+    @property
+    def sent(self) -> bytes:
+        """All that client a has sent, where its link is listened to."""
+        return b"".join(self.links["a"].requests)
+
+    def start(self, *names: str) -> None:
+        """The first session of the server, and these clients, or both."""
         lenient = ["federation.min_success=0.5"] if self.hostile else []
         self.start_server(*MODEL, f"run_dir={self.run / 'r'}", *self._privacy(), *lenient)
-        for name in NAMES:
+        for name in names or NAMES:
             self.start_client(name)
 
     def start_server(self, *overrides: str) -> None:
@@ -128,7 +134,7 @@ class Federation:
             Command(
                 ["run_server.py", f"port={self.port}", f"security={self.security}", *overrides],
                 self.logs / "server.log",
-                self._environment("server"),
+                self.environment("server"),
             )
         )
 
@@ -141,7 +147,7 @@ class Federation:
              f"security={self.security / 'bundles' / name}", f"data.root={self.photos / name}",
              f"state={self.state}", "device=cpu", "training.threads=1", *bound],
             self.logs / f"{name}.log",
-            self._environment(name),
+            self.environment(name),
         )  # fmt: skip
 
     def finish(self) -> None:
@@ -190,11 +196,13 @@ class Federation:
     def _privacy(self) -> Sequence[str]:
         return [*PRIVATE, TOTAL] if self.private else []
 
-    def _environment(self, side: str) -> dict[str, str]:
+    def environment(self, side: str) -> dict[str, str]:
+        """Of a program on this side: `evil` is where it could find what must not run."""
         variables = {
             "TMPDIR": str(self.tmp),
             "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(self.programs)]),
+            "PATH": os.pathsep.join([str(self.programs), os.environ["PATH"]]),
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",

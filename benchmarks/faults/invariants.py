@@ -10,6 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from faults.leaks import leaks
+
 if TYPE_CHECKING:
     from faults.processes import Command
 
@@ -111,6 +113,28 @@ def hostile_problems(
         if not abs(record["loss"].get("total", 0.0)) <= FAR:
             problems.append(f"round {record['round']}: a loss of {record['loss']['total']:g}")
     return problems
+
+
+def code_problems(marker: Path) -> list[str]:
+    """Nothing of what a stranger brought was run: it would have left the marker."""
+    return ["code from a stranger was run"] if marker.exists() else []
+
+
+def leak_problems(sent: bytes, root: Path, size: int, key: Path, *private: str) -> list[str]:
+    """No image, name, path or key is in what a client sent.
+
+    Args:
+        sent: all bytes of it.
+        root: its folder of images.
+        size: of the images that it trains on, in pixels.
+        key: its private key.
+        private: other texts that must not be sent.
+    """
+    lines = [line for line in key.read_text().splitlines() if not line.startswith("-----")]
+    found = leaks(sent, root, size, *private, *(line for line in lines if line))
+    if not sent:
+        found.append("nothing at all, though it was listened to")
+    return [f"the client sent {', '.join(found[:5])}"] if found else []
 
 
 def ledger_problems(run: Path, state: Path, most: int) -> list[str]:

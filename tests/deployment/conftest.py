@@ -1,6 +1,5 @@
 """A server's folder to try things on, and the command as a person calls it."""
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -10,9 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -31,12 +28,10 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
-from PIL import Image, UnidentifiedImageError
 
 from orchestra_flwr.deployment.keys import main
 from orchestra_flwr.deployment.processes import client_process
 from orchestra_flwr.flower.deployed_app import APP
-from orchestra_flwr.square_image import decode_image
 
 
 @pytest.fixture(autouse=True)
@@ -122,50 +117,16 @@ def public(tmp_path, new_line):
     return path
 
 
-WINDOW = 48  # bytes
-
-
-def _windows(data: bytes) -> list[bytes]:
-    """Three pieces of some bytes, each too long to be elsewhere by chance."""
-    places = (0, len(data) // 3, 2 * len(data) // 3)
-    pieces = [data[place : place + WINDOW] for place in places]
-    return [piece for piece in pieces if len(set(piece)) > 8]
-
-
-def _layouts(pixels: np.ndarray) -> list[bytes]:
-    """(H, W, 3) uint8 as anybody might send it: both orders of axes, several types and ranges."""
-    found = []
-    for ordered in (pixels, pixels.transpose(2, 0, 1)):
-        values = torch.from_numpy(ordered.copy()).float()
-        found.append(np.ascontiguousarray(ordered).tobytes())
-        for scaled in (values, values / 255, values / 127.5 - 1):
-            for kind in (torch.float32, torch.float16, torch.bfloat16):
-                found.append(scaled.to(kind).contiguous().view(torch.uint8).numpy().tobytes())
-    return found
-
-
 @pytest.fixture
-def leaks():
-    """What of a client's machine is in the bytes that it sent: images, names, paths."""
+def leaks(monkeypatch):
+    """What of a client's machine is in the bytes that it sent: see `faults/leaks.py`."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from faults.leaks import leaks
 
-    def search(sent: bytes, root: Path, size: int, *private: str) -> list[str]:
-        found = [word for word in private if len(word) > 3 and word.encode() in sent]
-        for path in (root, *root.rglob("*")):
-            words = {path.name, path.stem, *path.parts[1:]} - {"photos", "tmp"}
-            found += sorted(word for word in words if len(word) > 3 and word.encode() in sent)
-            if not path.is_file():
-                continue
-            pieces = _windows(path.read_bytes())
-            with contextlib.suppress(UnidentifiedImageError):
-                small = decode_image(path.read_bytes(), size).transpose(1, 2, 0)
-                for pixels in (np.asarray(Image.open(path).convert("RGB")), small):
-                    pieces += [piece for each in _layouts(pixels) for piece in _windows(each)]
-            found += [f"bytes of {path.name}" for piece in pieces if piece in sent]
-        return found
-
-    return search
+    return leaks
 
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NO_ARCHIVE = Fab(hashlib.sha256(b"x").hexdigest(), b"x", {})
 
 

@@ -284,7 +284,7 @@ class Forwarder:
 
     def _report_refusal(self, call: Call, response: UpstreamResponse) -> None:
         """Reports what the SuperLink refused."""
-        if call.path in REGISTRATION_PATHS and _accepted(response):
+        if self._names and call.path in REGISTRATION_PATHS and _accepted(response):
             self._arrived.add(call.key)
         if response.status == 401 and self._may_be_of_before(call):
             text = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import re
 import secrets
 from collections.abc import Sequence
@@ -26,8 +25,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys.key_files import read
 
-logger = logging.getLogger(__name__)
-
 AUTHORITY_LIFE = timedelta(days=3652)  # ten years
 BACKDATED = timedelta(days=1)  # for clocks that are behind
 WARN_BEFORE = timedelta(days=30)
@@ -45,16 +42,66 @@ class Authority:
     key: PrivateKey
 
 
-def load_authority_certificate(path: Path, remedy: str) -> x509.Certificate:
-    """The authority's certificate, within its dates; `remedy` says how to get a missing one.
+@dataclass(frozen=True)
+class Dated:
+    """A certificate and its file, with what is to be done when it ends."""
+
+    path: Path
+    certificate: x509.Certificate
+    remedy: str
+
+    def check(self) -> None:
+        """Checks that it is valid now.
+
+        Raises:
+            ConfigError: expired or not yet valid.
+        """
+        now = datetime.now(UTC)
+        start = self.certificate.not_valid_before_utc
+        if now < start:
+            raise ConfigError(
+                f"{self.path} is valid from {start:%Y-%m-%d} on, and this machine's clock says "
+                f"{now:%Y-%m-%d}: set the clock"
+            )
+        if now > self._end:
+            raise ConfigError(f"{self.path} expired on {self._end:%Y-%m-%d}: {self.remedy}")
+
+    def warning(self) -> str | None:
+        """A line from 30 days before its end; None: it is valid for longer."""
+        if datetime.now(UTC) < self._end - WARN_BEFORE:
+            return None
+        return f"{self.path} expires on {self._end:%Y-%m-%d}: {self.remedy}"
+
+    @property
+    def _end(self) -> datetime:
+        return self.certificate.not_valid_after_utc
+
+
+def load_authorities(path: Path, remedy: str) -> list[Dated]:
+    """The authorities that a file trusts: two while one takes the place of the other.
+
+    Args:
+        path: ca.crt, one or more certificates in PEM format.
+        remedy: how to get a missing one.
+
+    Returns:
+        Those that are valid; at least one.
 
     Raises:
-        ConfigError: missing, damaged, expired or not yet valid.
+        ConfigError: missing or damaged, or all have expired or are not yet valid.
     """
-    certificate = load_certificate(path, remedy)
     anew = "set up the server in a new folder and give its ca.crt to all clients"
-    check_dates(path, certificate, anew)
-    return certificate
+    authorities = [Dated(path, each, anew) for each in load_certificates(path, remedy)]
+    valid: list[Dated] = []
+    for authority in authorities:
+        try:
+            authority.check()
+        except ConfigError:
+            if authority is authorities[-1] and not valid:
+                raise
+        else:
+            valid.append(authority)
+    return valid
 
 
 def new_authority(now: datetime) -> Authority:
@@ -134,14 +181,14 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(Encoding.PEM)
 
 
-def load_certificate(path: Path, remedy: str) -> x509.Certificate:
-    """A certificate in PEM format; `remedy` says how to get a missing one.
+def load_certificates(path: Path, remedy: str) -> list[x509.Certificate]:
+    """The certificates of a file in PEM format; `remedy` says how to get a missing one.
 
     Raises:
         ConfigError: missing, unreadable or damaged.
     """
     try:
-        return x509.load_pem_x509_certificate(read(path, remedy))
+        return x509.load_pem_x509_certificates(read(path, remedy))
     except ConfigError:
         raise
     except ValueError:
@@ -167,36 +214,18 @@ def load_private_key(path: Path, remedy: str) -> PrivateKey:
 
 
 def load_authority(certificate_path: Path, key_path: Path) -> Authority:
-    """A certificate authority, whose two files must match.
+    """The certificate authority of a key; its certificate may stand beside another one.
 
     Raises:
         ConfigError: a file is missing, damaged or out of date, or they do not match.
     """
     back = "put it back (clients trust this authority), or set up the server in a new folder"
-    certificate = load_authority_certificate(certificate_path, back)
+    authorities = load_authorities(certificate_path, back)
     key = load_private_key(key_path, back)
-    if not belong_together(key, certificate):
-        raise ConfigError(f"{key_path} is not the key of {certificate_path}: {back}")
-    return Authority(certificate, key)
-
-
-def check_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
-    """Checks that a certificate is valid today; warns in the log when it ends soon.
-
-    Raises:
-        ConfigError: expired or not yet valid.
-    """
-    now = datetime.now(UTC)
-    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if now < start:
-        raise ConfigError(
-            f"{path} is valid from {start:%Y-%m-%d} on, and this machine's clock says "
-            f"{now:%Y-%m-%d}: set the clock"
-        )
-    if now > end:
-        raise ConfigError(f"{path} expired on {end:%Y-%m-%d}: {remedy}")
-    if now > end - WARN_BEFORE:
-        logger.warning("%s expires on %s: %s", path, f"{end:%Y-%m-%d}", remedy)
+    for authority in authorities:
+        if belong_together(key, authority.certificate):
+            return Authority(authority.certificate, key)
+    raise ConfigError(f"{key_path} is not the key of {certificate_path}: {back}")
 
 
 def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys.certificates import load_authority_certificate
+from orchestra_flwr.deployment.keys.certificates import Dated, load_authorities
 from orchestra_flwr.deployment.keys.key_files import COMMAND, NewFile, quoted, read, warn_if_open
 from orchestra_flwr.fingerprints import fingerprint_of
 
@@ -43,6 +43,7 @@ class ClientFiles:
     key: Path
     public: Path
     name: str
+    dated: tuple[Dated, ...] = field(default=(), compare=False)  # the authorities it trusts
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def client_files(folder: Path) -> ClientFiles:
     """
     ca, key, public = folder / "ca.crt", folder / "client.key", folder / "client.pub"
     make = f"make client.key and client.pub with: {COMMAND} client folder={quoted(folder)}"
-    load_authority_certificate(ca, "copy ca.crt from the server's folder to this place")
+    authorities = load_authorities(ca, "copy ca.crt from the server's folder to this place")
     private = _load_private_key(key, make)
     data = read(public, f"put it back, or delete {key.name} and {make}")
     published = PublicKey.parse(data, str(public))
@@ -157,7 +158,7 @@ def client_files(folder: Path) -> ClientFiles:
             f"{public} ends in {published.comment!r}: put the client's name there ({NAME_RULE})"
         )
     warn_if_open(key)
-    return ClientFiles(ca, key, public, published.comment)
+    return ClientFiles(ca, key, public, published.comment, tuple(authorities))
 
 
 def new_client(folder: Path, name: str | None = None) -> tuple[PublicKey, list[NewFile]]:

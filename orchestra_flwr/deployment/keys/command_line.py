@@ -56,7 +56,7 @@ register  lets a client take part: puts its public key on the list, as clients/N
   name=    as above (the comment of the key)
 revoke    takes a client off the list: removes clients/NAME.pub
   name=    of the client
-list      prints name, fingerprint and time of registration of every client
+list      prints name, fingerprint, time of registration and age of every client's key
 
   folder=  of certificates and keys, of every command (security)
 

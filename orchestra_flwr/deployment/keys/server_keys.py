@@ -7,7 +7,7 @@ nothing else), ``server.crt`` and ``server.key`` (used by the gate and by Flower
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,15 +17,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys.certificates import (
     Authority,
+    Dated,
     PrivateKey,
     belong_together,
     certificate_hosts,
     certificate_pem,
-    check_dates,
     is_signed_by,
+    load_authorities,
     load_authority,
-    load_authority_certificate,
-    load_certificate,
+    load_certificates,
     load_private_key,
     new_authority,
     new_server_certificate,
@@ -46,6 +46,7 @@ class ServerFiles:
     ca: Path
     certificate: Path
     key: Path
+    dated: tuple[Dated, ...] = field(default=(), compare=False)  # what was read, once checked
 
     @classmethod
     def of(cls, folder: Path) -> ServerFiles:
@@ -64,7 +65,7 @@ class ServerPlan:
 
 
 def server_files(folder: Path) -> ServerFiles:
-    """The server's certificate files, checked; warns in the log if one of them ends soon.
+    """The server's certificate files, checked. The authority's key need not be there.
 
     Raises:
         ConfigError: a file is missing, unreadable, expired or not yet valid, they do not belong
@@ -72,11 +73,12 @@ def server_files(folder: Path) -> ServerFiles:
     """
     files = ServerFiles.of(folder)
     remedy = f"make it with: {COMMAND} server folder={quoted(folder)} host=HOST"
-    ca = load_authority_certificate(files.ca, remedy)
-    certificate = load_certificate(files.certificate, remedy)
-    check_dates(files.certificate, certificate, remedy)
+    authorities = load_authorities(files.ca, remedy)
+    certificate = load_certificates(files.certificate, remedy)[0]
+    server = Dated(files.certificate, certificate, f"{remedy}, and start the server again")
+    server.check()
     key = load_private_key(files.key, remedy)
-    if not is_signed_by(certificate, ca):
+    if not any(is_signed_by(certificate, each.certificate) for each in authorities):
         raise ConfigError(f"{files.certificate} is not signed by {files.ca}: {remedy}")
     if not belong_together(key, certificate):
         raise ConfigError(f"{files.key} is not the key of {files.certificate}: {remedy}")
@@ -86,7 +88,7 @@ def server_files(folder: Path) -> ServerFiles:
             f"shows it, too: {remedy}"
         )
     warn_if_open(files.key)
-    return files
+    return replace(files, dated=(*authorities, server))
 
 
 def plan_server(folder: Path, hosts: Sequence[str], days: int) -> ServerPlan:
@@ -109,7 +111,9 @@ def plan_server(folder: Path, hosts: Sequence[str], days: int) -> ServerPlan:
     if not hosts:
         if not paths.certificate.exists():
             raise ConfigError("host: must be given, a host name or address that clients dial")
-        hosts = certificate_hosts(load_certificate(paths.certificate, "give its hosts by host="))
+        hosts = certificate_hosts(
+            load_certificates(paths.certificate, "give its hosts by host=")[0]
+        )
     names = list(dict.fromkeys(parse_host(host) for host in [*hosts, *LOCAL_HOSTS]))
     now = datetime.now(UTC)
     files: list[NewFile] = []

@@ -146,10 +146,12 @@ def show(options: Options) -> None:
     if not clients:
         print(f"no client is registered in {options.folder}")
         return
-    rows = [("name", "fingerprint", "registered")]
+    rows = [("name", "fingerprint", "registered", "age")]
+    now = datetime.now()
     for name, client in clients.items():
         when = datetime.fromtimestamp(client.path.stat().st_mtime)
-        rows.append((name, client.key.fingerprint, f"{when:%Y-%m-%d %H:%M}"))
+        age = f"{max((now - when).days, 0)} days"
+        rows.append((name, client.key.fingerprint, f"{when:%Y-%m-%d %H:%M}", age))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

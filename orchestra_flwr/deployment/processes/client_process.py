@@ -21,6 +21,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
     client_files,
     default_name,
 )
+from orchestra_flwr.deployment.processes.expiry import warning_daily
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, scratch_folder
 from orchestra_flwr.deployment.processes.supernode import SOCKET, Health, Supernode
 from orchestra_flwr.federation.messages.failures import Failure, as_shown, to_error
@@ -57,6 +58,7 @@ def run_client(config: ClientConfig) -> None:
             kind = f"{labelled} of them in class folders, the others without labels"
         report(f"{count} images in {root} ({kind})")
         report(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
+        stack.enter_context(warning_daily(keys.dated if keys else (), report))
         worker = ClientWorker(config, name, folder, report)
         health = Health(folder, lambda: worker.problem)
         supernode = Supernode(

@@ -17,6 +17,7 @@ from orchestra_flwr.deployment.channel.progress_events import show
 from orchestra_flwr.deployment.gate import Gate, listen
 from orchestra_flwr.deployment.keys import ServerFiles, server_files
 from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
+from orchestra_flwr.deployment.processes.expiry import warning_daily
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import (
@@ -80,6 +81,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
             report=progress.message,
         )
         wait_until_up(socket, link)
+        stack.enter_context(warning_daily(keys.dated if keys else (), progress.message))
         stack.enter_context(roster.watching())
         stack.enter_context(gate)  # once everybody who is registered can be let in
         progress.message(_invitation(config, gate.port))

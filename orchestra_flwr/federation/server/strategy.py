@@ -280,8 +280,8 @@ def check_round(
         first = report.dropped[0]
         why = (
             f"round {round_.number}: {answered} of {asked} clients answered well, "
-            f"federation.min_success={federation.config.federation.min_success:g} asks for "
-            f"{needed}; client {first.client}: {first.reason}"
+            f"federation.min_success={federation.config.federation.min_success:g}, a share, "
+            f"asks for {needed}; client {first.client}: {first.reason}"
         )
         tried = not all(each.silent for each in report.dropped)
         if answered or not round_.trains or not tried or earlier is None:

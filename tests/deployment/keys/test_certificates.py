@@ -1,7 +1,6 @@
 """Certificates as OpenSSL, HTTP clients and gRPC see them, and every way to get them wrong."""
 
 import http.server
-import logging
 import re
 import shutil
 import socket
@@ -18,7 +17,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import ServerFiles, certificates, main, server_files
+from orchestra_flwr.deployment.keys import (
+    ServerFiles,
+    certificates,
+    client_files,
+    main,
+    server_files,
+)
 
 HOSTS = ["example.org", "10.0.0.5", "2001:db8::5"]
 LOCAL = ["localhost", "127.0.0.1", "::1"]
@@ -375,12 +380,86 @@ def replace_by_folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("days", "warned"), [(29, True), (31, False)])
-def test_server_files_warns_a_month_ahead(security, caplog, days, warned):
+def test_a_certificate_has_a_warning_a_month_ahead(security, days, warned):
     reissue(security, datetime.now(UTC), days)
-    server_files(security)
-    texts = [record.getMessage() for record in caplog.records]
-    assert len(texts) == warned
+    authority, server = server_files(security).dated
+    assert authority.warning() is None
+    assert (server.warning() is not None) == warned
     if warned:
-        assert re.search(r"server\.crt expires on .*: make it with: .* server folder=", texts[0])
-        assert caplog.records[0].levelno == logging.WARNING
-        assert caplog.records[0].name.startswith("orchestra_flwr.")
+        said = r"server\.crt expires on .*: make it with: .* server folder=.*, and start the server"
+        assert re.search(said, server.warning())
+
+
+# From one authority to another, step by step as docs/deployment.md has it.
+
+
+def trusting_both(security, tmp_path, keys):
+    """The file of steps 1 and 2: a new authority in a folder of its own, and ca.crt with both."""
+    assert keys("server", "folder=new", "host=example.org")[0] == 0
+    both = (security / "ca.crt").read_bytes() + (tmp_path / "new/ca.crt").read_bytes()
+    (tmp_path / "both.crt").write_bytes(both)
+    return tmp_path / "both.crt"
+
+
+def test_who_trusts_both_authorities_trusts_either_server(security, tmp_path, keys):
+    both = trusting_both(security, tmp_path, keys)
+    handshake(security, both, "localhost")
+    handshake(tmp_path / "new", both, "localhost")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(tmp_path / "new", security / "ca.crt", "localhost")
+
+
+def test_a_server_and_a_client_start_with_both_authorities(security, bundle, tmp_path, keys):
+    both = trusting_both(security, tmp_path, keys)
+    for folder in (security, tmp_path / "new", bundle):
+        shutil.copy(both, folder / "ca.crt")
+    assert len(server_files(security).dated) == 3  # signed by the first
+    server_files(tmp_path / "new")  # signed by the second
+    assert len(client_files(bundle).dated) == 2
+    # The key that is there signs: of the new authority in its folder, of the old one in the other.
+    for folder, place in ((security, 0), (tmp_path / "new", 1)):
+        assert keys("server", f"folder={folder}")[0] == 0
+        issuers = x509.load_pem_x509_certificates(both.read_bytes())
+        load(folder / "server.crt").verify_directly_issued_by(issuers[place])
+
+
+def test_an_authority_that_has_expired_may_stand_beside_a_good_one(security, tmp_path):
+    old = certificates.new_authority(datetime.now(UTC) - timedelta(days=4000)).certificate
+    good = (security / "ca.crt").read_bytes()
+    for both in (
+        certificates.certificate_pem(old) + good,
+        good + certificates.certificate_pem(old),
+    ):
+        (security / "ca.crt").write_bytes(both)
+        assert len(server_files(security).dated) == 2
+    (security / "ca.crt").write_bytes(certificates.certificate_pem(old))
+    with pytest.raises(ConfigError, match=r"ca\.crt expired on"):
+        server_files(security)
+
+
+def test_a_server_starts_without_its_authoritys_key_and_is_renewed_where_it_is(
+    security, tmp_path, keys, refused
+):
+    """ca.key is kept elsewhere; a copy of the folder comes there, server.crt goes back."""
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(security, elsewhere)
+    (security / "ca.key").unlink()
+    server_files(security)
+    assert "ca.key is missing: put it back" in refused("server", f"folder={security}")
+    (elsewhere / "server.key").unlink()  # it stays at the server
+    before = load(security / "server.crt")
+    shutil.copy(security / "server.key", elsewhere / "server.key")
+    assert keys("server", f"folder={elsewhere}", "host=new.example.org")[0] == 0
+    shutil.copy(elsewhere / "server.crt", security / "server.crt")
+    server_files(security)
+    handshake(security, security / "ca.crt", "new.example.org")
+    assert load(security / "server.crt") != before
+
+
+def test_a_new_server_key_is_made_where_the_old_one_was_deleted(security, keys):
+    old = (security / "server.key").read_bytes()
+    (security / "server.key").unlink()
+    assert keys("server", f"folder={security}")[0] == 0
+    assert (security / "server.key").read_bytes() != old
+    server_files(security)
+    handshake(security, security / "ca.crt", "example.org")

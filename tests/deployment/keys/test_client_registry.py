@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,15 @@ def test_register_revoke_and_list(keys, security, public):
     path = security / "clients" / "site-2.pub"
     assert path.read_bytes() == public.read_bytes() and path.stat().st_mode & 0o777 == 0o644
     assert registered(security)["site-2"].path == path
-    os.utime(path, (0, datetime(2026, 3, 4, 5, 6).timestamp()))
+    registered_at = datetime.now() - timedelta(days=400, hours=1)
+    os.utime(path, (0, registered_at.timestamp()))
     lines = keys("list", f"folder={security}")[1].splitlines()
     assert [line.split()[0] for line in lines] == ["name", "site-1", "site-2"]
     assert re.split(" {2,}", lines[2]) == [
         "site-2",
         load_public_key(public).fingerprint,
-        "2026-03-04 05:06",
+        f"{registered_at:%Y-%m-%d %H:%M}",
+        "400 days",
     ]
     assert keys("revoke", "name=site-2", f"folder={security}") == (0, "revoked site-2\n", "")
     assert list(registered(security)) == ["site-1"]

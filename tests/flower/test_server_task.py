@@ -1,0 +1,50 @@
+"""A real SuperLink with runs of two owners."""
+
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestra_flwr.deployment.processes.child import Child
+from orchestra_flwr.deployment.processes.flower_command import Flower
+from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
+from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
+from orchestra_flwr.flower.server_task import server_task
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def scratch():
+    folder = Path(tempfile.mkdtemp(prefix="orch"))  # short: sockets
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_run_that_is_not_the_servers_own_is_worked_on_by_nobody(scratch, tmp_path, monkeypatch):
+    """Flower would install what it brings, and start it; its code would leave a marker."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from faults.hostile_server import submit, write_evil_package
+
+    marker = write_evil_package(scratch / "evil")
+    monkeypatch.setenv("PYTHONPATH", str(scratch / "evil"))
+    socket = scratch / "link"
+    link = Child(superlink_command(socket, None), flower_folders(scratch), tmp_path / "log")
+    try:
+        wait_until_up(socket, link)
+        flower = Flower(scratch, socket, None)
+        foreign = submit(flower, tmp_path, ("evil", "evilapp"))
+        own = flower.start_run()
+        with server_task(socket, None, own) as grid:
+            assert grid.run.run_id == own != foreign
+            time.sleep(2)
+        started = [file.read_text() for file in Path(f"/proc/{link.pid}/task").glob("*/children")]
+    finally:
+        link.stop()
+    assert "".join(started).split() == []
+    assert not marker.exists()
