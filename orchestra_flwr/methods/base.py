@@ -7,7 +7,7 @@ defines a subclass of :class:`Method`. What only some methods do has a mixin eac
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
@@ -36,13 +36,10 @@ class Method(Plugin, nn.Module, ABC):
 
     Class attributes:
         Settings: the method's own options under `method.` in the configuration.
-        has_projector: whether it reads the keys `model.projector...`.
 
     Attributes:
         settings: the options, checked.
     """
-
-    has_projector: ClassVar[bool] = True
 
     settings: Section
 
@@ -95,8 +92,5 @@ class Method(Plugin, nn.Module, ABC):
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """Keys of privacy without a private release, and of a projector that there is not."""
-        keys = () if cls.has_projector else PROJECTOR_KEYS
-        return unread_without_release(config) | dict.fromkeys(
-            keys, f"by method={config.method.name}"
-        )
+        """Keys of privacy that are not read without a private release."""
+        return unread_without_release(config)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import Batch, Method, Role, Step, role_of
+from orchestra_flwr.methods.base import PROJECTOR_KEYS
 from orchestra_flwr.models import Backbone, build_backbone
 from orchestra_flwr.models.backbones.vit_tiny import ViTTiny
 from orchestra_flwr.models.precision import network_pass
@@ -92,8 +93,6 @@ class MAE(Method):
         decoder_depth: int = Field(4, ge=1)  # blocks
         augment: bool = False  # crops and flips, as the MAE paper; false: images as they are
 
-    has_projector = False
-
     settings: Settings
     backbone: ViTTiny
 
@@ -124,6 +123,12 @@ class MAE(Method):
                 f"method.mask_ratio={config.method.settings.mask_ratio:g}: must leave some of the "
                 f"{patches} patches visible, and mask some"
             )
+
+    @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """Without a projector its keys are not read."""
+        why = f"by method={config.method.name}"
+        return super().unread(config) | dict.fromkeys(PROJECTOR_KEYS, why)
 
     def role(self, name: str) -> Role:
         """Encoder and decoder are averaged."""

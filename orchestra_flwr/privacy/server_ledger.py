@@ -67,7 +67,8 @@ class ServerLedger:
         counts, total = self.counts, self._total_epsilon
         if total is None:
             return set()
-        repeated = self._asked_in(round_) if self._replays else set()
+        asked = (e.clients for e in self._record.entries if self._replays and e.round == round_)
+        repeated = {name for clients in asked for name in clients}
         return {n for n in names if n not in repeated and self._cost(counts.get(n, 0) + 1) > total}
 
     def ask(self, round_: int, names: Collection[str]) -> None:
@@ -86,10 +87,6 @@ class ServerLedger:
             "epsilon_each": self._mechanism.epsilon,
             "releases": self.counts,
         }
-
-    def _asked_in(self, round_: int) -> set[str]:
-        entries = self._record.entries
-        return {name for entry in entries if entry.round == round_ for name in entry.clients}
 
     def _cost(self, releases: int) -> float:
         """The epsilon of so many releases of one client."""

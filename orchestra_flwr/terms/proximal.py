@@ -4,7 +4,6 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (arXiv
 equation 2: mu / 2 times the squared distance of the parameters to those received. mu is the weight.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -13,12 +12,6 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.methods import Batch, Method, Received, Step
 from orchestra_flwr.terms.base import Term
-
-
-def squared_distance(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Sum of the squared differences of all elements of two lists of tensors, a scalar."""
-    distances = [(a - b).square().sum() for a, b in zip(ones, others, strict=True)]
-    return torch.stack(distances).sum()
 
 
 class Proximal(Term):
@@ -46,4 +39,5 @@ class Proximal(Term):
 
     def loss(self, method: Method, batch: Batch, step: Step) -> Tensor:
         """||w - w_received||^2 / 2, a scalar."""
-        return squared_distance(self._trained, self._received) / 2
+        pairs = zip(self._trained, self._received, strict=True)
+        return torch.stack([(w - sent).square().sum() for w, sent in pairs]).sum() / 2

@@ -16,12 +16,12 @@ def torch_threads(count: int | None = None) -> Iterator[None]:
     The number of threads decides the order in which floats are added: a client always computes
     with `training.threads`, so that its bits do not depend on the engine that runs it.
     """
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(count or usable_cpus())
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 def usable_cpus() -> int:

@@ -121,6 +121,24 @@ def test_the_ledger_knows_the_noise_exactly_after_a_restart(open_ledger):
     assert open_ledger().releases == {WEAK: 1}
 
 
+def test_a_record_lacks_a_release_of_another_round_or_noise(open_ledger):
+    """So a client notices that its record was removed; the run's name may have changed."""
+    ledger = open_ledger()
+    assert ledger.lacks(1, WEAK)
+    for run, round_, noise in (("monday", 1, WEAK), ("tuesday", 2, STRONG)):
+        ledger.release(run, round_, noise)
+    found = {(round_, noise) for round_ in (0, 1, 2) for noise in (WEAK, STRONG)
+             if not ledger.lacks(round_, noise)}  # fmt: skip
+    assert found == {(1, WEAK), (2, STRONG)}
+
+
+@pytest.mark.parametrize(("bounds", "bounded"), [
+    ({}, False), ({"epsilon": 10.0}, False), ({"total_epsilon": 20.0}, True),
+])  # fmt: skip
+def test_earlier_releases_matter_where_their_sum_is_bounded(open_ledger, bounds, bounded):
+    assert open_ledger(**bounds).is_bounded is bounded
+
+
 def test_nothing_is_released_that_cannot_be_written_down(open_ledger, file):
     ledger = open_ledger()
     file.mkdir()

@@ -66,6 +66,21 @@ def test_an_update_that_exceeds_the_clip_by_little_is_clipped_too(excess):
     assert np.linalg.norm(sent - received) == pytest.approx(clip, rel=2e-7)
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_squares_that_float32_cannot_hold_are_clipped(scale):
+    received = np.zeros(1000, np.float32)
+    trained = (scale * states()[1]).astype(np.float32)
+    clip = np.linalg.norm(trained.astype(np.float64)) / 3
+    sent = clipped_state(received, trained, clip).astype(np.float64)
+    assert np.linalg.norm(sent) == pytest.approx(clip, rel=1e-6)
+
+
+def test_an_update_of_exactly_the_clip_is_sent_as_it_is():
+    received, trained = np.zeros(2, np.float32), np.array([3, 4], np.float32)
+    assert clipped_state(received, trained, 5.0) is trained
+    np.testing.assert_array_equal(clipped_update(received, trained, 5.0), trained)
+
+
 def test_a_million_values_are_clipped_to_float64s_norm():
     """A norm in float32 would let through some 1e-5 more; only the result's rounding may."""
     before, after = states(size=2**20, scale=0.01)

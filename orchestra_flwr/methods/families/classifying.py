@@ -7,6 +7,7 @@ from torch import nn
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.methods import LearnsLabels, Method, Role, role_of
+from orchestra_flwr.methods.base import PROJECTOR_KEYS
 from orchestra_flwr.methods.labels import LabelSettings, required_classes
 from orchestra_flwr.models import Backbone, build_backbone
 
@@ -22,7 +23,6 @@ class Classifying(LearnsLabels, Method):
     """
 
     needs_labels = True
-    has_projector = False
     roles: ClassVar[Mapping[str, Role]] = {}
 
     settings: LabelSettings
@@ -32,6 +32,12 @@ class Classifying(LearnsLabels, Method):
         count = required_classes(config).count
         self.backbone = build_backbone(config.model, channels)
         self.classifier = nn.Linear(self.backbone.dim, count)
+
+    @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """Without a projector its keys are not read."""
+        why = f"by method={config.method.name}"
+        return super().unread(config) | dict.fromkeys(PROJECTOR_KEYS, why)
 
     def role(self, name: str) -> Role:
         """Backbone and classifier are averaged; a subclass says the rest in `roles`."""

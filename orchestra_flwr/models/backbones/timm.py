@@ -20,14 +20,6 @@ PUBLISHED = "pretrained"  # in place of a file: the weights that timm has under 
 SUFFIX = ".safetensors"
 
 
-class TimmSettings(Section):
-    """Options under `model.` for model=timm."""
-
-    timm: str = "mobilenetv3_small_100"  # as `timm.list_models()` names it, with a tag or without
-    weights: str | None = None  # "pretrained", or a file; None: random ones
-    image_size: int = Field(32, ge=8, le=512)  # height and width of the images, in pixels
-
-
 class Timm(Backbone):
     """The model without its classifier; norms and width are its own, not `model.norm` and `.width`.
 
@@ -38,11 +30,17 @@ class Timm(Backbone):
         ConfigError: the model does not exist, or takes no images of this size.
     """
 
-    Settings = TimmSettings
+    class Settings(Section):
+        """Options under `model.` for model=timm."""
+
+        timm: str = "mobilenetv3_small_100"  # of `timm.list_models()`, with a tag or without
+        weights: str | None = None  # "pretrained", or a file; None: random ones
+        image_size: int = Field(32, ge=8, le=512)  # height and width of the images, in pixels
+
     obeys_norm: ClassVar[bool] = False
     first_weights: ClassVar[tuple[str, ...]] = ("weights",)
 
-    def __init__(self, settings: TimmSettings, model: ModelConfig, channels: int) -> None:
+    def __init__(self, settings: Settings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
         self.settings, self._channels = settings, channels
         try:
@@ -59,7 +57,7 @@ class Timm(Backbone):
         Raises:
             ValueError: names the key.
         """
-        settings: TimmSettings = config.model.settings
+        settings: Timm.Settings = config.model.settings
         _check_name(_library(), settings.timm)
         weights = settings.weights
         if weights is not None and weights != PUBLISHED and not weights.endswith(SUFFIX):
@@ -139,7 +137,7 @@ def _library() -> ModuleType:
     return timm
 
 
-def _created(settings: TimmSettings, channels: int, **options: Any) -> nn.Module:
+def _created(settings: Timm.Settings, channels: int, **options: Any) -> nn.Module:
     """The model for images of this size and with so many channels, without a classifier."""
     timm = _library()
     trained_on = timm.get_pretrained_cfg(settings.timm, allow_unregistered=True)
@@ -149,7 +147,7 @@ def _created(settings: TimmSettings, channels: int, **options: Any) -> nn.Module
     return model
 
 
-def _seeded(settings: TimmSettings, channels: int, **options: Any) -> nn.Module:
+def _seeded(settings: Timm.Settings, channels: int, **options: Any) -> nn.Module:
     """:func:`_created` with the same random weights each time; torch's generator is not moved."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -181,7 +179,7 @@ def _check_name(timm: ModuleType, name: str) -> None:
         raise ValueError(f"model.timm={name}: timm {timm.__version__} has no such tag, but {tags}")
 
 
-def _unfit(settings: TimmSettings, error: Exception) -> ConfigError:
+def _unfit(settings: Timm.Settings, error: Exception) -> ConfigError:
     return ConfigError(
         f"model.timm={settings.timm}: cannot be built for images of {settings.image_size} x "
         f"{settings.image_size} pixels (data.image_size): {_one_line(error)}"
@@ -205,7 +203,7 @@ def _without_dropout(model: nn.Module) -> None:
 
 @cache
 def _has_batch_norm(name: str, image_size: int) -> bool:
-    settings = TimmSettings(timm=name, image_size=image_size)
+    settings = Timm.Settings(timm=name, image_size=image_size)
     try:
         model = _seeded(settings, 3)
     except (AssertionError, ValueError) as error:
