@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+MAX_JSON_BYTES = 2**24  # partition.json has some four for each client and class
 ABANDONED = 3600  # seconds since the last write, after which a temporary file is removed
 
 
@@ -113,6 +116,26 @@ def read_whole_lines(path: Path) -> list[str]:
     if torn:
         os.truncate(path, path.stat().st_size - len(torn))
     return whole.decode().split("\n") if whole else []
+
+
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The object in a JSON file, which may be a stranger's: not more than `max_bytes` are read.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is larger, or holds no JSON object; the message names it.
+    """
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path}: has more than {max_bytes:,} bytes")
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: no JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: must hold a JSON object")
+    return values
 
 
 def at_home(path: str | Path) -> Path:

@@ -9,6 +9,7 @@ import secrets
 import sys
 import tempfile
 import textwrap
+from pathlib import Path
 
 # Before numpy is loaded: BLAS threads of processes side by side wait for each other, spinning.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -44,6 +45,7 @@ TINY = (
 )
 
 
+ROOT = Path(__file__).parents[1]
 # Their tests wait for processes: begun first, they leave no worker alone with them at the end.
 LONG = ("tests/federation/engines/", "tests/deployment/end_to_end/", "tests/experiments/test_sweep")
 JUDGED = "tests/evaluation/"  # what linear probes find
@@ -79,6 +81,20 @@ def _own_folders():
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (lower, they never get on)
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         yield
+
+
+def _in_checkout():
+    """What lies in the checkout and its `outputs/`; files of tools begin with a dot."""
+    found = (path for pattern in ("[!.]*", "outputs/*/*") for path in ROOT.glob(pattern))
+    return {path.relative_to(ROOT).as_posix() for path in found} - {"__pycache__", "outputs"}
+
+
+@pytest.fixture(autouse=True)
+def _checkout_stays_clean():
+    """A test writes into `tmp_path`: files in the checkout are those of a person."""
+    before = _in_checkout()
+    yield
+    assert _in_checkout() - before == set()
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from orchestra_flwr.files import (
     append_durably,
     at_home,
     folder_name,
+    read_json,
     read_whole_lines,
     replacing,
     write_atomically,
@@ -203,3 +204,28 @@ def test_a_name_that_is_a_path_is_that_of_one_folder():
     others = {"a/b": "a%2Fb", "a%2Fb": "a%252Fb", "/etc": "%2Fetc", "../..": "..%2F.."}
     others |= {"": "%", "%": "%25", ".": "%2E", "..": "%2E%2E"}
     assert {name: folder_name(name) for name in others} == others
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"a": 1', "no JSON"),
+        (b"[1]", "must hold a JSON object"),
+        (b"[" * 100_000, "no JSON"),
+        (b'{"a": "' + b"x" * 100 + b'"}', "has more than 99 bytes"),
+    ],
+)
+def test_json_of_a_stranger_is_bounded(tmp_path, content, reason):
+    file = tmp_path / "summary.json"
+    file.write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        read_json(file, 99 if b"x" in content else 10**6)
+    assert str(error.value).startswith(f"{file}: {reason}")
+
+
+def test_no_more_of_a_json_file_is_read_than_its_limit(tmp_path):
+    file = tmp_path / "partition.json"
+    with file.open("wb") as content:
+        content.truncate(2**40)  # a hole, which takes no disk
+    with pytest.raises(ValueError, match="has more than 16,777,216 bytes"):
+        read_json(file)

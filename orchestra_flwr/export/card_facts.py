@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from orchestra_flwr.config import (
     parse,
     read_config_file,
 )
+from orchestra_flwr.files import read_json
 from orchestra_flwr.methods import LearnsLabels
 from orchestra_flwr.models import EncoderSpec
 from orchestra_flwr.models.encoder import read_description
@@ -56,7 +56,7 @@ class CardFacts:
         if one_of_several:
             folder = folder.parent
         saved, summary = folder / "config.yaml", folder / "summary.json"
-        scores = json.loads(summary.read_bytes()) if summary.is_file() else {}
+        scores = read_json(summary) if summary.is_file() else {}
         if one_of_several:  # the run's scores are not those of each
             scores = {key: scores[key] for key in OF_ALL_MODELS if key in scores}
         return cls(

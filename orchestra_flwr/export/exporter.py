@@ -30,7 +30,7 @@ from orchestra_flwr.export.programs import (
     torch_file,
 )
 from orchestra_flwr.extras import require
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import read_json, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.training import torch_threads
@@ -95,7 +95,7 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
 def made_from(folder: Path) -> dict[str, str]:
     """For each exported file of a folder, by name, the SHA-256 of the encoder it was made from."""
     try:
-        digests = json.loads((folder / DESCRIPTION).read_bytes()).get("made_from") or {}
+        digests = read_json(folder / DESCRIPTION).get("made_from") or {}
     except (OSError, ValueError):
         return {}
     return {name: digest for name, digest in digests.items() if (folder / name).is_file()}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import UNLABELLED, Partition, class_counts, earth_movers_distance
 from orchestra_flwr.federation.population import Population
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import read_json, write_atomically
 from orchestra_flwr.reporting import RunFolder
 
 FILE = "partition.json"
@@ -33,7 +33,7 @@ def check_split(config: Config, population: Population) -> None:
         return
     now = _counts(population)[0]
     try:
-        before = json.loads((Path(config.resume) / FILE).read_bytes())["clients"].values()
+        before = read_json(Path(config.resume) / FILE)["clients"].values()
         same = sorted(before) == sorted(now.tolist())  # names may be those of another version
         total = sum(map(sum, before))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -7,28 +7,30 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
 from orchestra_flwr.config.sections import check_named
-from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.files import read_json, replacing, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.encoder_input import batches, checked_batch
 from orchestra_flwr.models.normalisation import normalise
+from orchestra_flwr.models.sizes_only import sizes_only
 from orchestra_flwr.square_image import AnyImage, square_image
 
 if TYPE_CHECKING:  # a client does without Hydra, which this would import
     from orchestra_flwr.config import OfSavedEncoder
 
+MAX_DESCRIPTION = 2**20  # bytes of an `encoder.json`; a run writes some 2,000
 REMEDY = "copy it again, or write it anew with resume=<its run folder>"
 
 
@@ -44,8 +46,8 @@ class EncoderSpec(Section):
     """
 
     model: ModelConfig
-    channels: int
-    image_size: int
+    channels: Literal[1, 3]
+    image_size: int = Field(ge=8, le=512)
     normalise: Normalisation = "half"  # encoders of earlier versions have no other
     plugins: tuple[str, ...] = ()
 
@@ -227,7 +229,9 @@ def load_encoder(
         raise ValueError(f"{path} is damaged: its checksum is not that in {description}; {REMEDY}")
     check_named(description, described["spec"].get("plugins", ()), plugins)
     try:
-        encoder = Encoder(parse(EncoderSpec, described["spec"]))
+        spec = parse(EncoderSpec, described["spec"])
+        _check_size(spec, path)
+        encoder = Encoder(spec)
     except ConfigError as error:
         raise ConfigError(f"{description}: {error}") from None
     try:
@@ -235,6 +239,22 @@ def load_encoder(
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit its description: {error}") from None
     return encoder.to(device)
+
+
+def _check_size(spec: EncoderSpec, weights: Path) -> None:
+    """Refuses a network with more numbers than its file has bytes, before it takes any memory.
+
+    Raises:
+        ConfigError: says both.
+    """
+    try:
+        with sizes_only():
+            tensors = build_backbone(spec.model, spec.channels).state_dict().values()
+    except (NotImplementedError, RuntimeError):  # it looks at the values of its own tensors
+        return
+    count, size = sum(tensor.numel() for tensor in tensors), weights.stat().st_size
+    if count > size:
+        raise ConfigError(f"its network has {count:,} numbers, and {weights.name} {size:,} bytes")
 
 
 def encoder_of(config: OfSavedEncoder, device: str | torch.device = "cpu") -> Encoder:
@@ -257,14 +277,14 @@ def read_description(file: Path) -> dict[str, Any]:
         ValueError: it is damaged.
     """
     try:
-        described = json.loads(file.read_bytes())
+        described = read_json(file, MAX_DESCRIPTION)
         spec, digest = described["spec"], described.pop("sha256", None)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError) as error:
         raise ValueError(f"{file} is damaged: it describes no encoder; {REMEDY}") from error
     checked = digest is not None or "weights_sha256" in described
     if not isinstance(spec, dict) or (checked and digest != _digest_of(described)):
         raise ValueError(f"{file} is damaged: its checksum is wrong; {REMEDY}")
-    return dict(described)
+    return described
 
 
 def _digest_of(description: Mapping[str, Any]) -> str:

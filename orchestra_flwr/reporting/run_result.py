@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from orchestra_flwr.files import read_json
 from orchestra_flwr.models import Encoder, load_encoder
 from orchestra_flwr.reporting.plots import curves_figure, partition_figure
 from orchestra_flwr.reporting.run_folder import RunFolder
@@ -76,9 +76,9 @@ class Result:
 
         Raises:
             FileNotFoundError: the run has not ended.
+            ValueError: it is damaged.
         """
-        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_bytes())
-        return summary
+        return read_json(self.folder / "summary.json")
 
     @cached_property
     def metrics(self) -> list[RoundMetrics]:
@@ -141,7 +141,7 @@ class Result:
         Raises:
             FileNotFoundError: the run's clients are real ones, whose images nobody knows.
         """
-        facts = json.loads((self.folder / "partition.json").read_bytes())
+        facts = read_json(self.folder / "partition.json")
         counts = np.array(list(facts["clients"].values()))
         emd = facts.get("emd")  # images without labels have none
         names = None if emd is None else facts["classes"]

@@ -1,18 +1,12 @@
 """A check before training: does the model fit into this machine's memory?"""
 
 import os
-from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch.overrides import TorchFunctionMode
 
 from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.models.sizes_only import sizes_only
 from orchestra_flwr.training.learner import build_learner
 
 COPIES = 3  # the state, as it was received, and its gradients; the optimizer has more
-# What torch computes without memory by its compiler's rules, whose import takes .7 to 2.4 s.
-FILLED = ("normal_", "trunc_normal_", "_foreach_lerp_")
 
 
 def check_memory(config: Config, channels: int) -> None:
@@ -42,24 +36,8 @@ def check_memory(config: Config, channels: int) -> None:
 def _state_size(config: Config, channels: int) -> tuple[int, int]:
     """Elements and bytes of the whole state; 0 if it cannot be built on meta tensors."""
     try:
-        with torch.device("meta"), _SizesOnly(), torch.random.fork_rng(devices=[]):
+        with sizes_only():
             tensors = build_learner(config, channels).state_dict().values()
     except (NotImplementedError, RuntimeError):  # it looks at the values of its own tensors
         return 0, 0
     return sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors)
-
-
-class _SizesOnly(TorchFunctionMode):
-    """Skips functions that fill tensors with values; on meta tensors torch imports its compiler."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        named = kwargs or {}
-        if func.__name__ in FILLED:
-            return args[0] if args else named["tensor"]
-        return func(*args, **named)

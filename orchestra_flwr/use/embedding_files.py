@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.files import read_json, replacing, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.use.use_config import Format
 
@@ -115,7 +115,7 @@ def write_embeddings(
 def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | None:
     """The embeddings that are there already; None where they are missing, others or damaged."""
     try:
-        described = Description(**json.loads((folder / DESCRIPTION).read_bytes()))
+        described = Description(**read_json(folder / DESCRIPTION))
         path = folder / f"embeddings.{format}"
         if described.key != key or described.file != path.name:
             return None
@@ -133,7 +133,7 @@ def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | N
 def embedded_before(folder: Path) -> str | None:
     """The path of the images whose embeddings a folder holds; None without any."""
     try:
-        return str(json.loads((folder / DESCRIPTION).read_bytes())["images"])
+        return str(read_json(folder / DESCRIPTION)["images"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 from dataclasses import asdict
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.data.image_files.file_table import table_text
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import encoder_of
 from orchestra_flwr.reporting.text import percent
@@ -69,15 +68,12 @@ def run_label(config: LabelConfig) -> None:
 
 def predictions_csv(paths: tuple[str, ...], probabilities: Tensor, classes: tuple[str, ...]) -> str:
     """A line for each image: its path, the likeliest class and that class's probability."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("path", "label", "probability"))
     best = probabilities.max(1)
-    for path, probability, position in zip(
-        paths, best.values.tolist(), best.indices.tolist(), strict=True
-    ):
-        writer.writerow((path, classes[position], f"{probability:.4f}"))
-    return text.getvalue()
+    lines = zip(paths, best.indices.tolist(), best.values.tolist(), strict=True)
+    rows = [
+        (path, classes[position], f"{probability:.4f}") for path, position, probability in lines
+    ]
+    return table_text([("path", "label", "probability"), *rows])
 
 
 def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str], Embeddings]:

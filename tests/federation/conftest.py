@@ -126,14 +126,14 @@ def scrambled(app):
 
 
 @pytest.fixture
-def federate():
+def federate(tmp_path):
     """Runs a whole federation in this process; returns its folder, and what can be read in it."""
 
     def run(
         config, *, app=client_app, folder=None, grid=InlineGrid, evaluate=True,
         members=SimulatedMembers,
     ):  # fmt: skip
-        folder = folder or RunFolder.create(config)
+        folder = folder or RunFolder.create(config, tmp_path / "outputs")
         population = load_population(config)
         made = grid(app)
         with make_progress("off", config.federation.rounds) as progress:

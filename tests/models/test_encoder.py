@@ -1,4 +1,5 @@
 import json
+import time
 
 import numpy as np
 import pytest
@@ -279,6 +280,37 @@ def test_packages_that_the_backbone_is_not_from_are_not_needed(user_package, tmp
     )
     save_encoder(tmp_path / "encoder.safetensors", Encoder(spec))
     assert orchestra_flwr.load_encoder(tmp_path).spec.plugins == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"image_size": 10**6}, "image_size=1000000: input should be less than or equal to 512"),
+        ({"channels": 10**9}, "channels=1000000000: input should be 1 or 3"),
+        ({"model": {"name": "convnet", "width": 2**15}}, "model.width=32768: input"),
+        (
+            {"model": {"name": "vit_tiny", "depth": 10**9}},
+            "model.depth=1000000000: input",
+        ),
+        ({"model": {"name": "resnet18", "width": 2**14}}, "its network has 7"),
+    ],
+)
+def test_sizes_of_a_strangers_description_are_bounded(encoder, tmp_path, change, reason):
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    _describe(tmp_path, lambda spec: spec.update(change))
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as error:
+        orchestra_flwr.load_encoder(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'encoder.json'}: {reason}")
+    assert "\n" not in str(error.value) and time.monotonic() - started < 20
+
+
+def test_a_description_larger_than_any_is_not_read(encoder, tmp_path):
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    with (tmp_path / "encoder.json").open("ab") as file:
+        file.truncate(2**30)
+    with pytest.raises(ValueError, match="encoder.json is damaged"):
+        orchestra_flwr.load_encoder(tmp_path)
 
 
 def test_a_package_is_imported_only_if_the_caller_names_it(encoder, tmp_path, stranger):

@@ -1,23 +1,38 @@
-"""A table that people write: one value, such as a label, for each image file."""
+"""Tables for people and their spreadsheets, as CSV: one value, such as a label, for each file."""
 
 from __future__ import annotations
 
 import csv
 import io
 import posixpath
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import at_home
 
 SEPARATORS = (",", ";", "\t")
+# Spreadsheets run a cell that begins so as a formula (OWASP, CSV Injection).
+FORMULA = ("=", "+", "-", "@")  # and tab and return, which :func:`printable` escapes
+
+
+def table_text(rows: Iterable[Sequence[str]]) -> str:
+    """Rows as CSV, printable, with an apostrophe before texts that would be formulas.
+
+    Numbers stay numbers. :func:`read_file_table` takes the apostrophes off again.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(_as_text, row) for row in rows)
+    return text.getvalue()
 
 
 def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, str]:
     """The value of each file in a CSV whose first line names both columns, and maybe others.
 
-    Spreadsheets write commas, semicolons or tabs, by the country and the kind of file: the first
-    line tells which. Spaces around files and values are left out, and so is a path's leading `./`.
+    The first line tells which separator a spreadsheet wrote: comma, semicolon or tab. Spaces around
+    files and values are left out, and so are a path's leading `./` and the apostrophes of
+    :func:`table_text`.
 
     Args:
         key: the configuration key that names the table, for messages.
@@ -35,7 +50,7 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
                 f"{key}={path}: line {line} has more fields than the first line; text that holds "
                 "what separates them needs quotes"
             )
-        file, value = ((row[column] or "").strip() for column in columns)
+        file, value = (_from_text((row[column] or "").strip()) for column in columns)
         if not file or not value:
             raise ConfigError(f"{key}={path}: line {line} has no {columns[0]} or no {columns[1]}")
         file = posixpath.normpath(file)
@@ -44,6 +59,25 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
                 f"{key}={path}: line {line}: {printable(file)} has a second {columns[1]}"
             )
     return values
+
+
+def _as_text(cell: str) -> str:
+    cell = printable(cell)
+    return "'" + cell if _is_formula(cell) else cell
+
+
+def _from_text(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and _is_formula(cell) else cell
+
+
+def _is_formula(cell: str) -> bool:
+    """Whether a text would be a formula, with apostrophes before it or not."""
+    if not cell.lstrip("'").startswith(FORMULA):
+        return False
+    with suppress(ValueError):
+        float(cell)
+        return False
+    return True
 
 
 def _rows(

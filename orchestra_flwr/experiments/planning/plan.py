@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from orchestra_flwr.experiments.planning.description import (
 )
 from orchestra_flwr.experiments.planning.rows import Composer, Row, check_rows_differ
 from orchestra_flwr.experiments.planning.transfer import ROOT, transfer_name
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import read_json, write_atomically
 
 PLANS = "plans"  # the folder, beside the runs, that says which runs belong to which experiment
 
@@ -96,7 +95,7 @@ def read_plans(folder: Path) -> tuple[list[Plan], dict[str, str]]:
 
 
 def _read_plan(file: Path) -> Plan:
-    return parse(Plan, json.loads(file.read_text()))
+    return parse(Plan, read_json(file))
 
 
 def make_plan(

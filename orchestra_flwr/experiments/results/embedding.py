@@ -13,7 +13,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import balanced_subset, load_dataset
 from orchestra_flwr.evaluation import extract_features
 from orchestra_flwr.experiments.results.runs import Run, is_of_saved_weights, saved_weights
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import read_json, write_atomically
 from orchestra_flwr.models import load_encoder
 
 FILE = "embedding.json"  # in the run folder: made once, then the images are not needed again
@@ -42,7 +42,7 @@ def embed(run: Run) -> Embedding:
     """
     file = run.folder / FILE
     if file.is_file():
-        read = json.loads(file.read_text())
+        read = read_json(file)
         if is_of_saved_weights(file, read, run.folder):
             points, labels = np.array(read["points"]), np.array(read["labels"])
             return Embedding(points, labels, tuple(read["classes"]))

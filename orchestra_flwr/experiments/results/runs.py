@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from orchestra_flwr.config import Config, parse, read_config_file
 from orchestra_flwr.config.sections import check_named
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.files import read_json
 from orchestra_flwr.methods import sees_labels
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
@@ -211,10 +211,4 @@ def unreadable(runs: Sequence[Run]) -> dict[Path, str]:
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
-    try:
-        values = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file}: no JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{file}: must hold a JSON object")
-    return values
+    return read_json(file)

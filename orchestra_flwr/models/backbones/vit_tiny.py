@@ -34,9 +34,9 @@ class ViTTiny(Backbone):
         """Options under `model.` for model=vit_tiny."""
 
         image_size: int = Field(32, ge=8, le=512)  # of the images, for their patches' positions
-        patch: int = Field(2, ge=1)  # height and width of a patch in pixels
-        depth: int = Field(12, ge=1)  # blocks
-        heads: int = Field(3, ge=1)  # of the attention; they divide model.width
+        patch: int = Field(2, ge=1, le=512)  # height and width of a patch in pixels
+        depth: int = Field(12, ge=1, le=64)  # blocks
+        heads: int = Field(3, ge=1, le=64)  # of the attention; they divide model.width
 
         @model_validator(mode="after")
         def _patches_cover_the_image(self) -> Self:

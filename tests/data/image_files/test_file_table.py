@@ -1,0 +1,55 @@
+"""Tables that spreadsheets open, and what people write in them."""
+
+import csv
+import io
+
+import pytest
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data.image_files.file_table import read_file_table, table_text
+
+FORMULAS = [
+    "=1+1",
+    '=HYPERLINK("x")',
+    "+SUM(A1)",
+    "-2+3",
+    "@SUM(1)",
+    "-",
+    "'=1",
+    "''@x",
+]
+PLAIN = ["cat", "a=b", "1.5", "-1", "+2.5e3", "'quoted'", "", "it's", "-0.25"]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_formula_becomes_a_text(text: str):
+    (row,) = csv.reader(io.StringIO(table_text([("path", text)]), newline=""))
+    assert row == ["path", "'" + text]
+
+
+@pytest.mark.parametrize(("text", "shown"), [("\t=1", r"\x09=1"), ("\r=1", r"\x0d=1")])
+def test_a_cell_begins_with_no_control_character(text: str, shown: str):
+    assert table_text([(text, text)]) == f"{shown},{shown}\n"
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_numbers_and_other_texts_stay(text: str):
+    (row,) = csv.reader(io.StringIO(table_text([("path", text)]), newline=""))
+    assert row == ["path", text]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_what_was_written_is_read(tmp_path, separator: str):
+    """Predictions that a person has corrected can be labels."""
+    names = ["=a.jpg", "'=b.jpg", "@c/d.jpg", "-e.jpg", "-5"]
+    text = table_text([("path", "label"), *((name, f"+{name}") for name in names)])
+    file = tmp_path / "labels.csv"
+    file.write_text(text.replace(",", separator))
+    assert read_file_table("labels", str(file), ("path", "label")) == {n: f"+{n}" for n in names}
+
+
+def test_a_second_value_is_refused(tmp_path):
+    file = tmp_path / "labels.csv"
+    file.write_text("path,label\na.jpg,cat\n./a.jpg,dog\n")
+    with pytest.raises(ConfigError, match=r"line 3: a\.jpg has a second label"):
+        read_file_table("labels", str(file), ("path", "label"))
