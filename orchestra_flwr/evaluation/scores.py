@@ -53,17 +53,14 @@ def evaluate(
             whether there are probes with few labels.
         augmentation: limits that the images set, for the published probe.
         seed: draws the few labels.
-        shown: (N,) bool, the training images whose labels clients learn from; None: not known.
+        shown: (N,) bool, the images whose labels clients learn from; None: not known.
         classifier: a method's classification head, and the test images' classes as it numbers them.
         on_progress: called while features are made, with how many images are done, and of how many.
 
     Returns:
-        `knn` and `linear`, fractions, with their binomial standard errors `knn_standard_error` and
-        `linear_standard_error` and the probe's chosen `linear_penalty`; `feature_std`, the spread
-        of the normalised test features, from 0 (collapsed) to about 1, and their `effective_rank`;
-        if asked for `linear_10` and
-        `linear_1`, of probes with 10 % and 1 % of the labels; with `shown` `linear_labelled`, of a
-        probe on these images; with a classifier its `accuracy`.
+        `knn` and `linear`, fractions, each with its binomial `..._standard_error`; the probe's
+        chosen `linear_penalty`; of the test features `feature_std`, 0 (collapsed) to about 1, and
+        `effective_rank`; where asked for `linear_10`, `linear_1`, `linear_labelled`, `accuracy`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
