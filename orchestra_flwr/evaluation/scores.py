@@ -27,6 +27,8 @@ from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 FIXED = "linear_fixed"  # the protocol whose probes all have the fixed penalty
 LABELLED = "linear_labelled"  # the protocol whose labels are those that clients learn from
 
+SINGLE = {"knn", "linear", FIXED, *PUBLISHED_PROBES}  # protocols of one accuracy
+
 Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
 Classifier = tuple[nn.Module, Tensor]  # makes logits (B, K) of features; the test images' classes
 
@@ -81,9 +83,8 @@ def evaluate(
         on_progress=on_progress,
     )
     chosen = {"knn": scores["knn"], "linear": scores[protocol]}
-    chosen |= {
-        f"{key}_standard_error": standard_error(chosen[key], len(test[1])) for key in tuple(chosen)
-    }
+    chosen["knn_standard_error"] = scores["knn_standard_error"]
+    chosen["linear_standard_error"] = scores[f"{protocol}_standard_error"]
     chosen |= {key: scores[key] for key in ("linear_penalty",) if key in scores}
     chosen |= {name: scores[name]["mean"] for name in few}
     chosen |= {name: scores[name] for name in labelled}
@@ -125,16 +126,14 @@ def evaluate_by(
         `feature_std`, `effective_rank` and, by the names of the protocols, accuracies of the test
         images; under `finetune` for each fraction of labels ("0.01", "0.1") `mean`, `std` and
         `runs`, and the same three under `linear_10` and `linear_1`; beside `linear` its
-        `linear_penalty`.
+        `linear_penalty`, beside the kNN's and each whole probe's its binomial `..._standard_error`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
     bank, queries = _features(encoder, train, test, config, on_progress)
-    scores: dict[str, Any] = {
-        "feature_std": feature_std(queries[0]),
-        "effective_rank": effective_rank(queries[0]),
-    }
+    scores: dict[str, Any] = {"feature_std": feature_std(queries[0])}
+    scores["effective_rank"] = effective_rank(queries[0])
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:
@@ -145,6 +144,8 @@ def evaluate_by(
         scores[protocol] = PUBLISHED_PROBES[protocol](
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
         )
+    for name in SINGLE & scores.keys():
+        scores[f"{name}_standard_error"] = standard_error(scores[name], len(test[1]))
     if "finetune" in protocols:
         tuned = partial(finetune, encoder, train, test, seeds=seeds, augmentation=augmentation)
         scores["finetune"] = {
