@@ -117,6 +117,7 @@ def _quick_runs(request, monkeypatch):
     exact = "exact_probes" in request.fixturenames or test.get_closest_marker("slow")
     if not exact and not test.nodeid.startswith(JUDGED):
         monkeypatch.setattr(linear_probe, "TOLERANCE", 1e-2)
+        monkeypatch.setattr(linear_probe, "COARSE_TOLERANCE", 0.1)
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr(plots, "plot_curves", lambda *_, **__: None)
         monkeypatch.setattr(plots, "plot_partition", lambda *_, **__: None)

@@ -77,7 +77,7 @@ def test_a_run_then_its_table_and_folder(sim, tmp_path, tiny_overrides, pictures
     code, out, _ = sim(*tiny_overrides)
     assert code == 0
     (folder,) = (tmp_path / "outputs" / "orchestra-digits").iterdir()
-    assert "untrained" in out and "trained" in out and "gain" in out
+    assert "before training" in out and "trained" in out and "gain" in out
     lines = [line for line in out.splitlines() if not line.endswith(" ...")]  # of a busy machine
     assert lines[:4] == [
         f"run folder: {folder.relative_to(tmp_path)}",

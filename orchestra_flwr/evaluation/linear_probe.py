@@ -143,7 +143,7 @@ def fit_linear_probe(
         scales = _scales(variances, len(classes), penalty)
         basis: Tensor = (scales[:, None] * axes.T).to(x)
         objective = _Objective(x @ basis.T, targets, penalty * basis.square().sum(1), len(classes))
-        loss, solution = _minimise(objective, start)
+        loss, solution = _minimise(objective, start, TOLERANCE)
         coordinates, bias = objective.parameters(solution)
         weight = (coordinates @ basis).double() * scale
         shift = bias.double() - weight @ mean.float().double()  # as it was subtracted
@@ -270,7 +270,7 @@ def _standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _minimise(
-    objective: _Objective, start: NDArray[np.float64] | None, tolerance: float = TOLERANCE
+    objective: _Objective, start: NDArray[np.float64] | None, tolerance: float
 ) -> tuple[float, NDArray[np.float64]]:
     """The least value and where it is taken; the search starts at a vector, None: at zero.
 

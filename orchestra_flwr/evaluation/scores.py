@@ -27,6 +27,8 @@ from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 FIXED = "linear_fixed"  # the protocol whose probes all have the fixed penalty
 LABELLED = "linear_labelled"  # the protocol whose labels are those that clients learn from
 
+SINGLE = {"knn", "linear", FIXED, *PUBLISHED_PROBES}  # protocols of one accuracy
+
 Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
 Classifier = tuple[nn.Module, Tensor]  # makes logits (B, K) of features; the test images' classes
 
@@ -53,17 +55,14 @@ def evaluate(
             whether there are probes with few labels.
         augmentation: limits that the images set, for the published probe.
         seed: draws the few labels.
-        shown: (N,) bool, the training images whose labels clients learn from; None: not known.
+        shown: (N,) bool, the images whose labels clients learn from; None: not known.
         classifier: a method's classification head, and the test images' classes as it numbers them.
         on_progress: called while features are made, with how many images are done, and of how many.
 
     Returns:
-        `knn` and `linear`, fractions, with their binomial standard errors `knn_standard_error` and
-        `linear_standard_error` and the probe's chosen `linear_penalty`; `feature_std`, the spread
-        of the normalised test features, from 0 (collapsed) to about 1, and their `effective_rank`;
-        if asked for `linear_10` and
-        `linear_1`, of probes with 10 % and 1 % of the labels; with `shown` `linear_labelled`, of a
-        probe on these images; with a classifier its `accuracy`.
+        `knn` and `linear`, fractions, each with its binomial `..._standard_error`; the probe's
+        chosen `linear_penalty`; of the test features `feature_std`, 0 (collapsed) to about 1, and
+        `effective_rank`; where asked for `linear_10`, `linear_1`, `linear_labelled`, `accuracy`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
@@ -84,9 +83,8 @@ def evaluate(
         on_progress=on_progress,
     )
     chosen = {"knn": scores["knn"], "linear": scores[protocol]}
-    chosen |= {
-        f"{key}_standard_error": standard_error(chosen[key], len(test[1])) for key in tuple(chosen)
-    }
+    chosen["knn_standard_error"] = scores["knn_standard_error"]
+    chosen["linear_standard_error"] = scores[f"{protocol}_standard_error"]
     chosen |= {name: scores[name]["mean"] for name in few}
     others = ("linear_penalty", *labelled, "feature_std", "effective_rank", "accuracy")
     return chosen | {name: scores[name] for name in others if name in scores}
@@ -124,16 +122,14 @@ def evaluate_by(
         `feature_std`, `effective_rank` and, by the names of the protocols, accuracies of the test
         images; under `finetune` for each fraction of labels ("0.01", "0.1") `mean`, `std` and
         `runs`, and the same three under `linear_10` and `linear_1`; beside `linear` its
-        `linear_penalty`.
+        `linear_penalty`, beside the kNN's and each whole probe's its binomial `..._standard_error`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
     bank, queries = _features(encoder, train, test, config, on_progress)
-    scores: dict[str, Any] = {
-        "feature_std": feature_std(queries[0]),
-        "effective_rank": effective_rank(queries[0]),
-    }
+    scores: dict[str, Any] = {"feature_std": feature_std(queries[0])}
+    scores["effective_rank"] = effective_rank(queries[0])
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:
@@ -144,6 +140,8 @@ def evaluate_by(
         scores[protocol] = PUBLISHED_PROBES[protocol](
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
         )
+    for name in SINGLE & scores.keys():
+        scores[f"{name}_standard_error"] = standard_error(scores[name], len(test[1]))
     if "finetune" in protocols:
         tuned = partial(finetune, encoder, train, test, seeds=seeds, augmentation=augmentation)
         scores["finetune"] = {

@@ -68,7 +68,10 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None 
 
 
 def print_evaluation(results: Mapping[str, Any], console: Console | None = None) -> None:
-    """Prints the accuracies as a Markdown table, and the spread of the features below it."""
+    """Prints the accuracies as a Markdown table, and the spread of the features below it.
+
+    Beside an accuracy is its standard error, or the deviation over several drawings of labels.
+    """
     table = Table(box=box.MARKDOWN)
     table.add_column(printable(f"{results['dataset']}, {results['backbone'] or 'encoder'}"))
     table.add_column("accuracy", justify="right")
@@ -83,14 +86,17 @@ def print_evaluation(results: Mapping[str, Any], console: Console | None = None)
 def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, name in NAMES.items():
         if key in results:
-            yield name, percent(results[key])
+            yield name, _with_spread(results[key], results.get(f"{key}_standard_error"))
     for key, name in FEW_LABELS.items():
         if key in results:
-            yield name, _with_spread(results[key])
+            yield name, _with_spread(results[key]["mean"], results[key]["std"])
     for fraction, runs in results.get("finetune", {}).items():
-        yield f"fine-tuned with {100 * float(fraction):g} % of the labels", _with_spread(runs)
+        yield (
+            f"fine-tuned with {100 * float(fraction):g} % of the labels",
+            _with_spread(runs["mean"], runs["std"]),
+        )
 
 
-def _with_spread(runs: Mapping[str, Any]) -> str:
-    spread = "" if runs["std"] is None else f" ± {100 * runs['std']:.1f}"
-    return percent(runs["mean"]).replace(" %", f"{spread} %")
+def _with_spread(accuracy: float, spread: float | None) -> str:
+    shown = "" if spread is None else f" ± {100 * spread:.1f}"
+    return percent(accuracy).replace(" %", f"{shown} %")

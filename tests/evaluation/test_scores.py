@@ -95,7 +95,8 @@ def test_only_the_protocols_that_are_asked_for():
         Pixels(), train, test,
         protocols=("linear",), config=ScoresConfig(), augmentation=AugmentationConfig(),
     )  # fmt: skip
-    assert scores.keys() == {"feature_std", "effective_rank", "linear", "linear_penalty"}
+    of_probe = {"linear", "linear_penalty", "linear_standard_error"}
+    assert scores.keys() == {"feature_std", "effective_rank"} | of_probe
 
 
 def test_collapsed_features_are_seen():

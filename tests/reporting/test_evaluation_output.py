@@ -58,11 +58,12 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_accuracies_are_a_table_and_their_spread_is_below_it():
     output = StringIO()
-    print_evaluation({**RESULTS, "feature_std": 0.5}, Console(file=output, width=80))
+    error = {"linear_standard_error": 0.021}
+    print_evaluation({**RESULTS, **error, "feature_std": 0.5}, Console(file=output, width=80))
     lines = output.getvalue().splitlines()
     cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
     assert ["cifar10, target", "accuracy"] in cells
-    assert ["kNN", "50.0 %"] in cells and ["linear probe", "62.5 %"] in cells
+    assert ["kNN", "50.0 %"] in cells and ["linear probe", "62.5 ± 2.1 %"] in cells
     assert ["fine-tuned with 1 % of the labels", "30.0 ± 1.2 %"] in cells
     assert ["fine-tuned with 10 % of the labels", "40.0 %"] in cells
     assert lines[-1] == "spread of the features: 0.50"

@@ -64,8 +64,8 @@ def test_curves_show_the_records(tmp_path, figures):
     assert list(lines(loss)) == ["cluster", "rotation", "total"]
     assert lines(accuracy)["kNN, target"] == ([2, 4], pytest.approx([50, 70]))
     assert lines(accuracy)["linear probe, online"] == ([2, 4], pytest.approx([60, 80]))
-    assert lines(accuracy)["kNN, untrained"][1] == pytest.approx([30, 30])
-    assert lines(accuracy)["linear probe, untrained"][1] == pytest.approx([40, 40])
+    assert lines(accuracy)["kNN, before training"][1] == pytest.approx([30, 30])
+    assert lines(accuracy)["linear probe, before training"][1] == pytest.approx([40, 40])
     assert lines(traffic)["down"] == ([1, 2, 3, 4, 5], pytest.approx([46] * 5))
     assert [y for _, y in lines(seconds).values()] == [[5, 4, 5, 4, 5]]
 
@@ -115,7 +115,7 @@ def test_curves_of_a_method_with_one_backbone(tmp_path, figures):
     assert set(accuracy) == {
         f"{score}, {which}"
         for score in ("kNN", "linear probe")
-        for which in ("online", "untrained")
+        for which in ("online", "before training")
     }
 
 

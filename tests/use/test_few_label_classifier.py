@@ -43,7 +43,7 @@ def test_it_is_scikit_learns_with_the_penalty_that_was_chosen(exact_probes, clas
     np.testing.assert_allclose(probabilities.sum(1), 1)
 
 
-def test_the_interval_holds_the_accuracy_on_all_other_images():
+def test_the_interval_holds_the_accuracy_on_all_other_images(exact_probes):
     data, names, chosen, rest = some_digits(10)
     labels = [names[i] for i in chosen]
     fitted = fit_few_labels(data[chosen], labels, seed=0)

@@ -13,7 +13,7 @@ from orchestra_flwr.experiments.__main__ import main
 from orchestra_flwr.experiments.planning.plan import make_plan
 from orchestra_flwr.experiments.report import presentations
 from orchestra_flwr.experiments.report.presentations import rounds_to_accuracy
-from orchestra_flwr.experiments.report.tables import NOTHING, lines_table, results_table
+from orchestra_flwr.experiments.report.tables import NOTHING, WORSE, lines_table, results_table
 from orchestra_flwr.experiments.report.writer import write_report
 from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.paper import paper_value
@@ -44,6 +44,40 @@ def test_means_deviations_and_differences_by_hand(make_experiment, tmp_path):
     assert ["no rotation (**NOT PRIVATE**)", "50.00", "56.62", "-6.62", "1"] in rows
     assert ["no target", NOTHING, "68.63", NOTHING, "0"] in rows
     assert ["base", "**71.00 ± 1.41**", "40.37", "+30.63", "2"] in rows
+
+
+def test_a_run_that_harmed_is_marked_and_never_bold(make_experiment, make_run, tmp_path):
+    """The best of two is no result where the untrained encoder was better."""
+
+    def harmed(values, seed):
+        if seed or values["variant"] == "no target":
+            return None
+        trained = {"base": 0.91, "no rotation": 0.5}[values["variant"]]
+        return {"summary": {"linear": trained, "untrained": {"linear": 0.95}}}
+
+    make_experiment("table6", "paper", harmed)
+    make_run("alone", {"knn": 0.4, "linear": 0.5, "untrained": {"knn": 0.3, "linear": 0.6}})
+    write_report(tmp_path)
+    report = (tmp_path / "report.md").read_text()
+    rows = cells(report)
+    assert ["base", f"91.00 {WORSE}", "71.58", "+19.42", "1"] in rows
+    assert any(row[0] == "alone" and row[6:8] == ["40.0 %", f"50.0 % {WORSE}"] for row in rows)
+    assert f"{WORSE}: worse than the same encoder before training." in report
+
+
+def test_a_curve_that_harmed_is_never_bold(make_experiment, tmp_path):
+    def results(values, seed):
+        scores = {"linear": 0.5 if values["method"] == "Orchestra" else 0.4}
+        untrained = {"linear": 0.6 if values["alpha"] == "0.1" else 0.1}
+        return {"summary": {**scores, "untrained": untrained}}
+
+    plan = make_experiment("figure5", "small", results, seeds=(0,))
+    found = read_results(plan, tmp_path)
+    (section,) = found.sections(plan.experiment.show.row_axes).values()
+    table = lines_table(section, plan)
+    column = table.columns.index("0.1")
+    assert all(row[column].endswith(WORSE) for row in table.rows)
+    assert column not in {place for _, place in table.strong} and table.strong
 
 
 def test_what_is_missing_failed_or_unfinished_is_listed_with_its_reason(

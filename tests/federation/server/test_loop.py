@@ -1,6 +1,7 @@
 """Whole federations with real apps and real messages, in this process."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from orchestra_flwr.federation.engines.inline import InlineGrid
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import check_population, load_population
+from orchestra_flwr.federation.server import loop
 from orchestra_flwr.federation.server.checkpoint import KEY_FILE, load_checkpoint
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
@@ -84,6 +86,22 @@ def restored(config, folder):
 @pytest.fixture
 def config(tiny, tmp_path):
     return lambda *overrides: tiny(f"run_dir={tmp_path / 'run'}", *overrides)
+
+
+def test_warnings_of_a_run_stand_in_its_summary(config, monkeypatch):
+    """With the chance levels of its method."""
+    seen = []
+
+    def warnings(summary, records, chance):
+        seen.append((summary["untrained"]["batch_norm"], len(records), chance))
+        return ["it is worse"]
+
+    monkeypatch.setattr(loop, "run_warnings", warnings)
+    summary, _ = run(config())
+    assert summary["warnings"] == ["it is worse"]
+    ((batch_norm, count, chance),) = seen
+    assert batch_norm == "recalibrated" and count == 3
+    assert chance["rotation"] == pytest.approx(math.log(4)) and chance["cluster"] > 0
 
 
 def test_a_run_leaves_a_complete_folder(config, pictures):
