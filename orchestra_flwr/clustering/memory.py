@@ -49,4 +49,4 @@ class FeatureMemory(nn.Module):
         """
         newest_first = self.images.flip(0)[: len(self)]
         chosen = torch.unique(first_occurrences(images[newest_first]))
-        return self.features.flip(0)[chosen.to(self.features.device)]
+        return self.features.flip(0)[chosen]
