@@ -45,7 +45,7 @@ IMAGES: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 def stub_ghostscript(folder: Path, marker: Path) -> None:
     """A program `gs` that leaves the marker; the folder is to come first on PATH."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     program = folder / "gs"
     program.write_text(f"#!/bin/sh\necho ran > '{marker}'\nexit 1\n")
     program.chmod(0o755)

@@ -282,6 +282,68 @@ def test_every_attack_changes_a_reply_into_another_finite_one():
         assert not same or dict(metrics) != before, name
 
 
+def test_what_a_stranger_brought_leaves_a_marker_when_it_runs(tmp_path):
+    from faults.hostile_files import stub_ghostscript
+    from faults.hostile_server import EVIL, write_evil_package
+    from faults.invariants import code_problems
+
+    folder = tmp_path / "evil"
+    marker = write_evil_package(folder)
+    stub_ghostscript(folder, marker)
+    commands = [[sys.executable, "-c", f"import {EVIL}"], ["gs", "x.ps"]]
+    for command in commands:
+        assert code_problems(marker) == []
+        path = os.pathsep.join([str(folder), os.environ["PATH"]])
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder)}
+        subprocess.run(command, env=environment, check=False)
+        assert code_problems(marker) == ["code from a stranger was run"]
+        marker.unlink()
+
+
+def test_images_names_and_keys_are_found_in_what_was_sent(tmp_path):
+    from faults.federation import make_keys, make_photos
+    from faults.invariants import leak_problems
+
+    from orchestra_flwr.square_image import decode_image
+
+    make_keys(tmp_path / "security", "client=a")
+    key = tmp_path / "security/bundles/a/client.key"
+    make_photos(tmp_path / "pictures", {"a": 2})
+    root = tmp_path / "pictures" / "a"
+    photo = root / "000.png"
+
+    def found(sent):
+        return leak_problems(sent, root, 16, key, "site-packages")
+
+    assert found(os.urandom(50_000)) == []
+    pixels = torch.from_numpy(decode_image(photo.read_bytes(), 16)).float() / 255
+    for leak in (
+        photo.read_bytes(), pixels.numpy().tobytes(), b"x site-packages x", b"/000.png ",
+        key.read_bytes(), tmp_path.name.encode(),
+    ):  # fmt: skip
+        (problem,) = found(os.urandom(999) + leak + os.urandom(999))
+        assert problem.startswith("the client sent ")
+    assert "nothing at all" in found(b"")[0]
+
+
+def test_every_attack_of_a_server_is_a_message_and_is_in_the_cases():
+    from faults.cases import FAULTS
+    from faults.hostile_server import ATTACKS, content_of
+
+    assert FAULTS["server"] == tuple(ATTACKS)
+    contents = [content_of(changes) for _, _, changes in ATTACKS.values()]
+    configs = [content.config_records["config"]["config"] for content in contents]
+    assert len({*configs}) == 6  # the others differ in their app, or in what they ask for
+
+
+@pytest.mark.parametrize("which", ["a run of aliases of aliases", "a run that names packages"])
+def test_a_foreign_configuration_is_another_one(which):
+    from faults.hostile_files import RUNS
+
+    text = "plugins: []\nrun_dir: x\n"
+    assert RUNS[which](text) != text
+
+
 def ledgers(folder, asked, released):
     (folder / "run" / "checkpoint").mkdir(parents=True)
     lines = [json.dumps({"round": number, "clients": names}) + "\n" for number, names in asked]

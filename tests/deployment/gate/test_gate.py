@@ -38,6 +38,7 @@ from orchestra_flwr.deployment.gate import (
     listen,
     listening,
 )
+from orchestra_flwr.deployment.gate.tls import server_context
 from orchestra_flwr.deployment.keys import ServerFiles
 from orchestra_flwr.flower.socket_server import socket_server_command
 
@@ -686,6 +687,10 @@ def test_a_key_that_is_revoked_while_its_client_waits_gets_no_message(
 
 
 # TLS
+
+
+def test_versions_of_tls_before_1_2_are_not_spoken(certificates):
+    assert server_context(certificates).minimum_version == ssl.TLSVersion.TLSv1_2
 
 
 @pytest.mark.parametrize("name", ["CA", "another CA"])  # the same name: made anew
