@@ -1,7 +1,5 @@
 """Optional libraries, checked before anything is computed."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from orchestra_flwr.config import ConfigError

@@ -1,7 +1,5 @@
 """Writing files that a crash, a kill or a full disk cannot leave half-written."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os

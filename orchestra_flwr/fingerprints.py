@@ -1,7 +1,5 @@
 """Hashes of texts and files."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

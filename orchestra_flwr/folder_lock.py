@@ -3,8 +3,6 @@
 The library filelock cannot hand a lock on to a child process, as a server does to its Flower app.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -1,7 +1,5 @@
 """Simulations from Python: in a script, a notebook or a thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

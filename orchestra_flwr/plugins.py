@@ -5,8 +5,6 @@ with `plugins=[my_package]` the class in `my_package/methods/mine.py` is `method
 registry; a module is imported when its name is chosen.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

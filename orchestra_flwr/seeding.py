@@ -4,8 +4,6 @@ Different purposes, rounds and clients have different streams, independent of th
 clients run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Training and the saved encoder both use this module, so that an encoder sees images as in training.
 """
 
-from __future__ import annotations
-
 import io
 import threading
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ second file could be written without the first. Files of earlier versions have t
 metadata, and no checksum.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import mmap

@@ -1,7 +1,5 @@
 """Tab completion of keys and choices, as a script for bash and zsh (--completion)."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 

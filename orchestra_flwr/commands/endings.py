@@ -1,7 +1,5 @@
 """How a command ends: errors and signals as one line and an exit code."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable

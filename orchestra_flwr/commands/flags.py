@@ -1,7 +1,5 @@
 """The flags on a command line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

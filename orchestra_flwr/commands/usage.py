@@ -1,7 +1,5 @@
 """The usage texts of the commands, for --help."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

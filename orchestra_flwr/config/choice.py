@@ -1,7 +1,5 @@
 """A choice by name: which plug-in of a room, and the options that this plug-in itself checks."""
 
-from __future__ import annotations
-
 import difflib
 from typing import Any, ClassVar
 

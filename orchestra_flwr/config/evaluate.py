@@ -1,7 +1,5 @@
 """The configurations of the commands that work on a saved encoder."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

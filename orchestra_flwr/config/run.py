@@ -1,7 +1,5 @@
 """The configuration of a whole run, and what must hold between its sections."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """What a part of the configuration is, and its errors in one line."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, get_args

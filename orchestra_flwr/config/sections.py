@@ -1,7 +1,5 @@
 """The sections of a run's configuration: typed, frozen, each value checked."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self

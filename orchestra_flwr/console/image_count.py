@@ -1,7 +1,5 @@
 """Progress over images: a bar on a terminal or in a notebook, elsewhere a line now and then."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

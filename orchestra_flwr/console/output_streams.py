@@ -4,8 +4,6 @@ A run takes hours, and its terminal or pipe may be closed before. Python would r
 and the system send SIGPIPE; either would end the run.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -3,8 +3,6 @@
 In a log file a phase of a second leaves no line, and one of an hour a dozen.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Escaping names of files and clients for terminals, pictures and files."""
 
-from __future__ import annotations
-
 import re
 
 # Control characters, line separators, marks that reverse the direction of text, and the characters

@@ -1,7 +1,5 @@
 """Data sets of other libraries, torch's or Hugging Face's, as images in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

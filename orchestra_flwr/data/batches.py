@@ -1,7 +1,5 @@
 """The order in which a client goes through its images."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

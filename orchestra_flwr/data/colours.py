@@ -3,8 +3,6 @@
 They follow torchvision's operations on one image; see :mod:`orchestra_flwr.data.transforms`.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

@@ -1,7 +1,5 @@
 """Class-balanced subsets; the same for every seed, so that runs can be compared."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

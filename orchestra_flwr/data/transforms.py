@@ -6,8 +6,6 @@ the results: selecting images would make the host wait for the device. torchvisi
 for a whole batch, and kornia's take six times as long (benchmarks/augmentation.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What an address says about the connection to it."""
 
-from __future__ import annotations
-
 import ipaddress
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Supervised training of a classifier on augmented images, for the protocols that need it."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

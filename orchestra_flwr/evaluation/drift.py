@@ -5,8 +5,6 @@ clients are compared, its distance is their root mean square: that takes two run
 many clients there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Features of a frozen encoder, and the checks that every evaluation of features shares."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Linear probes on a frozen encoder with a fraction of the labels, and which labels these are."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Semi-supervised fine-tuning: head and backbone trained with 1 % or 10 % of the labels."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -1,7 +1,5 @@
 """Weighted k-nearest-neighbour accuracy of frozen features."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize

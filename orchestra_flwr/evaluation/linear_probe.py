@@ -3,8 +3,6 @@
 Its L2 penalty is chosen by cross-validation on the training features, or fixed.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from contextlib import nullcontext

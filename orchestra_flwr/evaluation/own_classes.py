@@ -1,7 +1,5 @@
 """A client's own model or head, evaluated on the classes that the client holds."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Linear probes with the schedules of published code: the Orchestra paper's, and Dec-SSL's."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -1,7 +1,5 @@
 """Evaluates an encoder that was saved, on any labelled images of its size."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The scores of an encoder: what metrics, summary and evaluation files hold."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Alignment and uniformity: how good an encoder is, without any label (section 5 of the paper)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """`python -m orchestra_flwr.experiments FOLDER`: a report of the runs in a folder."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """One command for several runs, --multirun: all combinations of the values that keys are given."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

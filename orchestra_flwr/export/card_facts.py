@@ -1,7 +1,5 @@
 """What a run folder says about its encoder, for a model card."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ stem.conv1, res2.0.conv1 and so on; the norm of each is its child `norm`, and `F
 has four tensors. Its own converter reads torchvision's ResNets only, and writes a pickle.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

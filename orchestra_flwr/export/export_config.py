@@ -1,7 +1,5 @@
 """The configuration of `orchestra-export`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Literal, Self

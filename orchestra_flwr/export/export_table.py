@@ -1,7 +1,5 @@
 """Exported files as a table: size, latency, accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Exports a saved encoder, checks the files against torch, and measures them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An encoder in the layout of the Hugging Face hub, as a local folder, and its upload."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an exported encoder is measured by: difference from torch's, time, accuracy."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The model card of an encoder: README.md with the front matter that the Hugging Face hub reads."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

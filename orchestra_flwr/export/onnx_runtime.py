@@ -1,7 +1,5 @@
 """ONNX models by onnxruntime, on the CPU: features, and 8-bit models by its own quantiser."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

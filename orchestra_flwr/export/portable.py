@@ -1,7 +1,5 @@
 """An encoder as one network of ordinary layers, from the pixels of a photograph to features."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import torch

@@ -1,7 +1,5 @@
 """An encoder by `torch.export`: as a graph, as ONNX, and as torch's own file."""
 
-from __future__ import annotations
-
 import io
 import logging
 import warnings

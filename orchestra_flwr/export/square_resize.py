@@ -1,7 +1,5 @@
 """The middle square of an image, resized, as operations that every runtime of ONNX has."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

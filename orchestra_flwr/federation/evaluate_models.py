@@ -1,7 +1,5 @@
 """Scores and encoders of a run whose exchange has several models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The simulated population: all images and which client holds which."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

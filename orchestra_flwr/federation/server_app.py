@@ -1,7 +1,5 @@
 """Flower's ServerApp for `flwr run .`: the same federation as run_sim.py, started by Flower."""
 
-from __future__ import annotations
-
 import shlex
 
 from flwr.app import Context

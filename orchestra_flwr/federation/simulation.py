@@ -1,7 +1,5 @@
 """Simulated federations: all images are here, and an engine runs the clients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any

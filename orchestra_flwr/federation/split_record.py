@@ -1,7 +1,5 @@
 """What a simulation leaves behind about its split: a picture, and the counts with their EMD."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

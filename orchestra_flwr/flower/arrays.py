@@ -4,8 +4,6 @@ Checked against Flower 1.41: `Array` reads its bytes from `data` alone, keeps wh
 into in `_chunks`, and a record's constructor copies.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Checked against Flower 1.41: the least that `flwr run` takes for an app.
 """
 
-from __future__ import annotations
-
 PUBLISHER, NAME = "orchestra-flwr", "orchestra-deployment"
 APP = f"{PUBLISHER}/{NAME}"  # as a run names it
 

@@ -3,8 +3,6 @@
 Checked against Flower 1.41: `flwr.common.constant.ErrorCode`.
 """
 
-from __future__ import annotations
-
 from flwr.common.constant import ErrorCode
 
 MEANINGS = {

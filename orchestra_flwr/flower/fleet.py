@@ -3,8 +3,6 @@
 Checked against Flower 1.41: its clients' messages, and how old a signature may be.
 """
 
-from __future__ import annotations
-
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from google.protobuf.message import DecodeError

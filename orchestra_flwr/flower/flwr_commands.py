@@ -3,8 +3,6 @@
 Checked against Flower 1.41: `flwr.cli.app.app` is the program, made with Typer.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Checked against Flower 1.41: `flwr.supercore.heartbeat`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 

@@ -9,8 +9,6 @@ where they lie. Where no Ray runs, messages stay as they are.
 Checked against Flower 1.41, whose actors pickle messages, and Ray 2.55: `ray.put` and `ray.get`.
 """
 
-from __future__ import annotations
-
 import sys
 from weakref import ReferenceType, ref
 

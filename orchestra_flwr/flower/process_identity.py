@@ -4,8 +4,6 @@ Checked against Flower 1.41: `Message` reads them from `TaskIdentity`, which Flo
 set.
 """
 
-from __future__ import annotations
-
 from flwr.supercore.task_identity import TaskIdentity
 
 

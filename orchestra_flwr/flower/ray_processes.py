@@ -3,8 +3,6 @@
 Checked against Ray 2.55: `ray._private`, which no public call replaces.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from types import ModuleType

@@ -5,8 +5,6 @@ Left to Flower, it would begin when these are there, and one that fails would no
 Checked against Ray 2.55: the life of its processes, and its variable for niceness.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -3,8 +3,6 @@
 Checked against Flower 1.41: the registry of classes by which it puts messages together.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Checked against Flower 1.41: `flwr.superlink.runtime.run_serverapp`, whose steps
 installing and loading what a run brings.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

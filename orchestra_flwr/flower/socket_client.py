@@ -3,8 +3,6 @@
 Checked against Flower 1.41: `ProtobufClient` sends all by its `_client`.
 """
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 from typing import Any

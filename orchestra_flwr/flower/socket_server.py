@@ -15,8 +15,6 @@ port. Where that ever changes, the socket does not appear, and who waits for it 
 that a SuperNode signs is that of `now` in `flwr.supernode.node_auth_http_interceptor`.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from datetime import UTC, datetime

@@ -6,8 +6,6 @@ holds more than a window of them, and aggregates in a fixed order, not in that o
 Checked against Flower 1.41: the methods of `Grid`, and ids that are None for a node that is gone.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -3,8 +3,6 @@
 Checked against Flower 1.41: `HttpGrid`, and what a SuperLink deletes when.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 from flwr.app import Message

@@ -1,7 +1,5 @@
 """Building networks without memory, to know how large they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

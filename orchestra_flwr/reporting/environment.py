@@ -1,7 +1,5 @@
 """The software and hardware of a run, for its summary."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

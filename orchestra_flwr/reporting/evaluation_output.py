@@ -1,7 +1,5 @@
 """The results of the evaluation of a saved encoder, as a file and as a table."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ A run that is resumed beside another configuration, or without some of its recor
 results that belong to neither run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ A checkpoint is written once: the latest gets its number as a second name (a har
 next one takes its place.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Figures of one run: curves over the rounds, and the split of the data over the clients."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import warnings

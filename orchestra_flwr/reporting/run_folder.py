@@ -1,7 +1,5 @@
 """The folder of a run: its configuration, metrics, summary, checkpoint and encoder."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

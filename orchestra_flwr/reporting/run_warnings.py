@@ -1,7 +1,5 @@
 """What a person should know of a run that went wrong without an error: one line for each fault."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

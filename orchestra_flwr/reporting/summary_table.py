@@ -1,7 +1,5 @@
 """The table that is printed at the end of a run."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers of records, and numbers as text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`orchestra-embed`: embeddings of images as a file, and a page to look at."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import sys

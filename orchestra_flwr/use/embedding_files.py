@@ -1,7 +1,5 @@
 """Embeddings on disk: one file in a format that other tools read, and its description as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

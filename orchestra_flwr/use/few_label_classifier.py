@@ -1,7 +1,5 @@
 """A classifier from a few labelled embeddings, and how accurate it is, by those alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

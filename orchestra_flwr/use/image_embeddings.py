@@ -1,7 +1,5 @@
 """All images of a folder or zip through an encoder; interrupted, it goes on where it was."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

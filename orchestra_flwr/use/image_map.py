@@ -1,7 +1,5 @@
 """Where images lie on a map, and which clusters they form."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`orchestra-label`: a classifier from a few labels, and its predictions for all other images."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import asdict

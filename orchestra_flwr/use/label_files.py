@@ -1,7 +1,5 @@
 """A few labels, as people write them: a CSV of paths, or a folder for each class."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path

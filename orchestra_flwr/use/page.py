@@ -1,7 +1,5 @@
 """`embeddings.html`: one page, without a network, on which a person looks at all images."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence

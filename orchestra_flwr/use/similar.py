@@ -1,7 +1,5 @@
 """What is near to what: nearest neighbours, near-duplicates and outliers of embeddings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

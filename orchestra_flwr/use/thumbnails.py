@@ -1,7 +1,5 @@
 """Small pictures of many images, side by side in a few WebP sheets."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Sequence

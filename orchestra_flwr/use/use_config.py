@@ -1,7 +1,5 @@
 """The configurations of `orchestra-embed` and `orchestra-label`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Composes Hydra's files and a command line's overrides into a checked configuration."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import re

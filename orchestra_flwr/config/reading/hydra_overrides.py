@@ -1,7 +1,5 @@
 """Overrides in Hydra's form, also of plug-ins and options that no file of `conf/` has."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What every key means and what it can be: from the comments of `conf/`, for --help."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Reading the overrides of a command line, one at a time, so that errors name the override."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Resuming a run: its configuration stays the same, except for where it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Writing and reading a run's `config.yaml`, as data alone: it may come from anywhere."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Refusing keys on a command line that have no effect."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from hydra.core.override_parser.types import Override

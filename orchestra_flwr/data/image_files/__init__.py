@@ -1,7 +1,5 @@
 """Image files on disk: archives, class folders, decoding, and the cache of decoded images."""
 
-from __future__ import annotations
-
 from orchestra_flwr.config import Section
 
 

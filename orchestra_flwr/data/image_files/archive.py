@@ -1,7 +1,5 @@
 """A folder or a zip file of images: its image files and their content."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

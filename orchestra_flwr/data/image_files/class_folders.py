@@ -1,7 +1,5 @@
 """Training and test images and their classes, by the names of folders."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

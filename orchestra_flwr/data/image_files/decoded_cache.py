@@ -1,7 +1,5 @@
 """Decoded images on disk, read back memory-mapped so that processes share their pages."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

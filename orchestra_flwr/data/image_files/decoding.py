@@ -1,7 +1,5 @@
 """Decoding many image files of any kind at once; broken ones are left out."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

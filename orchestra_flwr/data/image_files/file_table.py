@@ -1,7 +1,5 @@
 """Tables for people and their spreadsheets, as CSV: one value, such as a label, for each file."""
 
-from __future__ import annotations
-
 import csv
 import io
 import posixpath

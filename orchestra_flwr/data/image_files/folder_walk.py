@@ -1,7 +1,5 @@
 """The regular files below a folder, each once however many links lead to it."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Files that could not be read, for warnings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from orchestra_flwr.console.printable import printable

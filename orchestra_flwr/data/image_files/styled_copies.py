@@ -1,7 +1,5 @@
 """A user's copies of the training images in several styles."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ways to spread images over clients that `partition.name` can choose: one file each."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar

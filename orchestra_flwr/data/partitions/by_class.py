@@ -1,7 +1,5 @@
 """One client for each class."""
 
-from __future__ import annotations
-
 import numpy as np
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Classes spread unevenly: the balanced Dirichlet split of the Orchestra paper."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Images that look alike to an encoder, spread unevenly: the feature skew of the Dec-SSL paper."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

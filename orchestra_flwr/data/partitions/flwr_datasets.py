@@ -1,7 +1,5 @@
 """Flower's own partitioners, of its library flwr-datasets."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

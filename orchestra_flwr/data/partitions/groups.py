@@ -1,7 +1,5 @@
 """One client for each group of files, by folders or by a table: a session, a camera, a person."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any

@@ -1,7 +1,5 @@
 """Images spread evenly and at random."""
 
-from __future__ import annotations
-
 import numpy as np
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Classes drawn client by client: the label skew of Hsu et al., with clients of equal size."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Clients of which a share of the images is of their own classes alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The ways in which clients' images can differ in looks, for `shift.name`: one file each."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clients' images as the source has them."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from orchestra_flwr.data.shifts import Shift

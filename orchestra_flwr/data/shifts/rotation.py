@@ -1,7 +1,5 @@
 """Images that each client sees turned: covariate shift."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

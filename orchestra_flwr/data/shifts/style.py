@@ -1,7 +1,5 @@
 """Images in styles that differ from client to client: filters, or a user's stylised copies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

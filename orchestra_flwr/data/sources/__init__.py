@@ -1,7 +1,5 @@
 """The data sets that `data.name` can choose: one file each."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Handwritten digits in other sizes, places, angles and strengths; nothing is downloaded."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from PIL import Image

@@ -1,7 +1,5 @@
 """CIFAR-10, downloaded on first use."""
 
-from __future__ import annotations
-
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.cifar_archives import load_cifar
 from orchestra_flwr.data.images import Dataset

@@ -1,7 +1,5 @@
 """scikit-learn's handwritten digits; nothing is downloaded."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import replace
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """A user's own images: a folder or a zip file, with class folders or without labels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError

@@ -1,7 +1,5 @@
 """STL-10, from its binary files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

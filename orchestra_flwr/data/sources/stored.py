@@ -1,7 +1,5 @@
 """Images that a Python program has passed to a simulation."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

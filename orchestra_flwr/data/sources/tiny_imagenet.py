@@ -1,7 +1,5 @@
 """TinyImageNet, as its archive is unpacked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

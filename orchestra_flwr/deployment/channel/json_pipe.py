@@ -1,7 +1,5 @@
 """One end of a pipe between two of our processes: JSON objects, never pickle."""
 
-from __future__ import annotations
-
 import json
 from multiprocessing.connection import Connection
 from typing import Any, Self

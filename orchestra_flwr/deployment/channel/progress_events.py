@@ -1,7 +1,5 @@
 """A run's progress: sent through a channel, shown at its other end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A real client's work: its images stay in memory, and it trains on them when the server asks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """What a client takes of a server's configuration, and what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from flwr.app import ConfigRecord

@@ -1,7 +1,5 @@
 """Why a client does not take part: one word for its server, a text for its own terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

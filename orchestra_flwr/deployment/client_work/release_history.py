@@ -1,7 +1,5 @@
 """A real client's own account of what it released, whatever its server says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flwr.app import ConfigRecord

@@ -1,7 +1,5 @@
 """Accepts the connections of clients: at most so many, and with TLS where the gate has it."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import resource

@@ -1,7 +1,5 @@
 """A request at the gate, and the ways to answer it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 
 from starlette.requests import Request

@@ -1,7 +1,5 @@
 """What the headers of a SuperNode's request say about it. Nothing here is verified."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Mapping

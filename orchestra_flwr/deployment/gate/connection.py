@@ -5,8 +5,6 @@ before the response to the one before. Checked against uvicorn 0.49: `HttpToolsP
 methods are those of asyncio and of its parser.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

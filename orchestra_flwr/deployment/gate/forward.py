@@ -1,7 +1,5 @@
 """The application behind the gate's connections: what may pass, and how much of it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -6,8 +6,6 @@ at one place. So that is a socket that its owner alone can reach, and the gate p
 on to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Reports to the operator of what was turned away: one a minute for the same peer and reason."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """TLS on both sides of the gate, and what a failed handshake means."""
 
-from __future__ import annotations
-
 import ssl
 
 from orchestra_flwr.config import ConfigError

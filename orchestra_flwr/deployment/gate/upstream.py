@@ -5,8 +5,6 @@ request, and with 32 clients at a time takes 2.8 ms of a core for a small one, w
 (A client written on h11 for this purpose took 0.5: `benchmarks/gate_client.py`.)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

@@ -1,7 +1,5 @@
 """X.509 certificates of a federation: made, read and checked."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import secrets

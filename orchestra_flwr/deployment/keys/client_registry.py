@@ -3,8 +3,6 @@
 A running server watches that folder: a file appears there whole or not at all.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path

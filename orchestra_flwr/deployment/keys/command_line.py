@@ -1,7 +1,5 @@
 """The command ``python -m orchestra_flwr.deployment.keys``: its words and exit codes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading and writing key files: modes right from the start, nothing overwritten by chance."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

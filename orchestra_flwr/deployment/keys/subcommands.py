@@ -1,7 +1,5 @@
 """The subcommands of the command for keys: each does its work and prints the next steps."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Child processes that end with their parent, with their output in a log of bounded size."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

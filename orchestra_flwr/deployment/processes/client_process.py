@@ -1,7 +1,5 @@
 """`run_client.py`: one client on its own images, until it is stopped."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import sys

@@ -1,7 +1,5 @@
 """Says in time that a certificate is going to expire, however long a process runs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

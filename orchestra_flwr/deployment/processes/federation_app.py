@@ -4,8 +4,6 @@ It is a process of its own, so that the gate answers clients while averages and 
 computed. `run_server.py` starts it, sends it its task through a channel, and shows its progress.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

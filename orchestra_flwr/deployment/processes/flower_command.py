@@ -1,7 +1,5 @@
 """Flower's command line: the one supported way to submit a run and to register clients."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Whether and how a client can reach its server, in words that say what to do."""
 
-from __future__ import annotations
-
 import ssl
 import time
 from pathlib import Path

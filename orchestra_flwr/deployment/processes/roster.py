@@ -1,7 +1,5 @@
 """The clients that may take part: those whose public keys are in the server's folder."""
 
-from __future__ import annotations
-
 import math
 import os
 import threading

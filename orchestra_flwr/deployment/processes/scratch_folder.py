@@ -1,7 +1,5 @@
 """A temporary folder for one process, which the next start removes if the process was killed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

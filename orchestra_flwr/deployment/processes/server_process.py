@@ -1,7 +1,5 @@
 """`run_server.py`: a federation of real clients, from an empty port to a trained encoder."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import ExitStack, suppress

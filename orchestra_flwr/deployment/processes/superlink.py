@@ -1,7 +1,5 @@
 """Flower's SuperLink as a child process of the server."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A client's SuperNode: started, watched, and started again whenever it ends."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """The axes of an experiment at a scale, and the combinations of their values that are run."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 

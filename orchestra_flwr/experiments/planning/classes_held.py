@@ -1,7 +1,5 @@
 """How many classes a client holds (the paper's Table 4), and how uneven a split is."""
 
-from __future__ import annotations
-
 import torch
 
 from orchestra_flwr.config import Config

@@ -1,7 +1,5 @@
 """What an experiment is: `conf/experiment/<name>.yaml` and `conf/scale/<scale>.yaml`, checked."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values that hold commas, on a command line that separates values by commas."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 
 

@@ -1,7 +1,5 @@
 """The rows of an experiment: one for each combination and seed, with the name of its run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """How settings follow the size of a federation (section C.4 of the paper)."""
 
-from __future__ import annotations
-
 import math
 
 from orchestra_flwr.config import Config

@@ -1,7 +1,5 @@
 """Other images that an experiment evaluates its encoders on (transfer)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

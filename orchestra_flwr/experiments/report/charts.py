@@ -1,7 +1,5 @@
 """Charts of many runs: measures along an axis, curves over the rounds, scatter, embeddings."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A report's Markdown as one self-contained HTML page: no scripts, no other files, no network."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """The parts of a report, as Markdown: what is given as text is shown as it is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How the kinds of experiments are shown: their figures, and text and tables about them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tables of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

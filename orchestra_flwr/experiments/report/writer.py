@@ -1,7 +1,5 @@
 """The report of a folder of runs: `report.md`, a self-contained `report.html`, and figures."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path

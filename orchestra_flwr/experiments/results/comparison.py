@@ -1,7 +1,5 @@
 """The results of an experiment by row: means over seeds beside the paper's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

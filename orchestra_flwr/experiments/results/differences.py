@@ -1,7 +1,5 @@
 """Names of runs: the keys in which they differ."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Test images in the plane: t-SNE of a saved encoder's features."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The numbers that the papers print, beside which ours are shown: the YAML files of this folder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Run folders, read back for a report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

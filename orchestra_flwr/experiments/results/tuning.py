@@ -1,7 +1,5 @@
 """Hyperparameters chosen without labels (section 5 of the paper)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from orchestra_flwr.experiments.results.comparison import Result

@@ -6,8 +6,6 @@ that memory grows with the cohort, and sums of masked states exclude them. They 
 alone: what clients contribute beside it (Orchestra's centroids) is bounded by its own rules.
 """
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

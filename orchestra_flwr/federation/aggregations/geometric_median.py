@@ -1,7 +1,5 @@
 """The geometric median: robust federated aggregation (RFA)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Krum: the one state that lies closest to others."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from orchestra_flwr.config import Section

@@ -1,7 +1,5 @@
 """The weighted mean: the server adds each reply up and lets it go."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The coordinate-wise median."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

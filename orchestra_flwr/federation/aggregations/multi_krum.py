@@ -1,7 +1,5 @@
 """Multi-Krum: the mean of the states that lie closest to others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

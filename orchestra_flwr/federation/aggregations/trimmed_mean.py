@@ -1,7 +1,5 @@
 """The coordinate-wise trimmed mean."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil
 

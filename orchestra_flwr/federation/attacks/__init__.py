@@ -3,8 +3,6 @@
 They show what an aggregation withstands (`experiment=poisoning`). Real clients have none of this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

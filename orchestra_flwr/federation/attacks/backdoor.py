@@ -1,7 +1,5 @@
 """A patch that is to stand for one image, taught without labels."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from pydantic import Field

@@ -1,7 +1,5 @@
 """No attack: all clients are honest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from orchestra_flwr.federation.attacks import Attack

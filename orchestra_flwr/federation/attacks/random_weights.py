@@ -1,7 +1,5 @@
 """Noise instead of what was learned."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from pydantic import Field

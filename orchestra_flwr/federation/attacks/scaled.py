@@ -1,7 +1,5 @@
 """A multiple of what was learned, by which one client becomes many."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from pydantic import Field

@@ -1,7 +1,5 @@
 """How a client answers a message of the server, in simulations and deployments."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A client of a simulation that attacks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

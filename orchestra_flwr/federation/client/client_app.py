@@ -3,8 +3,6 @@
 Lives in an importable module so that a worker process keeps its caches between messages.
 """
 
-from __future__ import annotations
-
 import contextlib
 from functools import lru_cache
 from pathlib import Path

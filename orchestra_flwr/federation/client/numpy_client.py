@@ -1,7 +1,5 @@
 """The federated client: shared and server state in, trained state and contributions out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A client's scores of a model: on its own images, or on the classes that it holds."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What clients keep between rounds, on their own disk."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

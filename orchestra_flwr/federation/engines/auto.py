@@ -1,7 +1,5 @@
 """The inline engine for small runs, Ray for all others."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

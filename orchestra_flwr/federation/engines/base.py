@@ -1,7 +1,5 @@
 """What an engine is: a grid on which simulated clients answer, and the resources that they need."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable

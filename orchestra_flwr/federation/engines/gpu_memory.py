@@ -7,8 +7,6 @@ would keep, and because what it needs itself is part of the answer. Ray and Flow
 given, and a share that is too small ends in clients without memory.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

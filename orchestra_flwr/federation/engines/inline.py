@@ -1,7 +1,5 @@
 """The inline engine: clients in this process, one after another or some side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial

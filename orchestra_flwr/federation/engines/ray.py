@@ -1,7 +1,5 @@
 """Flower's virtual client engine: clients in worker processes of Ray, here or on a cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """What a run on Ray may use: this machine's cores and GPUs, or a cluster's."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

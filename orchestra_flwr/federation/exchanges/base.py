@@ -5,8 +5,6 @@ trains one of them and sends it back; then each model becomes the mean of what e
 stage starts from there. FedAvg is one model and one stage.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

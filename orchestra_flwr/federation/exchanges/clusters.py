@@ -8,8 +8,6 @@ some rounds of one model, as in Sattler et al., "Clustered Federated Learning", 
 (arXiv 1910.01991).
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Nodes in a cycle, without a server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Nodes in a random graph, without a server."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

@@ -4,8 +4,6 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 AISTATS 2017 (arXiv 1602.05629), Algorithm 1.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from orchestra_flwr.federation.exchanges.base import Exchange

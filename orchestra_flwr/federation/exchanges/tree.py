@@ -1,7 +1,5 @@
 """Nodes in a binary tree, without a server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

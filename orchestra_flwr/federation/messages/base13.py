@@ -4,8 +4,6 @@ A word is a number of seventeen digits to the base 13, since 13^17 is just below
 would hold sixteen levels at 4 bits, with which two ResNet-18 alone exceed 11 MiB.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

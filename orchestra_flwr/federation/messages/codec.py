@@ -7,8 +7,6 @@ scale a block: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 
 4 bits lose of a model is added to it before it is sent next time (`Schemas.has_residuals`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The names of what stands in messages."""
 
-from __future__ import annotations
-
 ARRAYS = "arrays"  # the ArrayRecord of a message, both ways
 CONFIG = "config"  # the ConfigRecord of a message, both ways
 METRICS = "metrics"  # the MetricRecord of a reply

@@ -1,7 +1,5 @@
 """Checks of what clients send back: a reply is taken whole or dropped with a reason."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass

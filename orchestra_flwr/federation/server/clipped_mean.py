@@ -1,7 +1,5 @@
 """The mean of clipped updates, with or without noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

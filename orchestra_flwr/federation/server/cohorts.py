@@ -1,7 +1,5 @@
 """Which clients a round asks: drawn from those that are there, each with a number in the run."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace

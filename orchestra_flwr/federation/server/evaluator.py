@@ -1,7 +1,5 @@
 """The server's evaluation of the encoders on its own labelled images."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import threading

@@ -1,7 +1,5 @@
 """The federation's rounds on the server: one loop for every engine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

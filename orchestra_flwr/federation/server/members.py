@@ -1,7 +1,5 @@
 """Who takes part: the clients that can be asked, and the nodes on which they run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Mapping, Sized
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The server's named models, and what each one's optimizer remembers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile

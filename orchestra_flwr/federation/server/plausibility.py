@@ -11,8 +11,6 @@ half of a cohort cannot take it away from what the others do. The model's own no
 clients that change nothing, which could make all others look too large.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence

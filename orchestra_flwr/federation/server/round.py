@@ -3,8 +3,6 @@
 A round is: who can be asked, who is, and what a message must know beside the state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is recorded of a run's rounds: the lines of `metrics.jsonl` and `summary.json`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """What happened in a round, and the error that ends a federation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

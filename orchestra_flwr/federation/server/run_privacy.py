@@ -1,7 +1,5 @@
 """What a run promises about privacy: its secret, its ledger of releases, and what is reported."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the good replies of a stage make of the server's models."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Which method runs and which exchange makes no difference here.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ optimizer. Reddi et al., "Adaptive Federated Optimization", ICLR 2021, https://a
 write Delta for that change, m and v for its first and second moment, tau for `epsilon`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Adagrad at the server: FedAdagrad."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

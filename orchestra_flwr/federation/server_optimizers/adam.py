@@ -1,7 +1,5 @@
 """Adam at the server: FedAdam."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

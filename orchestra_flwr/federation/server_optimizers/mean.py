@@ -1,7 +1,5 @@
 """The clients' mean is the next state: FedAvg."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Server momentum: FedAvgM."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

@@ -1,7 +1,5 @@
 """Yogi at the server: FedYogi."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

@@ -4,8 +4,6 @@ Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 
 (arXiv 1705.09056), with whole rounds of local training between two mixes.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal

@@ -4,8 +4,6 @@ Metropolis weights: Xiao, Boyd and Kim, "Distributed Average Consensus with Leas
 Deviation", Journal of Parallel and Distributed Computing, 2007.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from orchestra_flwr.seeding import numpy_generator

@@ -1,7 +1,5 @@
 """The contract of an experiment tracker, to which a run is written beside its folder."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

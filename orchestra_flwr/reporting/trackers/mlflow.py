@@ -1,7 +1,5 @@
 """MLflow: a run on a tracking server or in a file."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

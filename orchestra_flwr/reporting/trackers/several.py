@@ -1,7 +1,5 @@
 """All trackers of a run, which goes on without one that fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self

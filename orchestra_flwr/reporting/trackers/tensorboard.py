@@ -1,7 +1,5 @@
 """TensorBoard: event files in the run folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

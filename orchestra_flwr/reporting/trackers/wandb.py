@@ -1,7 +1,5 @@
 """Weights & Biases, over the network or, with WANDB_MODE=offline, in the run folder alone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
