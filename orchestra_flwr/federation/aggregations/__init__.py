@@ -28,6 +28,7 @@ class Aggregation(Plugin, ABC):
     Args:
         settings: the plug-in's options.
         size: number of values in a state.
+        sent: makes the state that the clients were sent; None: nobody asks for it.
 
     Class attributes:
         holds_results: whether all states of a stage are held until the last has come.
@@ -35,9 +36,18 @@ class Aggregation(Plugin, ABC):
 
     holds_results: ClassVar[bool] = False
 
-    def __init__(self, settings: Any, size: int) -> None:
+    def __init__(
+        self, settings: Any, size: int, sent: Callable[[], np.ndarray] | None = None
+    ) -> None:
         self.settings = settings
         self.size = size
+        self._sent = sent
+
+    @property
+    def sent(self) -> np.ndarray:
+        """(size,) float32 state that the clients were sent; a state minus this is an update."""
+        assert self._sent is not None
+        return self._sent()
 
     @abstractmethod
     def add(self, values: np.ndarray, weight: float) -> None:
@@ -81,8 +91,10 @@ class RobustAggregation(Aggregation):
                 "other clients for each model"
             )
 
-    def __init__(self, settings: Any, size: int) -> None:
-        super().__init__(settings, size)
+    def __init__(
+        self, settings: Any, size: int, sent: Callable[[], np.ndarray] | None = None
+    ) -> None:
+        super().__init__(settings, size, sent)
         self._states: list[np.ndarray] = []
         self._weights: list[float] = []
 

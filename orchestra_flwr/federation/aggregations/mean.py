@@ -1,6 +1,6 @@
 """The weighted mean: the server adds each reply up and lets it go."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -17,8 +17,10 @@ class Mean(Aggregation):
     depends on the order of addition, which the strategy fixes.
     """
 
-    def __init__(self, settings: Section, size: int) -> None:
-        super().__init__(settings, size)
+    def __init__(
+        self, settings: Section, size: int, sent: Callable[[], np.ndarray] | None = None
+    ) -> None:
+        super().__init__(settings, size, sent)
         # Numpy asks for huge pages, which a first pass over them needs a third of the time for.
         self._sum = torch.from_numpy(np.zeros(size))
         self._weight = 0.0

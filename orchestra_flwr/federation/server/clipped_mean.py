@@ -31,8 +31,7 @@ class ClippedMean(Aggregation):
         cohort: int,
         noise: Callable[[], np.ndarray] | None = None,
     ) -> None:
-        super().__init__(Section(), len(previous))
-        self._previous = previous
+        super().__init__(Section(), len(previous), lambda: previous)
         self._clip = clip
         self._cohort = cohort
         self._noise = noise
@@ -46,11 +45,11 @@ class ClippedMean(Aggregation):
         """
         if weight != 1:
             raise ValueError(f"clipped updates all weigh 1, not {weight}")
-        if values.shape != self._previous.shape:
-            raise ValueError(f"expected {self._previous.shape}, got {values.shape}")
-        self._sum += clipped_update(self._previous, values, self._clip)
+        if values.shape != self.sent.shape:
+            raise ValueError(f"expected {self.sent.shape}, got {values.shape}")
+        self._sum += clipped_update(self.sent, values, self._clip)
 
     def result(self) -> np.ndarray:
         """(size,) float32 new state."""
         total = self._sum if self._noise is None else self._sum + self._noise()
-        return (self._previous + total / self._cohort).astype(np.float32)
+        return (self.sent + total / self._cohort).astype(np.float32)

@@ -167,8 +167,9 @@ class StageUpdate:
     def _aggregation(self, model: str) -> Aggregation:
         privacy = self._config.privacy
         if privacy.clip is None:
-            aggregation: Aggregation = self._config.aggregation.build(self._schemas.shared.size)
-            return aggregation
+            sent = partial(self.as_received, model)
+            rule: Aggregation = self._config.aggregation.build(self._schemas.shared.size, sent)
+            return rule
         noise = None
         if self._federation.key is not None:
             noise = partial(self._noise, privacy.noise_multiplier * privacy.clip)
@@ -184,6 +185,11 @@ class StageUpdate:
             mean = self._means.pop(model).result()
         except TooFewResultsError as error:
             raise FederationError(f"round {self._round.number}: {error}") from error
+        if mean.shape != (size := (self._schemas.shared.size,)) or mean.dtype != np.float32:
+            raise FederationError(
+                f"aggregation={self._config.aggregation.name}: returned {mean.dtype} {mean.shape}, "
+                f"expected float32 {size}"
+            )
         if self._schemas.sends_updates:
             # The clients' updates belong to the states themselves, not to their rounded copies.
             origins = self._origins[model]

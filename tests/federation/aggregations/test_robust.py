@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.federation.aggregations import (
@@ -17,6 +18,8 @@ from orchestra_flwr.federation.aggregations.krum import Krum
 from orchestra_flwr.federation.aggregations.median import Median
 from orchestra_flwr.federation.aggregations.multi_krum import MultiKrum, squared_distances
 from orchestra_flwr.federation.aggregations.trimmed_mean import TrimmedMean
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.training import build_learner
 
 RULES = {
     "trimmed_mean": TrimmedMean,
@@ -159,3 +162,39 @@ def test_memory_is_said_and_checked_before_the_start():
     with pytest.raises(MemoryError, match="this machine has .*lower federation.participation"):
         held_memory(config, 10**15, 10)
     assert held_memory(load_config([]), 10**15, 10) is None
+
+
+UPDATES = """
+import numpy as np
+from orchestra_flwr.federation.aggregations import RobustAggregation
+
+class Halved(RobustAggregation):
+    def combine(self, states, weights):
+        return (self.sent + (states[0] - self.sent) / 2).astype(np.float32)[: self.size - CUT]
+"""
+
+
+def test_a_rule_may_work_on_updates(tiny, tmp_path, federate, user_package):
+    """With one client: half of the way from what it was sent to what it returned."""
+    user_package({"aggregations/halved.py": UPDATES.replace("CUT", "0")})
+    states = []
+    for number, line in enumerate(([], ["aggregation=halved"])):
+        config = tiny(
+            "plugins=[my_package]", "method=simclr", "federation.clients=1",
+            "federation.rounds=1", *line, f"run_dir={tmp_path / str(number)}",
+        )  # fmt: skip
+        states.append(federate(config, evaluate=False).state)
+    before = build_learner(config, config.data.channels).trained()
+    mean, halved = states
+    for name, start in before.items():
+        assert (mean[name] - start).norm() > 0
+        torch.testing.assert_close(halved[name], (start + mean[name]) / 2, atol=1e-6, rtol=0)
+
+
+def test_a_rule_that_returns_another_size_is_named(tiny, tmp_path, federate, user_package):
+    user_package({"aggregations/halved.py": UPDATES.replace("CUT", "1")})
+    config = tiny(
+        "plugins=[my_package]", "method=simclr", "aggregation=halved", f"run_dir={tmp_path / 'r'}"
+    )
+    with pytest.raises(FederationError, match=r"^aggregation=halved: returned float32 \(\d+,\)"):
+        federate(config, evaluate=False)
