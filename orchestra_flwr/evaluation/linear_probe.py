@@ -28,6 +28,7 @@ PENALTIES = (
     *(10 ** (-step / 2) for step in range(11)),
 )  # candidates, 1 to 1e-5 by half steps
 FOLDS = 3
+MAX_CHOOSING = 10_000  # features by which a penalty is chosen: of more, so many are drawn
 MAX_ITERATIONS = 500
 TOLERANCE = 1e-5  # largest entry of the gradient; about where float32 ends
 COARSE_TOLERANCE = 4e-3  # in cross-validation, where penalties differ by far more
@@ -168,7 +169,12 @@ def _chosen_penalty(
     Returns:
         The penalty, and where the fit on all features starts: the mean of the folds' solutions.
     """
-    counts = targets.bincount()
+    count, classes = len(x), int(targets.max()) + 1
+    if count > MAX_CHOOSING:
+        drawn = torch.randperm(count, generator=torch_generator(seed, "probe", "drawn"))
+        drawn = drawn[:MAX_CHOOSING].to(x.device)
+        x, targets = x[drawn], targets[drawn]
+    counts = targets.bincount(minlength=classes)
     if int((counts > 1).sum()) < 2:
         return PENALTY, None
     folds = _folds(targets, seed)
@@ -180,7 +186,7 @@ def _chosen_penalty(
         loss = 0.0
         for fold in range(FOLDS):
             inside = folds != fold
-            stronger = penalty * len(x) / int(inside.sum())
+            stronger = penalty * count / int(inside.sum())
             objective = _Objective(
                 scaled[inside], targets[inside], stronger * scales.square(), len(counts)
             )
