@@ -126,6 +126,7 @@ def fit_linear_probe(
         labels: (N,) classes from 0; some may be missing.
         penalty: above 0. None: it is chosen among `PENALTIES` by the cross-entropy of features left
             out in 3-fold cross-validation; 1e-4 where fewer than two classes have two features.
+            Of more than 10,000 features 10,000 choose.
         seed: of the folds.
 
     Raises:
