@@ -187,7 +187,7 @@ def _chosen_penalty(
         loss = 0.0
         for fold in range(FOLDS):
             inside = folds != fold
-            stronger = penalty * count / int(inside.sum())
+            stronger = penalty * len(x) / int(inside.sum())
             objective = _Objective(
                 scaled[inside], targets[inside], stronger * scales.square(), len(counts)
             )

@@ -187,7 +187,7 @@ def test_many_images_lose_nothing_by_the_choice():
 
 
 def test_of_many_features_some_choose(monkeypatch):
-    """With the same C; the fit is of all of them."""
+    """The fit is of all of them."""
     train, test = wide(1800), wide(2000, seed=1)
     by_all = fit_linear_probe(*train)
     monkeypatch.setattr(linear_probe, "MAX_CHOOSING", 900)
