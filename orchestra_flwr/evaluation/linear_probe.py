@@ -26,6 +26,7 @@ PENALTIES = (
     *(10 ** (-step / 2) for step in range(11)),
 )  # candidates, 1 to 1e-5 by half steps
 FOLDS = 3
+MAX_CHOOSING = 10_000  # features by which a penalty is chosen: of more, so many are drawn
 MAX_ITERATIONS = 500
 TOLERANCE = 1e-5  # largest entry of the gradient; about where float32 ends
 COARSE_TOLERANCE = 4e-3  # in cross-validation, where penalties differ by far more
@@ -123,6 +124,7 @@ def fit_linear_probe(
         labels: (N,) classes from 0; some may be missing.
         penalty: above 0. None: it is chosen among `PENALTIES` by the cross-entropy of features left
             out in 3-fold cross-validation; 1e-4 where fewer than two classes have two features.
+            Of more than 10,000 features 10,000 choose.
         seed: of the folds.
 
     Raises:
@@ -166,7 +168,12 @@ def _chosen_penalty(
     Returns:
         The penalty, and where the fit on all features starts: the mean of the folds' solutions.
     """
-    counts = targets.bincount()
+    count, classes = len(x), int(targets.max()) + 1
+    if count > MAX_CHOOSING:
+        drawn = torch.randperm(count, generator=torch_generator(seed, "probe", "drawn"))
+        drawn = drawn[:MAX_CHOOSING].to(x.device)
+        x, targets = x[drawn], targets[drawn]
+    counts = targets.bincount(minlength=classes)
     if int((counts > 1).sum()) < 2:
         return PENALTY, None
     folds = _folds(targets, seed)

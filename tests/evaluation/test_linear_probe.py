@@ -186,6 +186,18 @@ def test_many_images_lose_nothing_by_the_choice():
     assert linear_accuracy(*train, *test) > fixed - 0.005
 
 
+def test_of_many_features_some_choose(monkeypatch):
+    """The fit is of all of them."""
+    train, test = wide(1800), wide(2000, seed=1)
+    by_all = fit_linear_probe(*train)
+    monkeypatch.setattr(linear_probe, "MAX_CHOOSING", 900)
+    by_some = fit_linear_probe(*train)
+    assert 0.3 < by_some.penalty / by_all.penalty < 3.4  # a step of the grid apart at most
+    assert by_some.accuracy(*test) > by_all.accuracy(*test) - 0.05
+    exact = fit_linear_probe(*train, by_some.penalty)
+    assert by_some.loss == pytest.approx(exact.loss, abs=1e-6)
+
+
 def test_the_choice_is_the_same_each_time_and_follows_the_seed():
     train, labels = wide()
     first, second = fit_linear_probe(train, labels), fit_linear_probe(train, labels)
