@@ -69,6 +69,21 @@ class BoundsInformation(ABC):
         """
 
 
+class KnowsChance(ABC):
+    """Has losses of which it is known what a network that has learned nothing scores.
+
+    A run in which such a loss stays there says so.
+    """
+
+    @abstractmethod
+    def chance_losses(self, batch_size: int) -> dict[str, float]:
+        """Those losses by name.
+
+        Args:
+            batch_size: images a step.
+        """
+
+
 class ClipsGradients:
     """Clips the gradients of every step.
 

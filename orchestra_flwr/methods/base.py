@@ -13,7 +13,12 @@ from torch import nn
 
 from orchestra_flwr.config import Config, Plugin, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods.abilities import BoundsInformation, KeepsState, StartsRounds
+from orchestra_flwr.methods.abilities import (
+    BoundsInformation,
+    KeepsState,
+    KnowsChance,
+    StartsRounds,
+)
 from orchestra_flwr.methods.batch import Batch, Step
 from orchestra_flwr.methods.contributing import (
     Contributes,
@@ -24,7 +29,7 @@ from orchestra_flwr.methods.labels import LearnsLabels, check_labels
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import Backbone
 
-ABILITIES = (BoundsInformation, Contributes, KeepsState, LearnsLabels, StartsRounds)
+ABILITIES = (BoundsInformation, Contributes, KeepsState, KnowsChance, LearnsLabels, StartsRounds)
 PROJECTOR_KEYS = ("model.projector", "model.projector_hidden", "model.projector_dim")
 
 
@@ -75,14 +80,6 @@ class Method(Plugin, nn.Module, ABC):
     @abstractmethod
     def backbones(self) -> dict[str, Backbone]:
         """The backbones to evaluate, by name; the first one is saved."""
-
-    def chance_losses(self, batch_size: int) -> dict[str, float]:
-        """By name, the losses of a network that has learned nothing, where such a value is known.
-
-        Args:
-            batch_size: images a step.
-        """
-        return {}
 
     @classmethod
     def check(cls, config: Config) -> None:

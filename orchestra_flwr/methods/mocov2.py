@@ -17,7 +17,15 @@ from orchestra_flwr.clustering import FeatureMemory
 from orchestra_flwr.clustering.memory import EMPTY
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods import Batch, Received, Role, StartsRounds, Step, SupportsVmap
+from orchestra_flwr.methods import (
+    Batch,
+    KnowsChance,
+    Received,
+    Role,
+    StartsRounds,
+    Step,
+    SupportsVmap,
+)
 from orchestra_flwr.methods.families import MomentumEncoder
 from orchestra_flwr.models import build_head
 
@@ -45,7 +53,7 @@ def queue_contrastive_loss(
     return F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.int64))
 
 
-class MoCoV2(StartsRounds, SupportsVmap, MomentumEncoder):
+class MoCoV2(StartsRounds, KnowsChance, SupportsVmap, MomentumEncoder):
     """Query encoder, key encoder (the target that follows it), and a queue of keys.
 
     The queue is empty when a round begins and never leaves the client: its rows are features of

@@ -22,6 +22,7 @@ from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import (
     Batch,
     Contributes,
+    KnowsChance,
     Method,
     Received,
     Role,
@@ -65,7 +66,7 @@ def cluster_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature:
     return F.cross_entropy(online @ centroids.T / temperature, assignment)
 
 
-class Orchestra(Contributes, StartsRounds, SupportsVmap, Method):
+class Orchestra(Contributes, StartsRounds, KnowsChance, SupportsVmap, Method):
     """Online encoder, target encoder, rotation head, a clustering and global centroids.
 
     The paper's ablations (Table 6, section D.2): `method.rotation=false` has no rotation head and

@@ -17,7 +17,15 @@ from orchestra_flwr.clustering import FeatureMemory
 from orchestra_flwr.clustering.memory import EMPTY
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods import Batch, Received, Role, StartsRounds, Step, SupportsVmap
+from orchestra_flwr.methods import (
+    Batch,
+    KnowsChance,
+    Received,
+    Role,
+    StartsRounds,
+    Step,
+    SupportsVmap,
+)
 from orchestra_flwr.methods.families import Projecting, Prototypes
 from orchestra_flwr.models import build_head
 
@@ -74,7 +82,7 @@ def swapped_prediction_loss(
     return torch.stack(losses).mean()
 
 
-class SwAV(StartsRounds, SupportsVmap, Projecting):
+class SwAV(StartsRounds, KnowsChance, SupportsVmap, Projecting):
     """Backbone, a two-layer projector, prototypes, and maybe a queue of projections.
 
     The two large crops are assigned, all crops predict. For batches smaller than the number of

@@ -41,7 +41,7 @@ from orchestra_flwr.federation.server.strategy import (
     missing_release_message,
 )
 from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.methods import ordered_backbones, release_of
+from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models.batch_norm import INITIAL
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
@@ -358,8 +358,7 @@ class _Run:
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
-        chance = method.chance_losses(self.config.training.batch_size)
-        if warnings := run_warnings(summary, metrics, chance):
+        if warnings := self._warnings(summary, metrics):
             summary["warnings"] = warnings
         if self.evaluator.why_not:
             summary["not_evaluated"] = self.evaluator.why_not
@@ -377,3 +376,9 @@ class _Run:
         forget_noise_key(self.folder.checkpoint)
         self.trackers.finish(position.round, summary, self.folder.path)
         return summary
+
+    def _warnings(self, summary: dict[str, Any], metrics: list[dict[str, Any]]) -> list[str]:
+        method, chance = self.learner.method, {}
+        if isinstance(method, KnowsChance):
+            chance = method.chance_losses(self.config.training.batch_size)
+        return run_warnings(summary, metrics, chance)
