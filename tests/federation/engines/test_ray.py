@@ -335,11 +335,18 @@ def test_a_signal_ends_the_servers_thread_before_ray(number):
     assert ended == ["server", "command"]
 
 
-def test_ray_that_does_not_start_is_one_line():
+def test_ray_that_does_not_start_is_one_line(tiny, monkeypatch):
     """Really Ray: it refuses to start with less than no core."""
+    backend = {
+        "init_args": {"num_cpus": -1},
+        "client_resources": {"num_cpus": 1, "num_gpus": 0},
+    }
+    monkeypatch.setattr("orchestra_flwr.federation.engines.ray.ray_backend", lambda config: backend)
+    config = tiny("engine=ray")
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(FederationError, match="^engine=ray: Ray does not start here: ") as error:
-        RayStart({"num_cpus": -1}).wait()
+    line = "^engine=ray: Ray does not start here: .*engine=inline needs no Ray"
+    with pytest.raises(FederationError, match=line) as error:
+        config.engine.build(config).run(lambda grid, workers: {}, 1)
     assert "\n" not in str(error.value)
     assert signal.getsignal(signal.SIGTERM) is before
 
