@@ -21,7 +21,8 @@ from orchestra_flwr.federation.simulation import check_resources
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.reporting.run_result import Result
 from orchestra_flwr.training import build_learner
-from orchestra_flwr.use.embedding_files import check_format
+from orchestra_flwr.use.embed_command import embedded_images
+from orchestra_flwr.use.use_config import EmbedConfig
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -140,7 +141,11 @@ def asks_for(extra, tiny, folder):
             "timm": lambda: build_learner(tiny("model=timm", "model.timm=resnet10t"), 3),
         },
         "notebook": {"pandas": lambda: Result(finished(folder)).frame()},
-        "parquet": {"pyarrow.parquet": lambda: check_format("parquet")},
+        "parquet": {
+            "pyarrow": lambda: embedded_images(
+                load(EmbedConfig, [run, "images=photos", "format=parquet"])
+            ).__enter__()
+        },
         "onnx": {
             library: lambda: export_saved(load(ExportConfig, [run]))
             for library in ("onnx", "onnxruntime", "onnxscript")
@@ -166,7 +171,7 @@ def finished(folder):
     return folder
 
 
-OF_DEVELOPERS = {"dev", "docs", "bench", "peers", "deploy", "audit"}
+OF_DEVELOPERS = {"dev", "docs", "bench", "peers", "deploy", "audit", "mutants"}
 
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - OF_DEVELOPERS))

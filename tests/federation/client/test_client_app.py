@@ -45,7 +45,7 @@ def test_a_client_that_nobody_is_fails_by_name(tiny):
 def test_a_client_trains_on_its_shifted_images_in_every_round(tiny):
     """With an uneven partition that is a joint shift; labels and test images stay as they are."""
     from orchestra_flwr.data import shift_images
-    from orchestra_flwr.federation.client.client_app import _messages_per_task
+    from orchestra_flwr.federation.client.client_app import _addressed_client
     from orchestra_flwr.federation.population import load_population
 
     shifted = tiny("partition=by_class", "federation.clients=10", "method=supervised",
@@ -55,7 +55,7 @@ def test_a_client_trains_on_its_shifted_images_in_every_round(tiny):
     assert torch.equal(population.dataset.test.images, plain.dataset.test.images)
     for name, part in population.parts.items():
         clients = [
-            _messages_per_task(
+            _addressed_client(
                 RecordDict(
                     {
                         CONFIG: ConfigRecord(
