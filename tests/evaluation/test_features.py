@@ -3,7 +3,12 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import ModelConfig
-from orchestra_flwr.evaluation.features import extract_features, feature_std, weights_digest
+from orchestra_flwr.evaluation.features import (
+    effective_rank,
+    extract_features,
+    feature_std,
+    weights_digest,
+)
 from orchestra_flwr.models import Encoder, EncoderSpec
 
 
@@ -106,3 +111,24 @@ def test_a_digest_of_weights_changes_with_all_that_features_depend_on():
         digests.add(weights_digest(other))
     assert len(digests) == 2 + len(tensors)
     assert weights_digest(convnet().to(torch.bfloat16)) not in digests
+
+
+def test_effective_rank_by_hand():
+    """Singular values 1, 1, 1 fill three dimensions; 3 and 1 as many as the entropy of 3/4, 1/4."""
+    assert effective_rank(torch.eye(5)[:, :3]) == pytest.approx(3)
+    assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(
+        4 / 3**0.75, rel=1e-6
+    )
+    assert effective_rank(torch.ones(7, 4)) == pytest.approx(1, abs=1e-4)
+
+
+def test_effective_rank_ignores_scale_rotation_and_order(generator):
+    features = torch.randn(50, 8, generator=generator)
+    turn = torch.linalg.qr(torch.randn(8, 8, generator=generator))[0]
+    rank = effective_rank(features)
+    assert 1 < rank < 8
+    assert effective_rank(17 * features @ turn) == pytest.approx(rank, rel=1e-4)
+    assert effective_rank(features.flip(0)) == pytest.approx(rank)
+    singular = torch.linalg.svdvals(features.double())
+    shares = singular / singular.sum()
+    assert rank == pytest.approx(float((-(shares * shares.log()).sum()).exp()), rel=1e-6)
