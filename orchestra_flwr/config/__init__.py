@@ -36,8 +36,8 @@ from orchestra_flwr.config.sections import (
     TermConfig,
     TrainingConfig,
     Wire,
-    WithPlugins,
 )
+from orchestra_flwr.config.user_packages import WithPlugins
 
 if TYPE_CHECKING:
     from orchestra_flwr.config.evaluate import EvaluateConfig, OfSavedEncoder, SavedEncoderConfig

@@ -16,15 +16,8 @@ from orchestra_flwr.config.section import (
     Section,
     parse,
 )
-from orchestra_flwr.config.sections import (
-    AugmentationConfig,
-    DataConfig,
-    Device,
-    ScoresConfig,
-    WithPlugins,
-    are_packages,
-    check_named,
-)
+from orchestra_flwr.config.sections import AugmentationConfig, DataConfig, Device, ScoresConfig
+from orchestra_flwr.config.user_packages import WithPlugins, are_packages, check_named
 from orchestra_flwr.files import at_home
 from orchestra_flwr.plugins import imported_packages
 

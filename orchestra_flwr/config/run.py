@@ -38,8 +38,8 @@ from orchestra_flwr.config.sections import (
     ShiftConfig,
     TermConfig,
     TrainingConfig,
-    WithPlugins,
 )
+from orchestra_flwr.config.user_packages import WithPlugins
 from orchestra_flwr.console.printable import printable
 
 MAX_BYTES = 255  # of a file's name, on every usual file system

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
-from orchestra_flwr.config.sections import check_named
+from orchestra_flwr.config.user_packages import check_named
 from orchestra_flwr.files import read_json, replacing, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models.backbones import Backbone, build_backbone

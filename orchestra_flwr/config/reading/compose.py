@@ -35,7 +35,7 @@ from orchestra_flwr.config.section import (
     section_keys,
     suggestion,
 )
-from orchestra_flwr.config.sections import are_packages
+from orchestra_flwr.config.user_packages import are_packages
 
 C = TypeVar("C", bound=Composed)
 _ONE_AT_A_TIME = threading.Lock()  # what Hydra has initialised is global

@@ -10,7 +10,7 @@ from orchestra_flwr.config.reading.overrides import parsed, value_text, values_o
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, section_keys
-from orchestra_flwr.config.sections import are_packages, check_named
+from orchestra_flwr.config.user_packages import are_packages, check_named
 from orchestra_flwr.plugins import PluginError, Room, conf_folders
 
 

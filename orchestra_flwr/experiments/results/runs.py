@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import Config, parse, read_config_file
-from orchestra_flwr.config.sections import check_named
+from orchestra_flwr.config.user_packages import check_named
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.files import read_json
 from orchestra_flwr.methods import sees_labels

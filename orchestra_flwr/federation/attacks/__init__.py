@@ -48,6 +48,12 @@ class Attack(Plugin):
         return trained
 
 
+def times_update(times: float, received: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    """(size,) float32 received + times * (trained - received)."""
+    state: np.ndarray = received + np.float32(times) * (trained - received)
+    return state
+
+
 def attackers(config: Config, clients: Sequence[str]) -> frozenset[str]:
     """The clients that attack, drawn from the seed.
 

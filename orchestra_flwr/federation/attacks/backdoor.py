@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.federation.attacks import Attack
+from orchestra_flwr.federation.attacks import Attack, times_update
 
 
 class Backdoor(Attack):
@@ -44,8 +44,7 @@ class Backdoor(Attack):
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
         """What was learned from the copies."""
-        state: np.ndarray = received + np.float32(self.settings.scale) * (trained - received)
-        return state
+        return times_update(self.settings.scale, received, trained)
 
 
 def stamped(images: Tensor, patch: float) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from pydantic import Field
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.federation.attacks import Attack
+from orchestra_flwr.federation.attacks import Attack, times_update
 
 
 class Scaled(Attack):
@@ -26,5 +26,4 @@ class Scaled(Attack):
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
         """Too much of what was learned."""
-        state: np.ndarray = received + np.float32(self.settings.scale) * (trained - received)
-        return state
+        return times_update(self.settings.scale, received, trained)

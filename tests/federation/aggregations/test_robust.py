@@ -198,3 +198,23 @@ def test_a_rule_that_returns_another_size_is_named(tiny, tmp_path, federate, use
     )
     with pytest.raises(FederationError, match=r"^aggregation=halved: returned float32 \(\d+,\)"):
         federate(config, evaluate=False)
+
+
+def test_a_round_with_too_few_results_for_a_rule_ends_the_run(tiny, tmp_path, federate):
+    """Five clients are enough for Krum; one sends what is not plausible and is dropped."""
+    config = tiny(
+        "aggregation=krum", "federation.clients=5", "federation.participation=1",
+        "attack=random_weights", "attack.scale=1e6", f"run_dir={tmp_path / 'r'}",
+    )  # fmt: skip
+    line = r"^round 1: aggregation.attackers=1 needs 5 good results, and 4 came"
+    with pytest.raises(FederationError, match=line):
+        federate(config, evaluate=False)
+
+
+def test_a_run_that_needs_more_memory_than_there_is_does_not_start(
+    tiny, tmp_path, federate, monkeypatch
+):
+    monkeypatch.setattr("orchestra_flwr.federation.aggregations.os.sysconf", lambda name: 1)
+    config = tiny("aggregation=median", f"run_dir={tmp_path / 'r'}")
+    with pytest.raises(FederationError, match=r"^aggregation=median holds the models of 4 clients"):
+        federate(config, evaluate=False)
