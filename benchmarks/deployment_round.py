@@ -3,8 +3,8 @@
     python benchmarks/deployment_round.py
 
 A server and two clients on this machine, as run_server.py and run_client.py start them; the
-clients send back at once what they got. What is left is Flower's polling and its process for every
-message, the network stack, TLS, and our packing, checks and averages.
+clients send back at once what they got. What is left is Flower's polling, the network stack, TLS,
+and our packing, checks and averages.
 """
 
 import argparse
