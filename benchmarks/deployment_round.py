@@ -43,7 +43,8 @@ def idle_client() -> None:
             task = content.config_records[CONFIG]
             received = content.array_records[ARRAYS]
             width = received["server"].shape[-1] // self._clusters(task)
-            arrays = {"local_centroids": np.ones((2, width), np.float32)}
+            rows = np.full((2, width), width**-0.5, np.float32)  # of length 1
+            arrays = {"local_centroids": rows}
             if task["train"]:
                 arrays["shared"] = received["shared"].numpy()
             return RecordDict(

@@ -45,7 +45,10 @@ def give_back(content: RecordDict) -> RecordDict:
     config = Config.from_json(str(task["config"]))
     received = from_record(content.array_records.pop(ARRAYS))
     release = release_of(config)
-    arrays = {name: np.ones(rows, np.float32) for name, rows in release.rows.items()}
+    # Rows of length 1: longer ones are refused.
+    arrays = {
+        name: np.full(rows, rows[-1] ** -0.5, np.float32) for name, rows in release.rows.items()
+    }
     if task["train"]:
         arrays["shared"] = received["shared"]
     return RecordDict(

@@ -5,7 +5,9 @@ controls a server runs any code on every client. Here the archive of an app (FAB
 looked at: a message is content, and the code that answers it is that of this process.
 
 Checked against Flower 1.41: `flwr.supernode.runtime.run_clientapp`, whose steps these are, without
-the installation, the loading and the texts of errors.
+the installation, the loading and the texts of errors; and its `pull_and_inflate_object_from_tree`,
+which asks again after 1 s, 2 s and so on for what is not there yet. No process has to start here,
+so a message is asked for while it still arrives, and such waits would double a short round.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -31,6 +34,11 @@ from orchestra_flwr.flower.socket_client import runtime_client
 
 # The second is never ours: it is taken to be refused, or the SuperNode would wait for its answer.
 KINDS_OF_TASKS = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
+RETRY_SECONDS = 0.05  # until an object that was not there is asked for again; doubled each time
+
+_defaults = pull_and_inflate_object_from_tree.__kwdefaults__
+assert _defaults is not None
+_defaults["initial_backoff"] = RETRY_SECONDS
 
 
 class NodeLostError(ConnectionError):

@@ -1,0 +1,39 @@
+"""Waits of a client's messages; the rest is in deployment/processes/test_foreign_messages.py."""
+
+import threading
+from types import SimpleNamespace
+
+from flwr.app import ConfigRecord, RecordDict
+from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+from orchestra_flwr.flower.client_tasks import RETRY_SECONDS, pull_task_input
+
+
+def test_what_still_arrives_is_asked_for_again_after_a_moment(monkeypatch):
+    """With Flower's own wait of a second every round of a real federation would take one more."""
+    waits = []
+
+    class Recorded(threading.Event):
+        def wait(self, timeout=None):
+            waits.append(timeout)
+            return False
+
+    content = RecordDict({"config": ConfigRecord({"round": 3})})
+    objects = {i: o.deflate() for i, o in get_all_nested_objects(content).items()}
+    missing = set(objects)
+
+    def pull(object_id):
+        if object_id in missing:
+            missing.remove(object_id)
+            raise inflatable_utils.ObjectUnavailableError(object_id)
+        return objects[object_id]
+
+    threads = SimpleNamespace(Event=Recorded, Lock=threading.Lock)
+    monkeypatch.setattr(inflatable_utils, "threading", threads)
+    pulled = pull_task_input.__globals__["pull_and_inflate_object_from_tree"](
+        get_object_tree(content), pull, lambda object_id: None, return_type=RecordDict
+    )
+    assert pulled["config"]["round"] == 3
+    assert len(waits) == len(objects)
+    assert all(0 < wait <= 1.2 * RETRY_SECONDS for wait in waits)
