@@ -1,8 +1,9 @@
-"""How good an encoder is: features, kNN, linear probes, fine-tuning, alignment and uniformity."""
+"""How good an encoder is: features, kNN, linear probes, fine-tuning, scores without labels."""
 
 from orchestra_flwr.evaluation.drift import Drift, StreamingDrift
 from orchestra_flwr.evaluation.features import extract_features
 from orchestra_flwr.evaluation.knn import fewer_voters, knn_accuracy, voters
+from orchestra_flwr.evaluation.label_free import LabelFreeScores, label_free_scores
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe, linear_accuracy
 from orchestra_flwr.evaluation.own_classes import (
     OwnClasses,
@@ -10,21 +11,20 @@ from orchestra_flwr.evaluation.own_classes import (
     spread_over_clients,
 )
 from orchestra_flwr.evaluation.scores import evaluate
-from orchestra_flwr.evaluation.similarity import Similarities, similarities
 
 __all__ = [
     "Drift",
+    "LabelFreeScores",
     "OwnClasses",
-    "Similarities",
     "StreamingDrift",
     "evaluate",
     "extract_features",
     "fewer_voters",
     "fit_linear_probe",
     "knn_accuracy",
+    "label_free_scores",
     "linear_accuracy",
     "personal_accuracy",
-    "similarities",
     "spread_over_clients",
     "voters",
 ]

@@ -37,21 +37,29 @@ def plot_curves(metrics: Metrics, path: str | Path, name: str = "") -> None:
 
 
 def curves_figure(metrics: Metrics, name: str = "") -> Figure:
-    """Loss, accuracy, traffic and time over the rounds.
+    """Loss, accuracy, scores without labels, traffic and time over the rounds.
 
     Args:
-        metrics: the records of `metrics.jsonl`. Scores may be in some rounds only or in none;
-            those of round 0, before training, are drawn as dashed lines.
+        metrics: the records of `metrics.jsonl`. Scores may be in some rounds only or in none, and
+            then have no panel; those of round 0, before training, are drawn as dashed lines.
         name: of the run, stands above; "": nothing does.
     """
-    figure = new_figure(10, 6.4, name)
-    axes = figure.subplots(2, 2)
-    _draw_losses(axes[0, 0], metrics)
-    _draw_scores(axes[0, 1], metrics)
-    _draw_traffic(axes[1, 0], metrics)
-    _draw_seconds(axes[1, 1], metrics)
-    for panel in axes.flat:
-        _tidy(panel, metrics, from_zero=panel in axes[1])
+    drawn = [
+        (_draw_losses, False),
+        *([(_draw_scores, False)] * _has_scores(metrics, "knn")),
+        *([(_draw_ranks, True)] * _has_scores(metrics, "effective_rank")),
+        *([(_draw_alignment, False)] * _has_scores(metrics, "score")),
+        (_draw_traffic, True),
+        (_draw_seconds, True),
+    ]
+    columns = 2 if len(drawn) <= 4 else 3
+    figure = new_figure(5 * columns, 6.4, name)
+    axes = figure.subplots(2, columns)
+    for (draw, from_zero), panel in zip(drawn, axes.flat, strict=False):
+        draw(panel, metrics)
+        _tidy(panel, metrics, from_zero=from_zero)
+    for panel in axes.flat[len(drawn) :]:
+        panel.remove()
     return figure
 
 
@@ -189,6 +197,38 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
     for key, name, colour in kinds:
         for _, value in _points(untrained, "scores", saved, key, factor=100)[-1:]:
             panel.axhline(value, color=colour, ls="--", lw=1, label=f"{name}, before training")
+
+
+def _draw_ranks(panel: Axes, metrics: Metrics) -> None:
+    """Scores without labels that are numbers of dimensions, of the saved backbone."""
+    panel.set_title("dimensions of the features, without labels")
+    _draw_label_free(panel, metrics, {"effective_rank": "effective rank", "lidar": "LiDAR"})
+
+
+def _draw_alignment(panel: Axes, metrics: Metrics) -> None:
+    panel.set_title("alignment + 0.2 uniformity, without labels")
+    _draw_label_free(panel, metrics, {"score": "score"})
+
+
+def _draw_label_free(panel: Axes, metrics: Metrics, names: dict[str, str]) -> None:
+    """On the server's and on the clients' images; dashed before training."""
+    places = {"server": ("scores", _saved_backbone(metrics)), "clients": ("unsupervised",)}
+    untrained = [record for record in metrics if record["round"] == 0]
+    kinds = itertools.product(places.items(), names.items())
+    for ((whose, place), (key, name)), colour in zip(kinds, COLOURS, strict=False):
+        _line(panel, _points(_trained(metrics), *place, key), f"{name}, {whose}", colour)
+        for _, value in _points(untrained, *place, key)[-1:]:
+            panel.axhline(value, color=colour, ls="--", lw=1)
+
+
+def _saved_backbone(metrics: Metrics) -> str:
+    return next((name for r in metrics for name in r.get("scores") or {}), "target")
+
+
+def _has_scores(metrics: Metrics, key: str) -> bool:
+    """Whether any round has this score, on the server's or on clients' images."""
+    found = [each for r in metrics for each in (r.get("scores") or {}).values()]
+    return any(key in each for each in [*found, *(r.get("unsupervised") or {} for r in metrics)])
 
 
 def _draw_traffic(panel: Axes, metrics: Metrics) -> None:

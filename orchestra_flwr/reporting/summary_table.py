@@ -20,6 +20,14 @@ ASKED_FOR = (  # shown where there are any
     ("linear probe, clients' labels", "linear_labelled"),
     ("classifier itself", "accuracy"),
 )
+LABEL_FREE = (  # by name, and where they stand in a summary
+    ("effective rank", ("effective_rank",)),
+    ("LiDAR", ("lidar",)),
+    ("alignment + 0.2 uniformity", ("score",)),
+    ("effective rank, clients' images", ("unsupervised", "effective_rank")),
+    ("LiDAR, clients' images", ("unsupervised", "lidar")),
+    ("alignment + 0.2 uniformity, clients' images", ("unsupervised", "score")),
+)
 MUCH = 0.02  # a difference of accuracies that is worth a line
 STATISTICS = {  # by the key of scores before training that the table does not show
     "initial_statistics": "BatchNorm's initial statistics",
@@ -29,7 +37,9 @@ STATISTICS = {  # by the key of scores before training that the table does not s
 
 
 def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Table:
-    """Accuracies before and after training, in percent; missing ones are shown as "-".
+    """Scores before and after training, accuracies in percent; missing ones are shown as "-".
+
+    Scores without labels are those of the saved backbone alone.
 
     The table is ASCII and valid Markdown, to be pasted into an issue or a README.
 
@@ -39,17 +49,22 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
         trained: scores after training, in the same shape; its `backbone` names the saved one.
     """
     table = Table(box=box.MARKDOWN)
-    table.add_column("accuracy")
+    table.add_column("score")
     for column in ("before training", "trained", "gain"):
         table.add_column(column, justify="right")
     saved = trained.get("backbone", "target")
     others = [n for n, value in trained.items() if n != "untrained" and _is_scores(value)]
     measured = [pair for pair in ASKED_FOR if trained.get(pair[1]) is not None]
-    for score, key in (*SCORES, *measured):
+    for score, key in (*SCORES, *measured) if _has_accuracies(trained) else ():
         for name, keys in ((saved, (key,)), *((other, (other, key)) for other in others)):
             pair = [(lookup(of, *keys), _error(of, *keys)) for of in (untrained, trained)]
             gain = _gain(pair[0][0], pair[1][0])
             table.add_row(f"{score}, {name}", *(_cell(*of) for of in pair), gain)
+    for title, keys in LABEL_FREE:
+        before, after = lookup(untrained, *keys), lookup(trained, *keys)
+        if after is not None:
+            gain = "-" if before is None else f"{after - before:+.3g}"
+            table.add_row(title, "-" if before is None else f"{before:.3g}", f"{after:.3g}", gain)
     return table
 
 
@@ -69,10 +84,10 @@ def print_summary(
         console: where to print; stdout if None.
     """
     console = console or Console()
-    scored = any(_is_scores(value) for value in (summary, *summary.values()))
-    if scored or not summary.get("not_evaluated"):
-        console.print(scores_table(summary.get("untrained") or {}, summary))
-    else:
+    table = scores_table(summary.get("untrained") or {}, summary)
+    if table.row_count:
+        console.print(table)
+    if not _has_accuracies(summary):
         for line in _unscored(summary, folder):
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     if summary.get("not_private"):
@@ -87,10 +102,11 @@ def print_summary(
 
 
 def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]:
-    """Where nothing could be evaluated: why, and what can be done with the encoder."""
+    """Where nothing could be evaluated with labels: why, and what can be done with the encoder."""
     here = shlex.quote(str(folder))
     return (
-        f"The encoder is trained and saved, but not evaluated: {summary['not_evaluated']}.",
+        f"The encoder is trained and saved, but not evaluated with labels: "
+        f"{summary['not_evaluated']}.",
         "Next:",
         "  evaluate it with labelled images (train/<class>/ and test/<class>/ in a folder or zip):",
         f"    python -m orchestra_flwr.evaluation run={here} data=image_folder data.root=<images>",
@@ -139,6 +155,12 @@ def _drift(summary: Mapping[str, Any]) -> str:
     if not drift:
         return ""
     return f"drift: {drift['mean']:.3g} from the mean, {drift['pairs']:.3g} between two clients"
+
+
+def _has_accuracies(summary: Mapping[str, Any]) -> bool:
+    """Whether the run has any, or at least could have had some."""
+    scored = any(_is_scores(value) for value in (summary, *summary.values()))
+    return scored or not summary.get("not_evaluated")
 
 
 def _is_scores(value: Any) -> bool:

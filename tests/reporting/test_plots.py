@@ -89,10 +89,35 @@ def test_curves_cope_with_what_is_missing(metrics, tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_a_panel_without_data_says_so(tmp_path, figures):
+def titles(figure):
+    return [panel.get_title(loc="left") for panel in figure.axes]
+
+
+def test_scores_that_nobody_measured_have_no_panel(tmp_path, figures):
     plot_curves([record(1)], tmp_path / "curves.png")
+    assert [title.split(" ")[0] for title in titles(figures[0])] == ["loss", "traffic", "time"]
+
+
+def test_a_panel_without_data_says_so(tmp_path, figures):
+    plot_curves([UNTRAINED], tmp_path / "curves.png")
     texts = [[t.get_text() for t in panel.texts] for panel in figures[0].axes]
-    assert texts == [[], ["not measured"], [], []]
+    assert texts == [["not measured"], [], ["not measured"], ["not measured"]]
+
+
+def test_scores_without_labels_are_drawn_of_server_and_clients(tmp_path, figures):
+    def with_ranks(round, rank):
+        free = {"effective_rank": rank, "lidar": 2 * rank, "score": rank / 100}
+        return record(round or 1) | {"round": round, "scores": {"online": free},
+                                     "unsupervised": {k: 3 * v for k, v in free.items()}}  # fmt: skip
+
+    plot_curves([with_ranks(r, 10 + r) for r in range(3)], tmp_path / "curves.png")
+    loss, ranks, score, *_ = figures[0].axes
+    drawn = lines(ranks)
+    assert drawn["effective rank, server"] == ([1, 2], [11, 12])
+    assert drawn["LiDAR, clients"] == ([1, 2], [66, 72])
+    assert sorted(y[0] for x, y in drawn.values() if len(set(y)) == 1) == [10, 20, 30, 60]
+    assert lines(score)["score, clients"] == ([1, 2], pytest.approx([0.33, 0.36]))
+    assert not any("accuracy" in title for title in titles(figures[0]))
 
 
 def test_no_legend_hides_a_point(tmp_path, figures):
@@ -175,7 +200,7 @@ def test_images_without_labels_have_bars_alone(tmp_path, figures):
 
 def test_equal_traffic_up_and_down_can_both_be_seen():
     figure = curves_figure([record(r) | {"bytes_up": 7, "bytes_down": 7} for r in (1, 2)])
-    first, last = figure.axes[2].lines
+    first, last = figure.axes[1].lines
     assert first.get_label() == "down" and last.get_label() == "up"
     assert first.get_linewidth() > 2 * last.get_linewidth()
 

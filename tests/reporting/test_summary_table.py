@@ -35,7 +35,7 @@ def test_plain_summary():
     assert text.isascii()
     assert "\x1b" not in text
     cells = [[c.strip() for c in li.strip().strip("|").split("|")] for li in text.splitlines()]
-    assert ["accuracy", "before training", "trained", "gain"] in cells
+    assert ["score", "before training", "trained", "gain"] in cells
     assert ["kNN, target", "50.0 %", "75.0 %", "+25.0"] in cells
     assert ["kNN, online", "50.0 %", "70.0 %", "+20.0"] in cells
     assert ["linear probe, target", "80.0 %", "80.0 %", "+0.0"] in cells
@@ -56,10 +56,24 @@ def test_without_scores_what_to_do_next_is_said():
     summary = {"rounds": 3, "backbone": "target", "not_evaluated": "there are no labels"}
     text = printed(False, summary, "my runs/one")
     assert "|" not in text
-    assert "not evaluated: there are no labels." in text
+    assert "not evaluated with labels: there are no labels." in text
     assert "python -m orchestra_flwr.evaluation run='my runs/one' data=image_folder" in text
     assert "orchestra_flwr.load_encoder('my runs/one').encode(" in text
     assert text.splitlines()[-1] == "run folder: my runs/one"
+
+
+def test_scores_without_labels_have_rows_of_their_own():
+    free = {"effective_rank": 40.0, "lidar": 21.5, "score": 0.41}
+    before = {name: value / 2 for name, value in free.items()}
+    summary = {"backbone": "online", "not_evaluated": "there are no labels", **free,
+               "unsupervised": free, "untrained": {"unsupervised": before}}  # fmt: skip
+    rows = [[c.strip() for c in line.strip("| ").split("|")]
+            for line in printed(False, summary, "here").splitlines() if "|" in line]  # fmt: skip
+    assert [row[0] for row in rows[2:5]] == ["effective rank", "LiDAR",
+                                            "alignment + 0.2 uniformity"]  # fmt: skip
+    assert rows[3] == ["LiDAR", "-", "21.5", "-"]
+    assert rows[6] == ["LiDAR, clients' images", "10.8", "21.5", "+10.8"]
+    assert not any("kNN" in row[0] for row in rows)
 
 
 def test_one_backbone_has_two_rows_under_its_own_name():

@@ -134,7 +134,8 @@ class ClientWorker:
         if received.evaluation.unsupervised:
             self._report(
                 f"round {round_}: the average has alignment {scores['alignment']:.3f}, "
-                f"uniformity {scores['uniformity']:.3f} on the images here"
+                f"uniformity {scores['uniformity']:.3f}, effective rank "
+                f"{scores['effective_rank']:.3g}, LiDAR {scores['lidar']:.3g} on the images here"
             )
         if received.evaluation.personal_by_clients:
             self._report(f"round {round_}: {self._about_head(received, scores.get(PERSONAL))}")

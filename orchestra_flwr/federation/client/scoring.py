@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.evaluation import (
+    LabelFreeScores,
     OwnClasses,
-    Similarities,
+    label_free_scores,
     personal_accuracy,
-    similarities,
 )
 from orchestra_flwr.evaluation.linear_probe import penalty_of
 from orchestra_flwr.federation.messages.fields import LOCAL_SCORES, PERSONAL
@@ -36,8 +36,8 @@ class Scoring:
 
         With `evaluation.clients` these are accuracies on the client's own classes, whose names
         begin with "own/"; with `evaluation.personal_labels` alone that of a head of its own, unless
-        the client does not give it. With `evaluation.unsupervised` alignment and uniformity on its
-        own images (section 5), whose negated score is the loss.
+        the client does not give it. With `evaluation.unsupervised` scores without labels on its own
+        images; the negated score of section 5 is the loss.
 
         Args:
             learner: with the model.
@@ -56,7 +56,7 @@ class Scoring:
             own = self._personal_score(backbone)
         if not evaluation.unsupervised:
             return 1 - next(iter(own.values()), 0.0), own
-        found = self._similarities(backbone, round_)
+        found = self._label_free(backbone, round_)
         return -found.score, {**asdict(found), **own}
 
     def _with_statistics(self, backbone: Backbone) -> Backbone:
@@ -68,11 +68,13 @@ class Scoring:
         size, normalise = self.config.evaluation.batch_size, self.config.data.normalise
         return recalibrated(backbone, images, size, normalise)
 
-    def _similarities(self, backbone: Backbone, round_: int) -> Similarities:
+    def _label_free(self, backbone: Backbone, round_: int) -> LabelFreeScores:
         data, size = self.config.data, self.config.evaluation.batch_size
         seed = ClientSeed(self.config.seed, round_, self.name)
         draw = seed.generator("similarity", self.images.device)
-        return similarities(backbone, self.images, data.augmentation, draw, size, by=data.normalise)
+        return label_free_scores(
+            backbone, self.images, data.augmentation, draw, size, by=data.normalise
+        )
 
     def _own_scores(self, backbone: Backbone, head: nn.Module | None) -> dict[str, float]:
         if self.own_classes is None:

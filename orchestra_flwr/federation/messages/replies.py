@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.evaluation.similarity import TEMPERATURE
+from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.messages.codec import Form
 from orchestra_flwr.federation.messages.failures import as_shown, describe_error
 from orchestra_flwr.federation.messages.fields import (
@@ -161,31 +161,31 @@ def _contributions(record: ArrayRecord, release: Release, images: int) -> dict[s
     return contributions
 
 
-def score_limits(config: Config, method: Method) -> dict[str, float]:
-    """The names of the scores that a run asks its clients for, and how large each can be.
+def score_ranges(config: Config, method: Method) -> dict[str, tuple[float, float]]:
+    """By the name of each score that a run asks its clients for the least and the most it can be.
 
     Args:
         config: of the run.
         method: the run's.
     """
-    limits: dict[str, float] = {}
+    ranges: dict[str, tuple[float, float]] = {}
+    kept, *_ = ordered_backbones(method, config.evaluation.backbone).values()
     if config.evaluation.unsupervised:
-        limits |= {"alignment": 1.0, "uniformity": 1 / TEMPERATURE}
+        ranges |= LabelFreeScores.ranges(kept.dim)
     if config.evaluation.clients:
-        kept, *_ = ordered_backbones(method, config.evaluation.backbone).values()
         classifies = classification_head_of(method, kept) is not None
         personal = config.evaluation.personal_labels is not None  # by everybody's test images
         names = ("linear", *["personal"] * personal, *["accuracy"] * classifies)
-        limits |= {LOCAL_SCORES + name: 1.0 for name in names}
+        ranges |= {LOCAL_SCORES + name: (0.0, 1.0) for name in names}
     if config.evaluation.personal_by_clients:
-        limits[PERSONAL] = 1.0
-    return limits
+        ranges[PERSONAL] = (0.0, 1.0)
+    return ranges
 
 
 def check_scores(
     message: Message,
     schemas: Schemas,
-    limits: Mapping[str, float],
+    ranges: Mapping[str, tuple[float, float]],
     optional: Set[str] = frozenset(),
     images: int | None = None,
 ) -> tuple[int, dict[str, float]]:
@@ -194,7 +194,7 @@ def check_scores(
     Args:
         message: as received.
         schemas: of the run.
-        limits: as :func:`score_limits` gives them.
+        ranges: as :func:`score_ranges` gives them.
         optional: names of scores that the client may keep to itself.
         images: that the client joined with; None: that is not known.
 
@@ -205,13 +205,12 @@ def check_scores(
     content, metrics = _content(message, schemas)
     if content.array_records:
         raise BadReplyError(f"arrays {sorted(content.array_records)} in answer to an evaluation")
-    if metrics.keys() | optional != {"examples", *limits}:
-        raise BadReplyError(f"metrics {sorted(metrics)} instead of {sorted({'examples', *limits})}")
-    for name, limit in limits.items():
-        if name in metrics and abs(metrics[name]) > limit * (1 + ROUNDING):
-            raise BadReplyError(f"{name} is {metrics[name]:g}, at most {limit:g} in size expected")
-        if name.startswith(LOCAL_SCORES) and metrics.get(name, 0) < 0:
-            raise BadReplyError(f"{name} is {metrics[name]:g}, at least 0 expected")
+    if metrics.keys() | optional != {"examples", *ranges}:
+        raise BadReplyError(f"metrics {sorted(metrics)} instead of {sorted({'examples', *ranges})}")
+    for name, (least, most) in ranges.items():
+        slack = ROUNDING * most
+        if name in metrics and not least - slack <= metrics[name] <= most + slack:
+            raise BadReplyError(f"{name} is {metrics[name]:g}, {least:g} to {most:g} expected")
     return _no_more(int(metrics.pop("examples")), images), metrics
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset
-from orchestra_flwr.evaluation import evaluate, fewer_voters
-from orchestra_flwr.evaluation.features import weights_digest
+from orchestra_flwr.evaluation import evaluate, fewer_voters, label_free_scores
+from orchestra_flwr.evaluation.features import device_of, weights_digest
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, labels_for, ordered_backbones
 from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, EncoderSpec, recalibrated
 from orchestra_flwr.models.batch_norm import INITIAL, RECALIBRATED, has_statistics
+from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import resolve_device, torch_threads
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Evaluator:
 
     @property
     def why_not(self) -> str | None:
-        """What is missing for an evaluation; None if nothing is."""
+        """What is missing for an evaluation with labels; None if nothing is."""
         if self.dataset is None:
             return "the server has no images of its own (data.root)"
         if self.dataset.train.labels is None:
@@ -82,6 +83,13 @@ class Evaluator:
         return None
 
     @property
+    def _unlabelled(self) -> Tensor | None:
+        """(N, C, H, W) images for scores without labels: test images, or else the others."""
+        if self.dataset is None or not self.config.evaluation.unsupervised:
+            return None
+        return (self.dataset.test or self.dataset.train).images
+
+    @property
     def fewer_voters(self) -> str | None:
         """What is said where `evaluation.knn_k` is too large for the images; None if it is not."""
         k, bank = self.config.evaluation.knn_k, len(self.dataset.train) if self.dataset else 0
@@ -92,7 +100,8 @@ class Evaluator:
     ) -> Scores | None:
         """kNN, linear probe and feature spread of a method's backbones; None without labels.
 
-        Of a method that classifies, the first backbone also has the `accuracy` of its classifier.
+        With `evaluation.unsupervised` there are scores without labels, whether or not there are
+        others. Of a method that classifies, the first backbone also has the `accuracy` of its classifier.
         With `evaluation.recalibrated` the same scores with BatchNorm's statistics taken anew stand
         beside them, as "recalibrated". Equal weights are evaluated once: those of several
         backbones, as before training, and those that nobody changed since an earlier round.
@@ -111,7 +120,7 @@ class Evaluator:
         Raises:
             FederationError: features that are not finite, or the run is to end.
         """
-        if self.why_not is not None:
+        if self.why_not is not None and self._unlabelled is None:
             return None
         backbones = list(ordered_backbones(method, self.config.evaluation.backbone).items())
         found: Scores = {}
@@ -197,28 +206,49 @@ class Evaluator:
         return Encoder(self.spec, copy.deepcopy(backbone))
 
     def _score(self, name: str, encoder: Encoder, head: nn.Module | None) -> dict[str, float]:
-        assert self.dataset is not None
-        train, test = self.dataset.train, self.dataset.test
-        assert test is not None and train.labels is not None and test.labels is not None
         # The machine that joined a cluster need not have what the cluster's machines have.
         engine = self.config.engine
         device = "auto" if engine.plugin.is_remote(engine.settings) else self.config.device
         encoder = encoder.to(resolve_device(device))
-        targets = None if head is None else self._targets
         try:
-            return evaluate(
-                encoder,
-                (train.images, train.labels),
-                (test.images, test.labels),
-                config=self.config.evaluation,
-                augmentation=self.config.data.augmentation,
-                seed=self.config.seed,
-                shown=self.dataset.shown,
-                classifier=None if head is None or targets is None else (head, targets),
-                on_progress=partial(self._show, name),
-            )
+            labelled = {} if self.why_not else self._labelled_scores(name, encoder, head)
+            return {**self._label_free_scores(encoder), **labelled}
         except ValueError as error:
             raise FederationError(f"the encoder cannot be evaluated: {error}") from error
+
+    def _label_free_scores(self, encoder: Encoder) -> dict[str, float]:
+        """The same images and augmentations in every round, so that rounds can be compared."""
+        if self._unlabelled is None:
+            return {}
+        self._go_on()
+        found = label_free_scores(
+            encoder.backbone,
+            self._unlabelled,
+            self.config.data.augmentation,
+            torch_generator(self.config.seed, "label-free", device=device_of(encoder)),
+            self.config.evaluation.batch_size,
+            by=self.config.data.normalise,
+        )
+        return {**asdict(found), "score": found.score}
+
+    def _labelled_scores(
+        self, name: str, encoder: Encoder, head: nn.Module | None
+    ) -> dict[str, float]:
+        assert self.dataset is not None
+        train, test = self.dataset.train, self.dataset.test
+        assert test is not None and train.labels is not None and test.labels is not None
+        targets = None if head is None else self._targets
+        return evaluate(
+            encoder,
+            (train.images, train.labels),
+            (test.images, test.labels),
+            config=self.config.evaluation,
+            augmentation=self.config.data.augmentation,
+            seed=self.config.seed,
+            shown=self.dataset.shown,
+            classifier=None if head is None or targets is None else (head, targets),
+            on_progress=partial(self._show, name),
+        )
 
     @cached_property
     def _targets(self) -> Tensor | None:
@@ -234,11 +264,13 @@ class Evaluator:
 def _better(kind: str, own: dict[str, float], recalibrated: dict[str, float]) -> dict[str, Any]:
     """The better scores before training, by the linear probe, and those of the other statistics.
 
+    Without labels nothing says which are better; those of the pretraining are taken, if any are.
+
     Args:
         kind: whose statistics the network's own are: `INITIAL` ones, of no images, are never taken.
         own: scores with the network's own statistics.
         recalibrated: with those of the server's images.
     """
-    if kind == LOADED and own["linear"] >= recalibrated["linear"]:
+    if kind == LOADED and own.get("linear", 0) >= recalibrated.get("linear", 0):
         return {**own, "batch_norm": kind, RECALIBRATED + OF_STATISTICS: recalibrated}
     return {**recalibrated, "batch_norm": RECALIBRATED, kind + OF_STATISTICS: own}

@@ -292,7 +292,7 @@ class _Run:
         self.members.mark_lost([each.client for each in report.dropped if each.silent])
 
     def _ask_for_scores(self, round_: Round, report: RoundReport) -> None:
-        """Alignment and uniformity of the round's average, on the clients' own images."""
+        """Clients' scores of the round's average, on their own images."""
         model_of, first = self.federation.exchange.model_of, self.models.first
         silent = {each.client for each in report.dropped if each.silent}  # not waited for twice
         asked = [client for client in round_.cohort if client not in silent]
@@ -366,6 +366,8 @@ class _Run:
         chosen = save_encoders(self.folder, self.evaluator, self.models, exchange, position.round)
         if len(exchange.evaluated()) > 1:
             summary["model"] = chosen
+        if before := metrics[0].get("unsupervised"):
+            summary.setdefault("untrained", {})["unsupervised"] = before
         for key in (*OF_CLIENTS, "models", "nodes", "consensus", "exchange"):
             if found := metrics[-1].get(key):  # of an earlier round it would be another encoder's
                 summary[key] = found

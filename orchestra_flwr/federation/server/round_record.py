@@ -50,11 +50,8 @@ def round_record(
             "clients": report.smallest_groups,
             "server_state_kept": report.server_state_kept,
         }
-    if report.similarities is not None:
-        record["unsupervised"] = {
-            **asdict(report.similarities),
-            "score": report.similarities.score,
-        }
+    if report.label_free is not None:
+        record["unsupervised"] = {**asdict(report.label_free), "score": report.label_free.score}
     if report.drifts:
         record["drift"] = _mean_drift(report.drifts)
     if report.own_classes:

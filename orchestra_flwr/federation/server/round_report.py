@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from orchestra_flwr.evaluation import Drift, Similarities
+from orchestra_flwr.evaluation import Drift, LabelFreeScores
 from orchestra_flwr.federation.messages.fields import CONTRIBUTED, SMALLEST_GROUP, TRAINED
 
 FAR = 100  # times the median of the clients, or 1: a metric beyond is in no mean
@@ -75,8 +75,8 @@ class RoundReport:
         contributed: whether any client contributed something to the server's state.
         server_measures: what is recorded of the server's state, of the first model.
         server_state_kept: no client contributed anything, so the server's state is the old one.
-        similarities: means of the clients' alignment and uniformity on the average, weighted by
-            images; None where they were not asked or none answered.
+        label_free: means of the clients' scores of the average without labels, weighted by images;
+            None where they were not asked or none answered.
         own_classes: what each client's own model scores on the classes that the client holds.
         drifts: of the models that several clients' results entered, stage by stage.
         unscored: clients whose answer to that was not used.
@@ -102,7 +102,7 @@ class RoundReport:
     contributed: bool = False
     server_measures: dict[str, float] = field(default_factory=dict)
     server_state_kept: bool = False
-    similarities: Similarities | None = None
+    label_free: LabelFreeScores | None = None
     own_classes: list[dict[str, float]] = field(default_factory=list)
     drifts: list[Drift] = field(default_factory=list)
     unscored: list[Dropped] = field(default_factory=list)

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from orchestra_flwr.evaluation import Similarities
+from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, LOCAL_SCORES, MODELS, PERSONAL
@@ -23,7 +23,7 @@ from orchestra_flwr.federation.messages.replies import (
     Reply,
     check_reply,
     check_scores,
-    score_limits,
+    score_ranges,
 )
 from orchestra_flwr.federation.messages.schema import for_models
 from orchestra_flwr.federation.server.plausibility import Plausibility, with_last
@@ -137,32 +137,26 @@ class OrchestraStrategy(Strategy):
 
         A round does not fail for want of scores: who did not answer well is only dropped.
         """
-        scores: list[tuple[int, Similarities]] = []
-        limits = score_limits(self._config, self._models.learner.method)
+        scores: list[tuple[int, LabelFreeScores]] = []
+        ranges = score_ranges(self._config, self._models.learner.method)
         optional = {PERSONAL} if self._config.evaluation.personal_by_clients else frozenset()
         for task, message in zip(self.stage.tasks, replies, strict=True):
             self._count_received_bytes(message)
             joined = self.round.images.get(task.client)
             try:
-                images, values = check_scores(message, self._schemas, limits, optional, joined)
+                images, values = check_scores(message, self._schemas, ranges, optional, joined)
             except BadReplyError as reason:
                 self.report.unscored.append(_dropped(task.client, message, reason))
                 self.federation.on_client(task.client, False)
             else:
                 self.federation.on_client(task.client, True)
                 if self._config.evaluation.unsupervised:
-                    both = Similarities(values["alignment"], values["uniformity"])
-                    scores.append((self.round.counted(images), both))
+                    scores.append((self.round.counted(images), LabelFreeScores.of(values)))
                 if local := with_prefix(values, LOCAL_SCORES):
                     self.report.own_classes.append(local)
         if not scores:
             return None
-        total = sum(images for images, _ in scores)
-        mean = Similarities(
-            sum(images * score.alignment for images, score in scores) / total,
-            sum(images * score.uniformity for images, score in scores) / total,
-        )
-        self.report.similarities = mean
+        self.report.label_free = mean = LabelFreeScores.mean(scores)
         return MetricRecord({**asdict(mean), "score": mean.score})
 
     def summary(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from orchestra_flwr import __version__
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 
 
@@ -89,10 +90,11 @@ def test_the_average_is_scored_and_told_in_figures_alone(worker, server, said, a
     reply = ask(worker(), "evaluate", task(ServerConfig.model_validate(values), 3))
     assert not reply.array_records
     told = reply[METRICS]
-    assert set(told) == {"alignment", "uniformity", "examples"} and told["examples"] == 20
+    assert set(told) == {"examples", *LabelFreeScores.ranges(1)} and told["examples"] == 20
     assert said[-1] == (
         f"round 3: the average has alignment {told['alignment']:.3f}, "
-        f"uniformity {told['uniformity']:.3f} on the images here"
+        f"uniformity {told['uniformity']:.3f}, effective rank {told['effective_rank']:.3g}, "
+        f"LiDAR {told['lidar']:.3g} on the images here"
     )
 
 

@@ -1,8 +1,10 @@
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
 
-from orchestra_flwr.evaluation import similarities
+from orchestra_flwr.evaluation import label_free_scores
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import clusters
@@ -239,12 +241,11 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
     wanted = {}
     for name, backbone in learner.method.backbones().items():
         draw = ClientSeed(config.seed, 4, "3").generator("similarity")
-        wanted[name] = similarities(
+        wanted[name] = label_free_scores(
             backbone, images(), config.data.augmentation, draw, 256, by="half"
         )
     assert wanted["online"] != wanted["target"]
-    assert told == {"alignment": wanted["online"].alignment,
-                    "uniformity": wanted["online"].uniformity}  # fmt: skip
+    assert told == asdict(wanted["online"])
     assert (loss, examples) == (-wanted["online"].score, 20)
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
     check_reply,
     check_scores,
-    score_limits,
+    score_ranges,
 )
 from orchestra_flwr.federation.messages.schema import Schema, Schemas
 from orchestra_flwr.flower.arrays import to_record
@@ -64,8 +65,8 @@ def bad(value, shape=5):
 
 def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
     config = tiny("method=simclr", "evaluation.personal_labels=9")
-    asked = score_limits(config, build_learner(config, 1).method)
-    assert asked == {"own/personal": 1}
+    asked = score_ranges(config, build_learner(config, 1).method)
+    assert asked == {"own/personal": (0, 1)}
     without = scores(alignment=None, uniformity=None)
     assert check_scores(without, SCHEMAS, asked, {"own/personal"}) == (10, {})
     own = {"own/personal": 0.5}
@@ -73,7 +74,7 @@ def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
     assert check_scores(sent, SCHEMAS, asked, {"own/personal"}) == (10, own)
     with pytest.raises(BadReplyError, match="metrics .* instead of"):
         check_scores(without, SCHEMAS, asked)
-    with pytest.raises(BadReplyError, match="own/personal is 2, at most 1"):
+    with pytest.raises(BadReplyError, match="own/personal is 2, 0 to 1"):
         check_scores(scores(alignment=None, uniformity=None, **{"own/personal": 2.0}),
                      SCHEMAS, asked, {"own/personal"})  # fmt: skip
 
@@ -132,8 +133,8 @@ def test_no_more_images_count_than_a_client_joined_with():
 
 def test_accuracies_are_not_negative():
     sent = scores(alignment=None, uniformity=None, **{"own/personal": -0.5})
-    with pytest.raises(BadReplyError, match="own/personal is -0.5, at least 0"):
-        check_scores(sent, SCHEMAS, {"own/personal": 1.0})
+    with pytest.raises(BadReplyError, match="own/personal is -0.5, 0 to 1"):
+        check_scores(sent, SCHEMAS, {"own/personal": (0.0, 1.0)})
 
 
 @pytest.mark.parametrize(("longest", "by_images"), [(2.0, False), (0.2, True)])
@@ -283,7 +284,7 @@ def test_garbage_bytes_are_a_bad_reply(data):
     assert "\n" not in str(error.value)
 
 
-LIMITS = {"alignment": 1.0, "uniformity": 5.0}
+LIMITS = {"alignment": (-1.0, 1.0), "uniformity": (-5.0, 5.0)}
 
 
 def scores(schema=SCHEMAS.fingerprint, **metrics):
@@ -293,6 +294,19 @@ def scores(schema=SCHEMAS.fingerprint, **metrics):
     return Message(RecordDict(content), reply_to=QUESTION)
 
 
+def test_scores_without_labels_have_ranges_of_the_networks_width(tiny):
+    config = tiny("method=simclr", "evaluation.unsupervised=true")
+    method = build_learner(config, 1).method
+    asked = score_ranges(config, method)
+    dim = method.backbone.dim
+    assert asked == LabelFreeScores.ranges(dim)
+    own = {"alignment": 0.1, "uniformity": 0.2, "effective_rank": 3.0, "lidar": float(dim)}
+    assert check_scores(scores(**own), SCHEMAS, asked)[1] == own
+    for name, value in (("lidar", dim + 1.0), ("effective_rank", 0.5)):
+        with pytest.raises(BadReplyError, match=f"{name} is .* 1 to {dim} expected"):
+            check_scores(scores(**{**own, name: value}), SCHEMAS, asked)
+
+
 def test_good_scores_are_taken():
     examples, told = check_scores(scores(), SCHEMAS, LIMITS)
     assert (examples, told) == (10, {"alignment": 0.5, "uniformity": -2.0})
@@ -300,14 +314,14 @@ def test_good_scores_are_taken():
 
 def test_scores_of_own_classes_are_taken_where_they_were_asked_for(tiny):
     config = tiny("method=supervised", "evaluation.clients=true")
-    asked = score_limits(config, build_learner(config, 1).method)
-    assert asked == {"own/linear": 1, "own/accuracy": 1}
+    asked = score_ranges(config, build_learner(config, 1).method)
+    assert asked == {"own/linear": (0, 1), "own/accuracy": (0, 1)}
     own = {"own/linear": 0.5, "own/accuracy": 1.0}
     message = scores(alignment=None, uniformity=None, **own)
     assert check_scores(message, SCHEMAS, asked) == (10, own)
     with pytest.raises(BadReplyError, match="metrics .* instead of"):
         check_scores(message, SCHEMAS, LIMITS)
-    with pytest.raises(BadReplyError, match="own/accuracy is 1.5, at most 1"):
+    with pytest.raises(BadReplyError, match="own/accuracy is 1.5, 0 to 1 expected"):
         check_scores(scores(alignment=None, uniformity=None, **{**own, "own/accuracy": 1.5}),
                      SCHEMAS, asked)  # fmt: skip
 
@@ -318,8 +332,8 @@ def test_scores_of_own_classes_are_taken_where_they_were_asked_for(tiny):
         (Message(Error(1, "out of memory"), reply_to=QUESTION), "out of memory"),
         (scores(schema="other"), "schema other instead of"),
         (scores(examples=0), "it reports 0 images"),
-        (scores(alignment=1.1), "alignment is 1.1, at most 1"),
-        (scores(uniformity=-5.1), "uniformity is -5.1, at most 5"),
+        (scores(alignment=1.1), "alignment is 1.1, -1 to 1"),
+        (scores(uniformity=-5.1), "uniformity is -5.1, -5 to 5"),
         (scores(uniformity=float("nan")), "metric uniformity is nan"),
         (scores(alignment=None), r"metrics \['examples', 'uniformity'\] instead of"),
         (scores(feature_0=0.3), "metrics .*feature_0.* instead of"),

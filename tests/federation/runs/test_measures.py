@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.data import load_dataset, shift_images
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.evaluation import extract_features, linear_accuracy
+from orchestra_flwr.evaluation import LabelFreeScores, extract_features, linear_accuracy
 from orchestra_flwr.evaluation.few_labels import labelled_subset
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 from orchestra_flwr.evaluation.own_classes import weighted_accuracy
@@ -260,7 +260,9 @@ def test_without_own_state_and_with_all_classes_it_is_the_servers_score(config, 
     slack = float((share - tested).abs().sum())
     own = run.summary["clients_own"]["linear"]["mean"]
     assert own == pytest.approx(run.summary["linear"], abs=slack)
-    assert run.summary["unsupervised"].keys() == {"alignment", "uniformity", "score"}
+    assert run.summary["unsupervised"].keys() == {"score", *LabelFreeScores.ranges(1)}
+    for name, (least, most) in LabelFreeScores.ranges(10_000).items():
+        assert least <= run.summary[name] <= most and run.summary["untrained"][name]
 
 
 @pytest.mark.parametrize("key", ["drift", "clients"])

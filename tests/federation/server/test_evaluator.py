@@ -291,3 +291,20 @@ def test_what_fails_beside_fails_where_it_is_waited_for(tiny):
     evaluator = Evaluator(config, load_dataset(config.data))
     with evaluator.beside(method), pytest.raises(FederationError, match="cannot be evaluated"):
         evaluator.scores(method, untrained=True)
+
+
+def test_images_without_labels_are_scored_where_that_is_asked_for(tiny):
+    config = tiny("evaluation.unsupervised=true")
+    data = load_dataset(config.data)
+    method = build_learner(config, 1).method
+    unlabelled = replace(data, train=replace(data.train, labels=None), test=None)
+    evaluator = Evaluator(config, unlabelled)
+    before = evaluator.scores(method, untrained=True)["target"]
+    assert before["batch_norm"] == "recalibrated"  # the initial statistics are of no images
+    assert before["lidar"] > 1 and "knn" not in before and "linear" not in before
+    scores = evaluator.scores(method, kept_only=True)["target"]
+    assert scores == {**scores, **before["initial_statistics"]} != before
+    assert Evaluator(config, unlabelled).scores(method)["target"] == scores  # the same draws
+    both = Evaluator(config, data).scores(method)["target"]
+    assert both["knn"] > 0 and both["lidar"] > 1 and both["lidar"] != scores["lidar"]  # test images
+    assert Evaluator(tiny(), unlabelled).scores(method) is None

@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.engines.inline import InlineGrid
@@ -743,7 +744,7 @@ def test_clients_score_the_averages_and_only_figures_leave(config):
     assert len(seen) == 2 * 4  # after rounds 0 and 2
     for content in seen:
         assert not content.array_records
-        assert set(content[METRICS]) == {"alignment", "uniformity", "examples"}
+        assert set(content[METRICS]) == {"examples", *LabelFreeScores.ranges(1)}
     records = folder.read_metrics()
     assert [("unsupervised" in r) for r in records] == [True, False, True]
     last = seen[4:]
@@ -752,6 +753,7 @@ def test_clients_score_the_averages_and_only_figures_leave(config):
     assert images == 120
     assert summary["unsupervised"] == records[2]["unsupervised"]
     assert summary["unsupervised"]["alignment"] == pytest.approx(mean)
+    assert summary["untrained"]["unsupervised"] == records[0]["unsupervised"]
     assert records[2]["bytes_down"] > 1.9 * records[1]["bytes_down"]
 
 

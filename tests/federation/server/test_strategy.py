@@ -1,6 +1,7 @@
 """A federated round worked by hand, with a method so small that pencil and paper suffice."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ class Toy(Contributes, Method):
         return Step({})
 
     def backbones(self):
-        return {}
+        return {"online": SimpleNamespace(dim=9)}  # of which nothing but the width is asked
 
     @classmethod
     def release(cls, config):
@@ -572,7 +573,8 @@ def evaluation(server, round_=1):
 
 
 def score(question, server, alignment, uniformity, examples):
-    told = {"alignment": alignment, "uniformity": uniformity, "examples": examples}
+    ranks = {"effective_rank": 10 * alignment, "lidar": 5 * alignment}
+    told = {"alignment": alignment, "uniformity": uniformity, **ranks, "examples": examples}
     schema = ConfigRecord({"schema": server.schemas.fingerprint})
     content = RecordDict({METRICS: MetricRecord(told), CONFIG: schema})
     return Message(content, reply_to=question)
@@ -597,6 +599,8 @@ def test_scores_are_averaged_by_images(server):
     assert told == {
         "alignment": pytest.approx(0.8),
         "uniformity": pytest.approx(-3.5),
+        "effective_rank": pytest.approx(8),
+        "lidar": pytest.approx(4),
         "score": pytest.approx(0.8 + 0.2 * -3.5),
     }
     assert [(d.client, d.silent) for d in server.report.unscored] == [("b", True)]
@@ -652,4 +656,4 @@ def test_without_any_good_score_the_round_goes_on(server):
     server = server("evaluation.unsupervised=true")
     replies = [Message(Error(1, "killed"), reply_to=q) for q in evaluation(server)]
     assert server.strategy.aggregate_evaluate(1, replies) is None
-    assert server.report.similarities is None and len(server.report.unscored) == 3
+    assert server.report.label_free is None and len(server.report.unscored) == 3

@@ -1,0 +1,158 @@
+"""How good an encoder is, without any label: alignment, uniformity, RankMe and LiDAR."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+
+from orchestra_flwr.config import AugmentationConfig, Normalisation
+from orchestra_flwr.data import SIMCLR, augment
+from orchestra_flwr.evaluation.features import (
+    device_of,
+    effective_rank,
+    entropy_rank,
+    evaluation_mode,
+)
+from orchestra_flwr.models import Backbone, normalise
+
+TEMPERATURE = 0.2  # tau of the uniformity, as in figure 4 of the Orchestra paper
+UNIFORMITY_WEIGHT = 0.2  # of the uniformity in the score, as in figure 4
+ROWS = 4096  # similarities are held for so many images at a time
+LIDAR_IMAGES = 1000  # at most, as in the paper
+LIDAR_VIEWS = 10  # of each; the paper has 50, of ten times the networks' size
+WITHIN_SHIFT = 1e-4  # delta, added to the variance within images, where the mean variance is 1
+
+
+@dataclass(frozen=True)
+class LabelFreeScores:
+    """What an encoder scores on images without labels.
+
+    Attributes:
+        alignment: mean cosine of an image and an augmentation of it, -1 to 1.
+        uniformity: spread of the images, -1 / tau (all the same) to 1 / tau.
+        effective_rank: dimensions that the features fill (RankMe), 1 to min(N, dim).
+        lidar: dimensions that tell images apart whatever their augmentation, 1 to min(N, dim).
+    """
+
+    alignment: float
+    uniformity: float
+    effective_rank: float
+    lidar: float
+
+    @property
+    def score(self) -> float:
+        """Align + 0.2 Unif, by which the Orchestra paper chooses hyperparameters."""
+        return self.alignment + UNIFORMITY_WEIGHT * self.uniformity
+
+    @staticmethod
+    def ranges(dim: int) -> dict[str, tuple[float, float]]:
+        """By the name of each score the least and the most it can be, with features (N, dim)."""
+        spread, ranks = 1 / TEMPERATURE, (1.0, float(dim))
+        return {
+            "alignment": (-1.0, 1.0),
+            "uniformity": (-spread, spread),
+            "effective_rank": ranks,
+            "lidar": ranks,
+        }
+
+    @classmethod
+    def of(cls, values: Mapping[str, float]) -> Self:
+        """From all that a client reports."""
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+    @classmethod
+    def mean(cls, scores: Sequence[tuple[int, Self]]) -> Self:
+        """Of several clients, each with its number of images as weight."""
+        total = sum(images for images, _ in scores)
+        columns = zip(*(astuple(each) for _, each in scores), strict=True)
+        weights = [images / total for images, _ in scores]
+        return cls(*(sum(w * v for w, v in zip(weights, c, strict=True)) for c in columns))
+
+
+def alignment(features: Tensor, augmented: Tensor) -> float:
+    """Mean cosine between (N, dim) features of images and those of their augmentations (eq. 5)."""
+    return float(cosine_similarity(features, augmented, dim=1).mean(dtype=torch.float64))
+
+
+def uniformity(features: Tensor, temperature: float = TEMPERATURE) -> float:
+    """-E_x log E_y exp(cos(x, y) / temperature) over (N, dim) features (equation 5).
+
+    y runs over all images, x among them, as in the equation.
+    """
+    unit = normalize(features.float(), dim=1)
+    logs = [(rows @ unit.T / temperature).logsumexp(1) for rows in torch.split(unit, ROWS)]
+    mean = torch.cat(logs).mean(dtype=torch.float64)
+    return float(torch.tensor(len(unit), dtype=torch.float64).log() - mean.cpu())
+
+
+def lidar(views: Tensor) -> float:
+    """How many dimensions tell images apart that the augmentations of one image do not.
+
+    exp of the entropy of the eigenvalues of W^-1/2 B W^-1/2, where each image is a class whose
+    members are its views: B is the covariance of the images' means, W that within images plus
+    delta. Features are scaled to a mean variance of 1 first, so that delta is the same share of
+    it for every network. Source: LiDAR (Thilak et al., ICLR 2024, arXiv 2312.04000), equation 2.
+
+    Args:
+        views: (V, N, dim) features of V >= 2 views of N images.
+
+    Returns:
+        1 (all images, or all but their augmentations, are alike) to min(N, dim).
+    """
+    exact = views.double()
+    means = exact.mean(0)
+    exact, means = exact - exact.mean((0, 1)), means - means.mean(0)
+    within = (exact - means).flatten(0, 1)
+    variance = exact.square().mean()
+    if not variance > 0 or not variance.isfinite():
+        return 1.0 if variance == 0 else float("nan")
+    covariance = within.T @ within / (len(within) - len(means)) / variance
+    lower = torch.linalg.cholesky(covariance + WITHIN_SHIFT * torch.eye(len(covariance)).to(exact))
+    whitened = torch.linalg.solve_triangular(lower, means.T, upper=False)
+    return entropy_rank(torch.linalg.svdvals(whitened).square())
+
+
+def label_free_scores(
+    backbone: Backbone,
+    images: Tensor,
+    augmentation: AugmentationConfig,
+    generator: torch.Generator,
+    batch_size: int,
+    *,
+    by: Normalisation,
+) -> LabelFreeScores:
+    """All scores of a backbone on images, in evaluation mode.
+
+    Equation 5 pairs an image with an augmentation of it; SimCLR's augmentation is drawn whatever
+    the method, so that methods can be compared. (The published code pairs two augmentations.)
+
+    Args:
+        backbone: maps normalised images (B, C, H, W) to features (B, dim).
+        images: (N, C, H, W) uint8, N >= 1; LiDAR sees at most 1,000 of them, evenly spaced.
+        augmentation: limits that the images set.
+        generator: draws the augmentations; on the backbone's device.
+        batch_size: images at once.
+        by: how they are normalised, `data.normalise`.
+    """
+    recipe, device = SIMCLR.limited(augmentation), device_of(backbone)
+    some = torch.linspace(0, len(images) - 1, min(LIDAR_IMAGES, len(images))).round().long()
+
+    def features(images: Tensor, *, augmented: bool) -> Tensor:
+        parts = []
+        for batch in (each.to(device) for each in torch.split(images, batch_size)):
+            drawn = augment(batch, [recipe], generator).images[0] if augmented else batch / 255
+            parts.append(backbone(normalise(drawn, by)).float())
+        return torch.cat(parts)
+
+    with evaluation_mode(backbone), torch.inference_mode():
+        plain, view = features(images, augmented=False), features(images, augmented=True)
+        further = [features(images[some], augmented=True) for _ in range(LIDAR_VIEWS - 1)]
+        return LabelFreeScores(
+            alignment=alignment(plain, view),
+            uniformity=uniformity(plain),
+            effective_rank=effective_rank(plain),
+            lidar=lidar(torch.stack([view[some.to(device)], *further])),
+        )
