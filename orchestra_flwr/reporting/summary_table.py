@@ -63,8 +63,8 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
     for title, keys in LABEL_FREE:
         before, after = lookup(untrained, *keys), lookup(trained, *keys)
         if after is not None:
-            gain = "-" if before is None else f"{after - before:+.3g}"
-            table.add_row(title, "-" if before is None else f"{before:.3g}", f"{after:.3g}", gain)
+            cells = ("-", "-") if before is None else (f"{before:.3g}", f"{after - before:+.3g}")
+            table.add_row(title, cells[0], f"{after:.3g}", cells[1])
     return table
 
 

@@ -107,11 +107,12 @@ def test_a_panel_without_data_says_so(tmp_path, figures):
 def test_scores_without_labels_are_drawn_of_server_and_clients(tmp_path, figures):
     def with_ranks(round, rank):
         free = {"effective_rank": rank, "lidar": 2 * rank, "score": rank / 100}
-        return record(round or 1) | {"round": round, "scores": {"online": free},
-                                     "unsupervised": {k: 3 * v for k, v in free.items()}}  # fmt: skip
+        of_clients = {name: 3 * value for name, value in free.items()}
+        measured = {"scores": {"online": free}, "unsupervised": of_clients}
+        return record(round or 1) | measured | {"round": round}
 
     plot_curves([with_ranks(r, 10 + r) for r in range(3)], tmp_path / "curves.png")
-    loss, ranks, score, *_ = figures[0].axes
+    _, ranks, score, *_ = figures[0].axes
     drawn = lines(ranks)
     assert drawn["effective rank, server"] == ([1, 2], [11, 12])
     assert drawn["LiDAR, clients"] == ([1, 2], [66, 72])

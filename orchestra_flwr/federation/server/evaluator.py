@@ -101,8 +101,8 @@ class Evaluator:
         """kNN, linear probe and feature spread of a method's backbones; None without labels.
 
         With `evaluation.unsupervised` there are scores without labels, whether or not there are
-        others. Of a method that classifies, the first backbone also has the `accuracy` of its classifier.
-        With `evaluation.recalibrated` the same scores with BatchNorm's statistics taken anew stand
+        others. Of a method that classifies, the first backbone also has the `accuracy` of its
+        classifier. With `evaluation.recalibrated` the same scores with BatchNorm's statistics taken anew stand
         beside them, as "recalibrated". Equal weights are evaluated once: those of several
         backbones, as before training, and those that nobody changed since an earlier round.
 
