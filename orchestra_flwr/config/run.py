@@ -130,6 +130,8 @@ class Config(WithPlugins, Composed):
         }
         if self.model.norm != "group":
             unread["model.groups"] = f"with model.norm={self.model.norm}"
+        if self.evaluation.keep == "last":
+            unread["evaluation.best_by"] = "with evaluation.keep=last"
         if self.shift.name == "none":
             unread["evaluation.training_images"] = "with shift=none, which changes no image"
         for term in self.terms.values():
@@ -149,9 +151,25 @@ class Config(WithPlugins, Composed):
         self._check_normalisation()
         self._check_update_privacy()
         self._check_resume_round()
+        self._check_kept_encoder()
         for choice in self.used_choices():
             choice.plugin.check(self)
         return self
+
+    def _check_kept_encoder(self) -> None:
+        evaluation, exchange = self.evaluation, self.exchange
+        if evaluation.keep == "last":
+            return
+        if not exchange.plugin.one_average:
+            raise ValueError(
+                f"evaluation.keep=best: must be last with exchange={exchange.name}, whose rounds "
+                "do not end in one average"
+            )
+        if evaluation.best_by in ("score", "lidar") and not evaluation.unsupervised:
+            raise ValueError(
+                f"evaluation.best_by={evaluation.best_by}: needs evaluation.unsupervised=true, or "
+                "evaluation.best_by=linear, knn or effective_rank"
+            )
 
     def _check_resume_round(self) -> None:
         if self.resume_round is None:

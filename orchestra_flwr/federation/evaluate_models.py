@@ -1,13 +1,15 @@
 """Scores and encoders of a run whose exchange has several models."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from orchestra_flwr.config import Config
 from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.methods import ordered_backbones
-from orchestra_flwr.models import save_encoder
+from orchestra_flwr.models import Backbone, Encoder, save_encoder
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.training import Learner
 
@@ -87,13 +89,20 @@ def _mean_of_numbers(records: list[dict[str, Any]], weights: list[float]) -> dic
 
 
 def save_encoders(
-    folder: RunFolder, evaluator: Evaluator, models: Models, exchange: Exchange, rounds: int
+    folder: RunFolder,
+    config: Config,
+    encoder_of: Callable[[Backbone], Encoder],
+    models: Models,
+    *,
+    exchange: Exchange,
+    rounds: int,
 ) -> str:
     """Saves the run's encoder and, where there are several models, that of each.
 
     Args:
         folder: of the run; the models' own are `encoders/<model>.safetensors`.
-        evaluator: makes encoders of backbones.
+        config: of the run.
+        encoder_of: makes the encoder that is saved of a model's backbone.
         models: the server's.
         exchange: says which models are saved, and whether the run's encoder is that of their mean.
         rounds: after how many they are saved.
@@ -105,13 +114,12 @@ def save_encoders(
     several = len(weights) > 1
 
     def save(path: Path, name: str, learner: Learner) -> None:
-        config = evaluator.config
         backbones = ordered_backbones(learner.method, config.evaluation.backbone)
         kept, backbone = next(iter(backbones.items()))
         about = {"model": name} if several else {}
         save_encoder(
             path,
-            evaluator.encoder(backbone),
+            encoder_of(backbone),
             method=config.method.name,
             backbone=kept,
             rounds=rounds,

@@ -96,7 +96,7 @@ def print_summary(
         console.print(Text(f"WARNING: {printable(warning)}", style="bold yellow"), soft_wrap=True)
     clients = (_own_classes(summary), _drift(summary))
     last = (*privacy_lines(summary), f"run folder: {folder}")
-    for line in (_other_statistics(summary), *clients, _cost(summary), *last):
+    for line in (_other_statistics(summary), _kept(summary), *clients, _cost(summary), *last):
         if line:
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
@@ -132,6 +132,17 @@ def _other_statistics(summary: Mapping[str, Any]) -> str:
             scores = ", ".join(f"{name} {percent(b)}" for name, _, b in measured)
             return f"before training, with {title}: {scores}"
     return ""
+
+
+def _kept(summary: Mapping[str, Any]) -> str:
+    """Which round's encoder is saved, where that need not be the last one's."""
+    round_, rounds = summary.get("kept_round"), summary.get("rounds")
+    if round_ is None:
+        return ""
+    by = f"by {summary.get('kept_by')}"
+    if round_ == 0:
+        return f"kept: the encoder before training; {by} no round's was better"
+    return f"kept: the encoder after round {round_} of {rounds}, the best {by}"
 
 
 def _own_classes(summary: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from orchestra_flwr.federation.server.best_encoder import BEST, BestEncoder
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.plausibility import with_last
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
@@ -42,6 +43,7 @@ class Position:
         last_used: of real clients, by their names: the latest rounds in which their replies and
             their rows were used.
         usual: how far replies moved the model in the last stages.
+        best: of the best encoder so far its round and score; empty without any.
     """
 
     round: int
@@ -54,6 +56,7 @@ class Position:
     exchange: dict[str, Any] = field(default_factory=dict)
     last_used: dict[str, dict[str, int]] = field(default_factory=dict)
     usual: dict[str, list[float]] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Position:
         """With one more round in what is counted.
@@ -76,7 +79,11 @@ class Position:
 
 
 def save_checkpoint(
-    folder: Path, models: Models, position: Position, record: str | None = None
+    folder: Path,
+    models: Models,
+    position: Position,
+    record: str | None = None,
+    best: BestEncoder | None = None,
 ) -> None:
     """Replaces the folder's latest checkpoint atomically; on an error it stays.
 
@@ -88,6 +95,7 @@ def save_checkpoint(
         position: where the run stands.
         record: what :class:`orchestra_flwr.reporting.folder_record.FolderRecord` says of the other
             files of the run; None: nothing is known of them.
+        best: the best encoder so far, with that of `position`; None: the run keeps the last one.
 
     Raises:
         FederationError: the file cannot be written, for example on a full disk.
@@ -95,10 +103,11 @@ def save_checkpoint(
     values = {"position": json.dumps(asdict(position))}
     if record is not None:
         values[folder_record.VALUE] = record
+    kept = best.tensors() if best else {}
     try:
         make_private_folder(folder)
         keep_latest(folder, position.round - 1)
-        save_tensors(folder / LATEST, models.tensors(), values)
+        save_tensors(folder / LATEST, models.tensors() | kept, values)
         drop_old(folder, position.round)
     except Exception as error:  # safetensors raises its own type when a disk is full
         raise FederationError(f"cannot write the checkpoint in {folder}: {error}") from error
@@ -109,8 +118,10 @@ def has_checkpoint(folder: Path) -> bool:
     return (folder / LATEST).is_file()
 
 
-def load_checkpoint(folder: Path, models: Models) -> Position | None:
-    """Restores the server's models; None if there is no checkpoint yet.
+def load_checkpoint(
+    folder: Path, models: Models, best: BestEncoder | None = None
+) -> Position | None:
+    """Restores the server's models and the best encoder; None if there is no checkpoint yet.
 
     Raises:
         FederationError: the file is damaged or holds other models.
@@ -121,7 +132,9 @@ def load_checkpoint(folder: Path, models: Models) -> Position | None:
     try:
         saved, values = load_tensors(path, earlier=EARLIER_VALUES)
         position = _position(json.loads(values["position"]))
-        models.load_tensors(saved)
+        models.load_tensors({n: t for n, t in saved.items() if not n.startswith(BEST)})
+        if best:
+            best.load(position.best, saved)
     except Exception as error:
         raise FederationError(f"cannot resume from {path}: {error}") from error
     return position

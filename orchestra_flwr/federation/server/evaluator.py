@@ -102,9 +102,9 @@ class Evaluator:
 
         With `evaluation.unsupervised` there are scores without labels, whether or not there are
         others. Of a method that classifies, the first backbone also has the `accuracy` of its
-        classifier. With `evaluation.recalibrated` the same scores with BatchNorm's statistics taken anew stand
-        beside them, as "recalibrated". Equal weights are evaluated once: those of several
-        backbones, as before training, and those that nobody changed since an earlier round.
+        classifier. With `evaluation.recalibrated` the same scores with BatchNorm's statistics taken
+        anew stand beside them, as "recalibrated". Equal weights are evaluated once: those of
+        several backbones, as before training, and those that nobody changed since an earlier round.
 
         Args:
             method: whose backbones are evaluated.
@@ -162,9 +162,14 @@ class Evaluator:
         """Whether BatchNorm's statistics can be taken from the server's images; one has none."""
         return self.dataset is not None and len(self.dataset.train) > 1
 
-    def encoder(self, backbone: Backbone) -> Encoder:
-        """A frozen copy of a backbone, with statistics of the server's images where it has none."""
-        if self.batch_norm == RECALIBRATED:
+    def encoder(self, backbone: Backbone, statistics: str | None = None) -> Encoder:
+        """A frozen copy of a backbone, with statistics of the server's images where it has none.
+
+        Args:
+            backbone: as it is.
+            statistics: `batch_norm` of its scores before training; None: it was trained.
+        """
+        if (statistics or self.batch_norm) == RECALIBRATED:
             return self._recalibrated(backbone)
         return self._as_it_is(backbone)
 

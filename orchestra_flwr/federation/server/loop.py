@@ -14,6 +14,7 @@ from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
     forget_noise_key,
@@ -42,6 +43,7 @@ from orchestra_flwr.federation.server.strategy import (
 )
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
+from orchestra_flwr.models import Backbone
 from orchestra_flwr.models.batch_norm import INITIAL
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
@@ -113,18 +115,9 @@ class _Run:
         self.folder = folder
         self.progress = progress
         self.workers = workers
-        begun = has_checkpoint(folder.checkpoint)
-        self.learner = starting_learner(config, config.data.channels, begun=begun)
         exchange: Exchange = config.exchange.build()
-        schemas = Schemas.of(self.learner, config)
-        names = exchange.models(members.names)
-        on_disk = folder.path if exchange.on_disk else None
-        self.models = Models(config, self.learner, schemas, names, on_disk)
-        for name in names:
-            if (seed := exchange.seed_of(name, config.seed)) != config.seed:
-                other = config.model_copy(update={"seed": seed})
-                first = starting_learner(other, config.data.channels, begun=begun)
-                self.models.begin(name, first)
+        self.models = self._starting_models(exchange)
+        self.learner = self.models.learner
         self.release = release_of(config)
         self.privacy = RunPrivacy(
             config,
@@ -153,9 +146,23 @@ class _Run:
             message=progress.message,
         )
         self.evaluator = evaluator
+        self.best = BestEncoder(evaluator)
         self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
+
+    def _starting_models(self, exchange: Exchange) -> Models:
+        config, folder = self.config, self.folder
+        begun = has_checkpoint(folder.checkpoint)
+        learner = starting_learner(config, config.data.channels, begun=begun)
+        names = exchange.models(self.members.names)
+        on_disk = folder.path if exchange.on_disk else None
+        models = Models(config, learner, Schemas.of(learner, config), names, on_disk)
+        for name in names:
+            if (seed := exchange.seed_of(name, config.seed)) != config.seed:
+                other = config.model_copy(update={"seed": seed})
+                models.begin(name, starting_learner(other, config.data.channels, begun=begun))
+        return models
 
     def run(self) -> dict[str, Any]:
         with self._trackers() as self.trackers:
@@ -172,7 +179,7 @@ class _Run:
             raise FederationError(str(error)) from error
 
     def _run(self) -> dict[str, Any]:
-        position = load_checkpoint(self.folder.checkpoint, self.models)
+        position = load_checkpoint(self.folder.checkpoint, self.models, self.best)
         self.folder.truncate_after(-1 if position is None else position.round)
         if position is not None:
             self.progress.message(f"resumed after round {position.round}")
@@ -197,6 +204,7 @@ class _Run:
             memory = held_memory(self.config, self.models.schemas.shared.size, clients)
         except MemoryError as error:
             raise FederationError(str(error)) from error
+        self.best.check()
         evaluator = self.evaluator
         no_evaluation = f"no evaluation: {evaluator.why_not}" if evaluator.why_not else None
         yield from filter(None, (memory, no_evaluation, evaluator.fewer_voters))
@@ -231,12 +239,16 @@ class _Run:
         drawn = self.privacy.drawn(position.drawn, round_)
         record = self._record(round_, report, seconds, evaluation, drawn, exchanged=exchanged)
         self.folder.append_metrics(record)
+        self.best.consider(record, *self._kept_backbone())
         spent = evaluated_in + time.perf_counter() - started
         exchange = self.federation.exchange.state()
-        position = replace(position.after(number, report, spent), drawn=drawn, exchange=exchange)
+        position = position.after(number, report, spent)
+        best = self.best.position()
+        position = replace(position, drawn=drawn, exchange=exchange, best=best)
         if not self.members.share_disk:  # simulated clients' own records are this run's
             position = replace(position, last_used=report.last_used(position.last_used, number))
-        save_checkpoint(self.folder.checkpoint, self.models, position, self.record.to_json())
+        record_json = self.record.to_json()
+        save_checkpoint(self.folder.checkpoint, self.models, position, record_json, self.best)
         self._show(round_, record, report, evaluation[0], seconds)
         return position
 
@@ -342,19 +354,21 @@ class _Run:
         seconds: float,
     ) -> None:
         self.trackers.add(round_.number, record)
-        backbones = ordered_backbones(self.learner.method, self.config.evaluation.backbone)
-        shown = scores[next(iter(backbones))] if scores else None
+        shown = scores[self._kept_backbone()[0]] if scores else None
         dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
         self.progress.round_finished(round_.number, record["loss"], shown, seconds, dropped)
 
     def _finish(self, position: Position) -> dict[str, Any]:
         metrics = self.folder.read_metrics()
-        scores = [record["scores"] for record in metrics if record.get("scores")]
+        kept = position.round if self.best.round is None else self.best.round
+        until = [record for record in metrics if record["round"] <= kept]
+        scores = [record["scores"] for record in until if record.get("scores")]
         method = self.models.load(self.models.first).method
         backbones = ordered_backbones(method, self.config.evaluation.backbone)
         summary = {
             **final_metrics(position, scores, list(backbones)),
             "batch_norm": self.evaluator.batch_norm,
+            **self.best.summary(until[-1], next(iter(backbones))),
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
@@ -363,13 +377,16 @@ class _Run:
         if self.evaluator.why_not:
             summary["not_evaluated"] = self.evaluator.why_not
         exchange = self.federation.exchange
-        chosen = save_encoders(self.folder, self.evaluator, self.models, exchange, position.round)
+        encoder_of = self.best.encoder
+        chosen = save_encoders(
+            self.folder, self.config, encoder_of, self.models, exchange=exchange, rounds=kept
+        )
         if len(exchange.evaluated()) > 1:
             summary["model"] = chosen
         if before := metrics[0].get("unsupervised"):
             summary.setdefault("untrained", {})["unsupervised"] = before
         for key in (*OF_CLIENTS, "models", "nodes", "consensus", "exchange"):
-            if found := metrics[-1].get(key):  # of an earlier round it would be another encoder's
+            if found := until[-1].get(key):  # of an earlier round it would be another encoder's
                 summary[key] = found
         from orchestra_flwr.reporting import plots  # a second of imports, which only the end needs
 
@@ -378,6 +395,11 @@ class _Run:
         forget_noise_key(self.folder.checkpoint)
         self.trackers.finish(position.round, summary, self.folder.path)
         return summary
+
+    def _kept_backbone(self) -> tuple[str, Backbone]:
+        """The name and the module of the one that is saved."""
+        backbones = ordered_backbones(self.learner.method, self.config.evaluation.backbone)
+        return next(iter(backbones.items()))
 
     def _warnings(self, summary: dict[str, Any], metrics: list[dict[str, Any]]) -> list[str]:
         method, chance = self.learner.method, {}

@@ -129,7 +129,7 @@ def final_metrics(position: Position, scores: list[Scores], backbones: list[str]
         }
         metrics = {
             **trained[kept],
-            **{name: trained[name] for name in others},
+            **{name: trained[name] for name in others if name in trained},
             "untrained": {**untrained[kept], **{name: untrained[name] for name in others}},
         }
     return {

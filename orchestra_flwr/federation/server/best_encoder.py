@@ -1,0 +1,119 @@
+"""The best encoder of a run so far (`evaluation.keep=best`), which every checkpoint holds."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from orchestra_flwr.federation.server.evaluator import Evaluator
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.models import Backbone, Encoder
+from orchestra_flwr.reporting.text import lookup
+
+BEST = "best/"  # what the names of its tensors in a checkpoint begin with
+BY_LABELS = ("knn", "linear")
+
+
+class BestEncoder:
+    """Of the evaluated rounds that with the highest score; of equal ones the first.
+
+    Scores are those on the server's images; where it has none, the mean of the clients'.
+
+    Args:
+        evaluator: of the run; makes encoders of backbones.
+
+    Attributes:
+        round: after which it was; None: no round was scored yet.
+        score: that it had.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        evaluation = evaluator.config.evaluation
+        self._by = evaluation.best_by
+        self._is_last = evaluation.keep == "last"
+        self._evaluator = evaluator
+        self._tensors: dict[str, Tensor] = {}
+        self.round: int | None = None
+        self.score: float | None = None
+
+    def check(self) -> None:
+        """Refuses a score that the server's images cannot give.
+
+        Raises:
+            FederationError: says what is missing.
+        """
+        evaluation, why = self._evaluator.config.evaluation, self._evaluator.why_not
+        by_server = self._by in BY_LABELS or not evaluation.unsupervised
+        if not self._is_last and by_server and why:
+            raise FederationError(
+                f"evaluation.best_by={self._by}: {why}; "
+                "evaluation.best_by=score with evaluation.unsupervised=true needs no labels"
+            )
+
+    def consider(self, record: Mapping[str, Any], name: str, backbone: Backbone) -> None:
+        """Takes the encoder of a round if it is better than that of all rounds before.
+
+        Args:
+            record: the round's line of `metrics.jsonl`.
+            name: of the backbone.
+            backbone: as it is after the round.
+        """
+        if self._is_last:
+            return
+        score = lookup(record, "scores", name, self._by)
+        if score is None:
+            score = lookup(record, "unsupervised", self._by)
+        before = -math.inf if self.score is None else self.score
+        if score is None or not score > before:  # NaN is not
+            return
+        encoder = self._evaluator.encoder(backbone, _statistics(record, name))
+        self.round, self.score = record["round"], score
+        self._tensors = {k: v.detach().cpu() for k, v in encoder.backbone.state_dict().items()}
+
+    def encoder(self, backbone: Backbone) -> Encoder:
+        """The best one, or the last one's where that is asked for or nothing else was scored.
+
+        Args:
+            backbone: as it is after the last round; that of the encoder is another one.
+        """
+        encoder = self._evaluator.encoder(backbone)
+        if self._tensors:
+            encoder.backbone.load_state_dict(self._tensors)
+        return encoder
+
+    def position(self) -> dict[str, float]:
+        """Round and score, for a checkpoint; empty without any."""
+        if self.round is None or self.score is None:
+            return {}
+        return {"round": self.round, "score": self.score}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds of it."""
+        return {BEST + name: tensor for name, tensor in self._tensors.items()}
+
+    def load(self, position: Mapping[str, float], saved: Mapping[str, Tensor]) -> None:
+        """Takes back what :meth:`position` and :meth:`tensors` returned."""
+        if position:
+            self.round, self.score = int(position["round"]), position["score"]
+        names = (name for name in saved if name.startswith(BEST))
+        self._tensors = {name.removeprefix(BEST): saved[name] for name in names}
+
+    def summary(self, record: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """Entries of `summary.json`.
+
+        Args:
+            record: the line of `metrics.jsonl` of the round whose encoder is saved.
+            name: of the backbone.
+        """
+        if self.round is None:
+            return {}
+        statistics = _statistics(record, name)
+        about_norms = {"batch_norm": statistics} if statistics else {}
+        return {"kept_round": self.round, "kept_by": self._by, **about_norms}
+
+
+def _statistics(record: Mapping[str, Any], name: str) -> str | None:
+    """Whose BatchNorm statistics the scores of a round are of; None: as the run has them."""
+    scores = (record.get("scores") or {}).get(name) or {}
+    return scores.get("batch_norm")

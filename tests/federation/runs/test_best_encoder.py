@@ -1,0 +1,132 @@
+"""`evaluation.keep=best`: whole runs whose saved encoder is not that of the last round."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data import load_dataset
+from orchestra_flwr.federation.server.best_encoder import BestEncoder
+from orchestra_flwr.federation.server.evaluator import Evaluator
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.reporting import RunFolder
+from orchestra_flwr.training import build_learner, starting_learner
+
+BEST = ("method=simclr", "evaluation.keep=best", "evaluation.every=1", "federation.clients=3")
+BY_KNN = (*BEST, "evaluation.best_by=knn")
+
+
+def keeping(monkeypatch, scores):
+    """The rounds' kNN are these, whatever the encoder."""
+    original = Evaluator.scores
+
+    def scored(self, method, **options):
+        found = original(self, method, **options)
+        round_ = 0 if options.get("untrained") else next(rounds)
+        return {name: {**each, "knn": scores[round_]} for name, each in found.items()}
+
+    rounds = iter(range(1, len(scores)))
+    monkeypatch.setattr(Evaluator, "scores", scored)
+
+
+def weights(run):
+    return load_file(run.folder.encoder)
+
+
+def equal(one, two):
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_encoder_of_the_best_round_is_saved(tiny, federate, tmp_path, monkeypatch):
+    until_two = federate(tiny("method=simclr", "federation.clients=3", "federation.rounds=2"),
+                         folder=RunFolder.create(tiny(f"run_dir={tmp_path / 'two'}")))  # fmt: skip
+    keeping(monkeypatch, [0.3, 0.4, 0.6, 0.6, 0.5])
+    run = federate(tiny(*BY_KNN, "federation.rounds=4"))
+    assert equal(weights(run), weights(until_two))
+    assert run.summary["kept_round"] == 2 and run.summary["kept_by"] == "knn"
+    assert run.summary["knn"] == 0.6 and run.summary["rounds"] == 4
+    assert run.summary["linear"] == run.records[2]["scores"]["online"]["linear"]
+    assert run.summary["untrained"]["knn"] == 0.3
+    described = (run.folder.path / "encoder.json").read_text()
+    assert '"rounds": 2' in described
+
+
+@pytest.mark.parametrize("back", [None, 1])
+def test_a_resumed_run_remembers_the_best(back, tiny, federate, monkeypatch):
+    """Also one that goes back to before it."""
+    keeping(monkeypatch, [0.3, 0.6, 0.7, 0.4] + [0.5] * 4)
+    config = tiny(*BY_KNN, "federation.rounds=2")
+    run = federate(config)
+    first, folder = weights(run), RunFolder.resume(run.folder.path, back)
+    more = tiny(*BY_KNN, "federation.rounds=4")
+    resumed = federate(more, folder=folder)
+    assert resumed.summary["kept_round"] == (2 if back is None else 1)
+    assert resumed.summary["knn"] == (0.7 if back is None else 0.6)
+    assert equal(weights(resumed), first) == (back is None)
+
+
+def test_a_run_that_only_harms_keeps_what_it_began_with(tiny, federate, monkeypatch):
+    """With the BatchNorm statistics that were best before training."""
+    keeping(monkeypatch, [0.9, 0.4, 0.5])
+    config = tiny(*BY_KNN, "federation.rounds=2", "training.lr=3")
+    run = federate(config)
+    assert run.summary["kept_round"] == 0
+    assert run.summary["linear"] == run.summary["untrained"]["linear"] > 0
+    assert run.summary["batch_norm"] == run.summary["untrained"]["batch_norm"] == "recalibrated"
+    begun = starting_learner(config, 1).method.backbone
+    best = Evaluator(config, load_dataset(config.data)).encoder(begun, "recalibrated")
+    assert equal(weights(run), best.backbone.state_dict())
+    assert not equal(weights(run), begun.state_dict())
+
+
+def test_without_images_of_the_servers_own_clients_choose(tiny, federate):
+    config = tiny(*BEST, "evaluation.unsupervised=true", "evaluation.best_by=lidar")
+    run = federate(config, evaluate=False)
+    found = [record["unsupervised"]["lidar"] for record in run.records]
+    assert run.summary["kept_round"] == found.index(max(found))
+    assert run.summary["unsupervised"] == run.records[run.summary["kept_round"]]["unsupervised"]
+
+
+def test_by_default_the_last_encoder_is_saved(tiny, federate, monkeypatch):
+    keeping(monkeypatch, [0.9, 0.4, 0.5])
+    run = federate(tiny("method=simclr", "federation.rounds=2", "evaluation.every=1"))
+    assert run.summary["knn"] == 0.5 and "kept_round" not in run.summary
+    assert not any(name.startswith("best/") for name in run.state)
+
+
+def record(round_, **scores):
+    return {"round": round_, "scores": {"online": scores}}
+
+
+def test_the_first_of_equal_rounds_and_none_without_a_score(tiny):
+    evaluator = Evaluator(tiny(*BY_KNN), None)
+    backbone = build_learner(evaluator.config, 1).method.backbone
+    best = BestEncoder(evaluator)
+    best.consider({"round": 0}, "online", backbone)
+    best.consider(record(1, linear=0.9), "online", backbone)
+    best.consider(record(2, knn=float("nan")), "online", backbone)
+    assert best.round is None and best.tensors() == {} and best.summary({}, "online") == {}
+    for round_, knn in ((3, 0.5), (4, 0.5), (5, 0.4)):
+        best.consider(record(round_, knn=knn), "online", backbone)
+    assert (best.round, best.score) == (3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["exchange=clusters", "evaluation.best_by=knn"], "must be last with exchange=clusters"),
+        ([], "evaluation.best_by=score: needs evaluation.unsupervised=true"),
+        (["evaluation.best_by=lidar"], "evaluation.best_by=lidar: needs"),
+    ],
+)
+def test_what_cannot_be_chosen_by_is_refused(overrides, says, tiny):
+    with pytest.raises(ConfigError, match=says):
+        tiny("evaluation.keep=best", *overrides)
+
+
+@pytest.mark.parametrize("by", ["knn", "linear", "effective_rank"])
+def test_labels_that_are_not_there_are_refused_before_the_first_round(by, tiny):
+    evaluator = Evaluator(tiny(*BEST, f"evaluation.best_by={by}"), None)
+    with pytest.raises(FederationError, match=f"best_by={by}: the server has no images"):
+        BestEncoder(evaluator).check()
+    BestEncoder(Evaluator(tiny(), None)).check()
