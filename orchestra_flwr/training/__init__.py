@@ -7,12 +7,13 @@ from orchestra_flwr.training.needed_memory import check_memory
 from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
 from orchestra_flwr.training.side_by_side import side_by_side
 from orchestra_flwr.training.step import TrainingError
-from orchestra_flwr.training.warm_start import starting_learner
+from orchestra_flwr.training.warm_start import begins_trained, starting_learner
 
 __all__ = [
     "Learner",
     "LocalResult",
     "TrainingError",
+    "begins_trained",
     "build_learner",
     "check_memory",
     "keep_freed_memory",

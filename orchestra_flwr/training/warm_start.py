@@ -37,6 +37,13 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
     return learner
 
 
+def begins_trained(config: Config) -> bool:
+    """Whether a run begins with weights that were trained before, not with random ones."""
+    model = config.model
+    sources = (getattr(model.settings, name) for name in model.plugin.first_weights)
+    return config.init is not None or any(source is not None for source in sources)
+
+
 def initial_encoder(config: Config) -> Encoder | None:
     """The encoder that `init` names; None: the run begins with weights drawn from its seed.
 

@@ -10,6 +10,7 @@ from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.models import Backbone, Encoder
 from orchestra_flwr.reporting.text import lookup
+from orchestra_flwr.training import begins_trained
 
 BEST = "best/"  # what the names of its tensors in a checkpoint begin with
 BY_LABELS = ("knn", "linear")
@@ -17,6 +18,9 @@ BY_LABELS = ("knn", "linear")
 
 class BestEncoder:
     """Of the evaluated rounds that with the highest score; of equal ones the first.
+
+    The encoder before training takes part, but without labels only where it is pretrained: random
+    weights score high by the ranks of their features, without having learned anything.
 
     Scores are those on the server's images; where it has none, the mean of the clients'.
 
@@ -32,6 +36,7 @@ class BestEncoder:
         evaluation = evaluator.config.evaluation
         self._by = evaluation.best_by
         self._is_last = evaluation.keep == "last"
+        self._start_counts = self._by in BY_LABELS or begins_trained(evaluator.config)
         self._evaluator = evaluator
         self._tensors: dict[str, Tensor] = {}
         self.round: int | None = None
@@ -59,7 +64,7 @@ class BestEncoder:
             name: of the backbone.
             backbone: as it is after the round.
         """
-        if self._is_last:
+        if self._is_last or (record["round"] == 0 and not self._start_counts):
             return
         score = lookup(record, "scores", name, self._by)
         if score is None:

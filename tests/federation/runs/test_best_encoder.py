@@ -83,6 +83,7 @@ def test_without_images_of_the_servers_own_clients_choose(tiny, federate):
     config = tiny(*BEST, "evaluation.unsupervised=true", "evaluation.best_by=lidar")
     run = federate(config, evaluate=False)
     found = [record["unsupervised"]["lidar"] for record in run.records]
+    found[0] = 0.0  # random weights do not take part
     assert run.summary["kept_round"] == found.index(max(found))
     assert run.summary["unsupervised"] == run.records[run.summary["kept_round"]]["unsupervised"]
 
@@ -109,6 +110,18 @@ def test_the_first_of_equal_rounds_and_none_without_a_score(tiny):
     for round_, knn in ((3, 0.5), (4, 0.5), (5, 0.4)):
         best.consider(record(round_, knn=knn), "online", backbone)
     assert (best.round, best.score) == (3, 0.5)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_random_weights_take_part_only_by_labels(trained, tiny, federate):
+    start = [f"init={federate(tiny('method=simclr')).folder.path}"] if trained else []
+    for by, counts in (("effective_rank", trained), ("linear", True)):
+        evaluator = Evaluator(tiny(*BEST, f"evaluation.best_by={by}", *start), None)
+        best = BestEncoder(evaluator)
+        best.consider(
+            record(0, **{by: 1.0}), "online", build_learner(evaluator.config, 1).method.backbone
+        )
+        assert (best.round == 0) == counts
 
 
 @pytest.mark.parametrize(
