@@ -1,0 +1,71 @@
+"""Figures of docs/results against committed records."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def check_figures(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import check_figures
+
+    return check_figures
+
+
+def test_every_figure_is_that_of_its_records(check_figures):
+    cells = check_figures.cells()
+    assert len(cells) > 200
+    assert [cell for cell in cells if not cell.is_right] == []
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "label"),
+    [
+        ("| 20 | 44.0 / 49.8 |", "| 20 | 44.2 / 49.8 |", "round 20, column 1"),
+        ("| 20 | 44.0 / 49.8 |", "| 20 | 44.0 |", "round 20, column 1"),
+        ("| 40 | 45.2 / 49.0 |", "| 44 | 45.2 / 49.0 |",
+         "round 44, column 1; round 44, column 4"),
+        ("| Orchestra, seed 0 | 42.6 / 47.5", "| Orchestra, seed 0 | 42.6 / 47.7",
+         "Orchestra, seed 0, column 1"),
+        ("| 39.5 / 47.1 | .16 |", "| 39.5 / 48.1 | .16 |",
+         "without rotations (`method.rotation=false`), knn / linear"),
+    ],
+)  # fmt: skip
+def test_another_figure_is_noticed(check_figures, tmp_path, was, becomes, label):
+    results = tmp_path / "results"
+    shutil.copytree(check_figures.RESULTS, results)
+    page = results / "medium.md"
+    assert was in page.read_text()
+    page.write_text(page.read_text().replace(was, becomes, 1))
+    wrong = [cell for cell in check_figures.cells(results) if not cell.is_right]
+    assert "; ".join(cell.label for cell in wrong) == label
+
+
+def test_a_table_that_is_not_there_is_an_error(check_figures, tmp_path):
+    results = tmp_path / "results"
+    shutil.copytree(check_figures.RESULTS, results)
+    page = results / "medium.md"
+    page.write_text(page.read_text().replace("## All photographs", "## All of them"))
+    with pytest.raises(KeyError, match="no heading 'All photographs'"):
+        check_figures.cells(results)
+
+
+def test_so_many_are_drawn_by_the_seed(check_figures, capsys):
+    assert check_figures.main(["count=5", "seed=3"]) == 0
+    first = capsys.readouterr().out
+    assert first.count("ok ") == 5 and first.endswith("5 cells, 0 wrong\n")
+    check_figures.main(["count=5", "seed=3"])
+    assert capsys.readouterr().out == first
+
+
+def test_rounding_is_that_of_the_printed_decimals(check_figures):
+    def right(printed, *recorded):
+        return check_figures.Cell("", "", "", printed, recorded).is_right
+
+    assert right("44.0", 44.05) and right("44.1", 44.05) and not right("44.1", 44.04)
+    assert right("1,714", 1713.6) and right("84", 84.2) and right("-.5", -0.52)
+    assert not right("44.0 / 49.8", 44.0)
