@@ -150,10 +150,15 @@ def _own_classes(summary: Mapping[str, Any]) -> str:
     titles = {key: title for title, key in (*SCORES, *ASKED_FOR)}
     found = [
         f"{titles.get(name, name)} {percent(each['mean'])}, "
-        f"worst tenth {percent(each['worst_tenth'])}{_deviation(each)}"
+        f"{_worst(each)} {percent(each['worst_tenth'])}{_deviation(each)}"
         for name, each in (summary.get("clients_own") or {}).items()
     ]
     return f"clients' own models on their own classes: {'; '.join(found)}" if found else ""
+
+
+def _worst(of_clients: Mapping[str, Any]) -> str:
+    """Of fewer than twenty clients the worst tenth is one; old summaries do not say how many."""
+    return "worst client" if of_clients.get("clients", 20) < 20 else "worst tenth"
 
 
 def _deviation(of_clients: Mapping[str, Any]) -> str:

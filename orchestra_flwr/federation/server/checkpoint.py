@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from orchestra_flwr.federation.server.best_encoder import BEST, BestEncoder
 from orchestra_flwr.federation.server.named_models import Models
@@ -22,6 +27,7 @@ from orchestra_flwr.reporting.kept_checkpoints import (
 )
 from orchestra_flwr.tensor_files import load_tensors, save_tensors
 
+EXCHANGE = "exchange/"  # what the names of an exchange's arrays in a checkpoint begin with
 KEY_FILE = "noise.key"
 RUN_FILE = "run.id"
 
@@ -39,7 +45,7 @@ class Position:
             far; None without any.
         drawn: [clients, cohort, rounds] of the rounds so far that ended with noise.
         clients: all that were ever there, in the order of their numbers.
-        exchange: what the exchange remembers.
+        exchange: what the exchange remembers; arrays only in dictionaries, by names.
         last_used: of real clients, by their names: the latest rounds in which their replies and
             their rows were used.
         usual: how far replies moved the model in the last stages.
@@ -100,10 +106,12 @@ def save_checkpoint(
     Raises:
         FederationError: the file cannot be written, for example on a full disk.
     """
-    values = {"position": json.dumps(asdict(position))}
+    exchange, arrays = _without_arrays(position.exchange)
+    values = {"position": json.dumps(asdict(replace(position, exchange=exchange)))}
     if record is not None:
         values[folder_record.VALUE] = record
     kept = best.tensors() if best else {}
+    kept |= arrays
     try:
         make_private_folder(folder)
         keep_latest(folder, position.round - 1)
@@ -132,12 +140,34 @@ def load_checkpoint(
     try:
         saved, values = load_tensors(path, earlier=EARLIER_VALUES)
         position = _position(json.loads(values["position"]))
-        models.load_tensors({n: t for n, t in saved.items() if not n.startswith(BEST)})
+        beside = (BEST, EXCHANGE)
+        models.load_tensors({n: t for n, t in saved.items() if not n.startswith(beside)})
+        _put_arrays_back(position.exchange, saved)
         if best:
             best.load(position.best, saved)
     except Exception as error:
         raise FederationError(f"cannot resume from {path}: {error}") from error
     return position
+
+
+def _without_arrays(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """An exchange's state without the arrays in its dictionaries, and these as tensors."""
+    plain = dict(state)
+    arrays: dict[str, Tensor] = {}
+    for key, value in state.items():
+        found = value if isinstance(value, dict) else {}
+        held = {name: each for name, each in found.items() if isinstance(each, np.ndarray)}
+        if held:
+            plain[key] = {name: each for name, each in found.items() if name not in held}
+        arrays |= {f"{EXCHANGE}{key}/{name}": torch.from_numpy(a) for name, a in held.items()}
+    return plain, arrays
+
+
+def _put_arrays_back(state: dict[str, Any], saved: Mapping[str, Tensor]) -> None:
+    for name, tensor in saved.items():
+        if name.startswith(EXCHANGE):
+            key, _, inner = name.removeprefix(EXCHANGE).partition("/")
+            state[key][inner] = tensor.numpy()
 
 
 def _position(values: dict[str, Any]) -> Position:

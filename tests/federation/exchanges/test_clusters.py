@@ -11,7 +11,7 @@ from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 from orchestra_flwr.evaluation.own_classes import weighted_accuracy
-from orchestra_flwr.federation.exchanges import Offer, Result
+from orchestra_flwr.federation.exchanges import Offer, Result, clusters
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, MODEL, MODELS
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.population import load_population, own_classes
@@ -271,8 +271,45 @@ def test_who_was_not_there_when_clients_were_grouped_is_given_the_smallest_group
     assert sent[4] == {"a": one, "b": ("cluster-0", "cluster-1"), "c": ("cluster-1",)}
     assert sent[5] == dict.fromkeys("abce", ("cluster-0", "cluster-1"))
     again = config.exchange.build()
-    again.load_state(json.loads(json.dumps(exchange.state())))
+    again.load_state(json.loads(json.dumps(exchange.state())))  # without sketches
     assert again.state() == exchange.state() and again.evaluated() == exchange.evaluated()
+
+
+def test_groups_that_differ_by_hundredths_of_a_cosine_are_found(tiny):
+    """As in real runs. Sketches of 4,096 values err by as much, and find other groups."""
+    draws, names = np.random.default_rng(0), "abcdefghijklmnop"
+    size = 100_000
+    common, *halves = draws.standard_normal((3, size))
+    updates = {
+        name: common + 0.16 * halves[number % 2] + draws.standard_normal(size)
+        for number, name in enumerate(names)
+    }
+    rows = np.stack([update / np.linalg.norm(update) for update in updates.values()])
+    cosines = rows @ rows.T
+    assert 0.01 < cosines[0, 2::2].mean() - cosines[0, 1::2].mean() < 0.02
+    exchange = tiny("exchange=clusters", "exchange.warm_rounds=1").exchange.build()
+    exchange.models(names)
+    sent = rounds(exchange, [names, names], updates)
+    assert [sent[1][name] for name in names] == [("cluster-0",), ("cluster-1",)] * 8
+
+
+@pytest.mark.parametrize(("clients", "length"), [("", 10), ("a", 50), ("ab", 50), ("abcd", 25)])
+def test_the_more_clients_the_shorter_the_sketches(tiny, monkeypatch, clients, length):
+    """Of updates of 50 values; altogether at most 100 are kept."""
+    monkeypatch.setattr(clusters, "UPDATES", 100)
+    monkeypatch.setattr(clusters, "CLIENTS", 10)  # where real ones may come
+    exchange = tiny("exchange=clusters").exchange.build()
+    exchange.models(list(clients))
+    rounds(exchange, ["a"], {"a": np.arange(50.0)})
+    (kept,) = exchange.state()["sketches"].values()
+    assert len(kept) == length
+
+
+def test_short_sketches_of_version_0_2_are_waited_for_once_more(tiny):
+    exchange = tiny("exchange=clusters").exchange.build()
+    state = {"warm": True, "assigned": {}, "trained": ["a"], "sketches": {"a": "AAAA"}}
+    exchange.load_state(state)
+    assert exchange.state() == {**state, "sketches": {}}
 
 
 @pytest.mark.parametrize("assign", ["alignment", "loss"])

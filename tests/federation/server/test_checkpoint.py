@@ -42,6 +42,21 @@ def test_state_and_position_come_back_bit_for_bit(tiny, tmp_path):
         assert torch.equal(tensor, travelling(other)[name])
 
 
+def test_an_exchanges_arrays_come_back_bit_for_bit(tiny, tmp_path):
+    """As tensors, not as text: they may be as large as models."""
+    ours = models(tiny())
+    arrays = {"a/b": np.float16([1, 2]), "c": np.arange(3.0)}
+    state = {"sketches": arrays, "groups": [0, 1], "members": {"a": 1}}
+    save_checkpoint(tmp_path, ours, Position(1, exchange=state))
+    assert "sketches" in state and state["sketches"] is arrays  # the run goes on with it
+    loaded = load_checkpoint(tmp_path, ours).exchange
+    assert loaded["groups"] == [0, 1] and loaded["members"] == {"a": 1}
+    assert list(loaded["sketches"]) == list(arrays)
+    for name, array in arrays.items():
+        assert loaded["sketches"][name].dtype == array.dtype
+        np.testing.assert_array_equal(loaded["sketches"][name], array)
+
+
 def randomise(models, *names, seed=0):
     generator = torch.Generator().manual_seed(seed)
     for name in names:
