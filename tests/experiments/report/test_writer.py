@@ -188,14 +188,20 @@ def test_small_scale_is_shown_beside_the_paper_with_a_warning(make_experiment, t
 
 
 def test_the_figures_of_the_dec_ssl_paper_stand_beside_ours(make_experiment, tmp_path):
-    make_experiment("featarc_table2", "paper", lambda values, seed: {"summary": {"linear": 0.8}})
+    make_experiment("featarc_table2", "paper", lambda values, seed: {
+        "summary": {"linear": 0.8, "clients_own": {"linear": {"mean": 0.85}}}})  # fmt: skip
     make_experiment("dec_ssl_figure9", "small", lambda values, seed: {
         "summary": {"drift": {"mean": 2.0, "pairs": 3.0}}})  # fmt: skip
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     rows = cells(text)
-    assert ["split / system", "linear probe, %", "paper", "difference", "seeds"] in rows
-    assert ["two classes, FedU", "80.00 ± 0.00", "80.52", "-0.52", "2"] in rows
+    beside = ["paper", "difference"]
+    both = ["linear probe, %", *beside, "clients' own models, probe, %", *beside]
+    assert ["split / system", *both, "seeds"] in rows
+    # FeatARC's figure is of clients' own models, those of the others of one model for all.
+    ours, none = ["80.00 ± 0.00", "85.00 ± 0.00"], ["\N{EN DASH}"] * 2
+    assert ["two classes, FedU", ours[0], "80.52", "-0.52", ours[1], *none, "2"] in rows
+    assert ["two classes, FeatARC", ours[0], *none, ours[1], "84.63", "+0.37", "2"] in rows
     drift = ["Dec-SL(Rep)", "2.00 ± 0.00", "178.92", "3.00 ± 0.00", "202.69", "2"]
     assert drift in rows  # smaller is not better: nothing is bold
     assert "Tedrake" in text and "runs are not complete" not in text
