@@ -200,6 +200,11 @@ class _Run:
         evaluator = self.evaluator
         no_evaluation = f"no evaluation: {evaluator.why_not}" if evaluator.why_not else None
         yield from filter(None, (memory, no_evaluation, evaluator.fewer_voters))
+        if evaluator.batch_norm == "frozen":
+            yield (
+                "BatchNorm keeps the statistics that the network begins with "
+                "(model.batch_norm=frozen; averaged trains them)"
+            )
         if evaluator.batch_norm == INITIAL:
             yield (
                 "the server's BatchNorm is not trained, and the server has too few images for its "

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from orchestra_flwr.config import Config, ModelConfig, Plugin
+from orchestra_flwr.config import Config, DataConfig, ModelConfig, Plugin
 from orchestra_flwr.models.batch_norm import FreezableNorms, check_batch_norm
 from orchestra_flwr.models.precision import network_pass
 
@@ -59,6 +59,28 @@ class Backbone(Plugin, FreezableNorms):
         """Frozen statistics are never recalibrated."""
         frozen = config.model.batch_norm == "frozen"
         return {"evaluation.recalibrated": "with model.batch_norm=frozen"} if frozen else {}
+
+    @classmethod
+    def suggested(cls, model: ModelConfig, data: DataConfig, init: str | None) -> dict[str, Any]:
+        """Values for keys that nobody has set, by their full names.
+
+        The statistics of pretrained BatchNorm are of far more images than a client has, and stay;
+        so do those of an encoder in whose run they stayed.
+
+        Args:
+            model: the run's, with this plug-in.
+            data: the run's images.
+            init: the encoder that the run begins with, if any.
+
+        Raises:
+            OSError, ValueError: something cannot be found; the run will not begin.
+        """
+        from orchestra_flwr.models.encoder import has_frozen_norms  # which knows this module
+
+        pretrained = any(getattr(model.settings, key) is not None for key in cls.first_weights)
+        if not cls.has_batch_norm(model) or not (pretrained or (init and has_frozen_norms(init))):
+            return {}
+        return {"model.batch_norm": "frozen"}
 
     @classmethod
     def has_batch_norm(cls, model: ModelConfig) -> bool:
