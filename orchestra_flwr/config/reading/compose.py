@@ -82,7 +82,10 @@ def described(section: type[Composed], overrides: Sequence[str] = ()) -> Describ
         ConfigError: an override that does not compose.
     """
     request = _read(section, overrides)
-    values = _resolved(section, _compose(section, request))
+    composed = _compose(section, request)
+    for key, value in _suggested(section, composed, request).items():
+        OmegaConf.update(composed, key, value)
+    values = _resolved(section, composed)
     return Described(section, values, conf_folders_of(request))
 
 

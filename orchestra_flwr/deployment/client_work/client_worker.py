@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
-from orchestra_flwr.data import ImageSet, count_distinct, load_dataset
+from orchestra_flwr.data import ImageSet, count_distinct, load_dataset, shrink_warning
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.received_settings import (
     ReceivedSettings,
@@ -232,6 +232,8 @@ class ClientWorker:
                 dataset = load_dataset(DataConfig.model_validate(data))
             if dataset.skipped:
                 self._report(f"{len(dataset.skipped)} image files cannot be read and are left out")
+            if warning := shrink_warning(dataset):
+                self._report(f"{warning}; the server sets it")
             self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images

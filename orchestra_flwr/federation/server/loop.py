@@ -42,11 +42,11 @@ from orchestra_flwr.federation.server.strategy import (
 )
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
-from orchestra_flwr.models.batch_norm import INITIAL
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
 from orchestra_flwr.reporting.run_warnings import run_warnings
+from orchestra_flwr.reporting.start_notes import start_notes
 from orchestra_flwr.training import starting_learner
 
 Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
@@ -190,6 +190,8 @@ class _Run:
 
     def _notes(self) -> Iterator[str]:
         """What a person should know before the first round."""
+        evaluator = self.evaluator
+        yield from start_notes(self.config, evaluator.dataset, evaluator.batch_norm)
         if self.skipped:
             yield f"{self.skipped} image files could not be read and are left out"
         clients = len(self.members.names) or self.config.federation.clients
@@ -197,19 +199,8 @@ class _Run:
             memory = held_memory(self.config, self.models.schemas.shared.size, clients)
         except MemoryError as error:
             raise FederationError(str(error)) from error
-        evaluator = self.evaluator
         no_evaluation = f"no evaluation: {evaluator.why_not}" if evaluator.why_not else None
         yield from filter(None, (memory, no_evaluation, evaluator.fewer_voters))
-        if evaluator.batch_norm == "frozen":
-            yield (
-                "BatchNorm keeps the statistics that the network begins with "
-                "(model.batch_norm=frozen; averaged trains them)"
-            )
-        if evaluator.batch_norm == INITIAL:
-            yield (
-                "the server's BatchNorm is not trained, and the server has too few images for its "
-                "statistics: the saved encoder has initial ones; model.norm=group needs none"
-            )
 
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from orchestra_flwr import __version__
 from orchestra_flwr.data import UNLABELLED
@@ -17,6 +18,18 @@ def test_a_greeting_is_answered_with_name_and_images(worker, server, said, ask, 
     assert (told["client"], told["images"]) == ("kitchen", 20)
     assert "refusal" not in told
     assert said == ["takes part with 20 images of 16 x 16 pixels: orchestra, convnet, 20 rounds"]
+
+
+def test_a_client_hears_that_its_photographs_lose_most_of_their_pixels(
+    worker, server, said, ask, greeting, photos
+):
+    for i in range(20):
+        with Image.open(photos / f"{i}.png") as image:
+            image.resize((40, 50)).save(photos / f"{i}.png")
+    ask(worker(), "greet", greeting(server))
+    (warning, _) = said
+    assert warning.startswith("images whose shorter side is 40 pixels are shrunk to 16")
+    assert warning.endswith("; the server sets it")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from orchestra_flwr.config import ConfigError, ModelConfig
+from orchestra_flwr.config import ConfigError, ModelConfig, config_to_yaml, load_config
 from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, load_encoder, save_encoder
 from orchestra_flwr.training import build_learner, starting_learner
 
@@ -63,6 +63,51 @@ def test_what_has_batch_norm_says_so(timm):
         model = {"name": "timm", "timm": name, "image_size": 32}
         chosen = ModelConfig.model_validate(model)
         assert chosen.plugin.has_batch_norm(chosen) is has
+
+
+WEIGHTS = ("model=timm", "model.weights=x.safetensors")  # which nobody reads here
+OF_RESNET = ("model.timm=test_resnet",)  # of images of 160 pixels
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "by"),
+    [
+        (("data=cifar10", *WEIGHTS, "model.timm=mobilenetv3_small_050"), 224, "imagenet"),
+        (("data=cifar10", *WEIGHTS, *OF_RESNET), 160, "half"),
+        (("data=cifar10", *WEIGHTS, "model.timm=vit_tiny_patch16_384"), 384, "half"),
+        (("data=cifar10", *WEIGHTS, "model.timm=seresnextaa201d_32x8d"), 384, "imagenet"),
+        (("data=image_folder", *WEIGHTS, "model.timm=swin_tiny_patch4_window7_224"), 224,
+         "imagenet"),
+        (("data=digits", *WEIGHTS, "model.timm=mobilenetv3_small_050"), 224, "half"),
+        (("data=cifar10", *WEIGHTS, *OF_RESNET, "data.image_size=64"), 64, "half"),
+        (("data=cifar10", *WEIGHTS, *OF_RESNET, "data={image_size:64}"), 64, "half"),
+        (("data=cifar10", *WEIGHTS, *OF_RESNET, "data.normalise=cifar"), 160, "cifar"),
+        (("data=cifar10", "preset=dec_ssl", *WEIGHTS, *OF_RESNET), 160, "cifar"),
+        (("data=cifar10", "model=timm", "model.timm=mobilenetv3_small_050"), 32, "half"),
+    ],
+)  # fmt: skip
+def test_images_are_as_pretrained_weights_expect_them_unless_keys_are_set(
+    timm, overrides, size, by
+):
+    config = load_config(overrides)
+    assert (config.data.image_size, config.data.normalise) == (size, by)
+    assert config.model.settings.image_size == size
+
+
+def test_images_are_never_larger_than_those_of_any_run(timm):
+    config = load_config(["data=cifar10", *WEIGHTS, "model.timm=vit_small_patch14_reg4_dinov2"])
+    assert config.data.image_size == 512  # its own are of 518
+
+
+def test_a_resumed_run_keeps_the_size_of_its_images(timm, tmp_path):
+    """Also where the command that began it is repeated."""
+    given = ["data=cifar10", *WEIGHTS, *OF_RESNET]
+    values = load_config([*given, f"run_dir={tmp_path}"]).model_dump()
+    for size in (160, 32):  # as runs of earlier versions have it
+        values["data"]["image_size"] = values["model"]["image_size"] = size
+        (tmp_path / "config.yaml").write_text(config_to_yaml(values))
+        for repeated in ([], given):
+            assert load_config([f"resume={tmp_path}", *repeated]).data.image_size == size
 
 
 @pytest.mark.parametrize(
