@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -45,9 +46,11 @@ from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
+from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
-from orchestra_flwr.training import starting_learner
+from orchestra_flwr.training import starting_learner, usable_cpus
+from orchestra_flwr.training.process_memory import used_memory
 
 Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
 NOT_EVALUATED: Evaluated = (None, {})
@@ -139,7 +142,7 @@ class _Run:
             self.models,
             exchange,
             self.release,
-            progress.client_done,
+            self._client_done,
             self.privacy.key,
             folder.path,
         )
@@ -170,6 +173,17 @@ class _Run:
             return Trackers(self.config, run, self.progress.message)
         except ConfigError as error:
             raise FederationError(str(error)) from error
+
+    @cached_property
+    def estimate(self) -> RunEstimate:
+        here = self.workers is not None  # whether clients are trained on this machine
+        return RunEstimate(
+            self.config,
+            cores=usable_cpus() if here else 0,
+            workers=self.workers,
+            memory=used_memory if here else None,
+            message=self.progress.message,
+        )
 
     def _run(self) -> dict[str, Any]:
         position = load_checkpoint(self.folder.checkpoint, self.models)
@@ -216,9 +230,17 @@ class _Run:
             round_, position = self.cohorts.draw(number, position, evaluated=evaluated)
         started = time.perf_counter()  # waiting for clients to come is no part of a round
         report = RoundReport()
+        if number > 0:
+            rounds = range(number, self.config.federation.rounds + 1)
+            in_one_stage = len(round_.cohort) if self.federation.exchange.private else None
+            self.estimate.round_started(
+                len(rounds), sum(map(self._is_evaluated, rounds)), in_one_stage
+            )
         if exchanged:
             self._exchange(round_, report)
         seconds = time.perf_counter() - started
+        if number > 0:
+            self.estimate.round_ended(seconds)
         if scored:
             self._ask_for_scores(round_, report)
         if evaluated and not self._is_evaluated_before(number):
@@ -287,6 +309,10 @@ class _Run:
             self.progress.message(f"{why}; the server's state stays as it is")
         self.members.mark_lost([each.client for each in report.dropped if each.silent])
 
+    def _client_done(self, client: str, ok: bool) -> None:
+        self.progress.client_done(client, ok)
+        self.estimate.client_done()
+
     def _ask_for_scores(self, round_: Round, report: RoundReport) -> None:
         """Alignment and uniformity of the round's average, on the clients' own images."""
         model_of, first = self.federation.exchange.model_of, self.models.first
@@ -316,14 +342,17 @@ class _Run:
         return number == 0 and len(self.models.names) == 1
 
     def _evaluate(self, number: int) -> Evaluated:
+        began = time.perf_counter()
         with self.progress.phase(f"evaluating the encoder after round {number}"):
-            return evaluate_models(
+            evaluated = evaluate_models(
                 self.evaluator,
                 self.models,
                 self.federation.exchange,
                 untrained=number == 0,
                 kept_only=0 < number < self.config.federation.rounds,
             )
+        self.estimate.evaluation = time.perf_counter() - began
+        return evaluated
 
     def _is_evaluated(self, number: int) -> bool:
         last = number == self.config.federation.rounds
