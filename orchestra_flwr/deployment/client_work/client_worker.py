@@ -93,7 +93,7 @@ class ClientWorker:
             self.problem = None
             self._report(
                 f"takes part with {count} images of {size} x {size} pixels: "
-                f"{config.method.name}, {config.model.name}, {config.federation.rounds} rounds"
+                f"{config.method.name}, {config.model.name}, {_rounds(config)}"
             )
         except (RefusalError, ConfigError, PluginError) as refusal:
             greeting["refusal"] = failure_of(refusal).word
@@ -122,6 +122,8 @@ class ClientWorker:
         without = [f"sent no {label}: {unsent}"] if unsent else []
         facts = [*trained, *without, f"{metrics['seconds']:.1f} s"]
         self._report(f"round {round_}: {', '.join(facts)}")
+        if round_ == received.federation.rounds:
+            self._report(f"that was the last of {_rounds(received)}: waiting for another run")
         return reply
 
     def evaluate(self, content: RecordDict) -> RecordDict:
@@ -237,6 +239,11 @@ class ClientWorker:
             self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images
+
+
+def _rounds(config: Config) -> str:
+    count = config.federation.rounds
+    return f"{count} round{'s' * (count != 1)}"
 
 
 def _describe(error: Exception) -> str:

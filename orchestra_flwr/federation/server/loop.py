@@ -343,7 +343,8 @@ class _Run:
 
     def _evaluate(self, number: int) -> Evaluated:
         began = time.perf_counter()
-        with self.progress.phase(f"evaluating the encoder after round {number}"):
+        when = f"after round {number}" if number else "before training"
+        with self.progress.phase(f"evaluating the encoder {when}"):
             evaluated = evaluate_models(
                 self.evaluator,
                 self.models,
