@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -39,7 +41,7 @@ from orchestra_flwr.config.sections import (
     TermConfig,
     TrainingConfig,
 )
-from orchestra_flwr.config.user_packages import WithPlugins
+from orchestra_flwr.config.user_packages import WithPlugins, are_packages
 from orchestra_flwr.console.printable import printable
 
 MAX_BYTES = 255  # of a file's name, on every usual file system
@@ -121,6 +123,19 @@ class Config(WithPlugins, Composed):
     def active_terms(self) -> list[TermConfig]:
         """The terms that are added to the loss, in the order of their names."""
         return [term for _, term in sorted(self.terms.items()) if term.weight > 0]
+
+    @classmethod
+    def suggested(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a backbone with pretrained weights suggests: :meth:`Backbone.suggested`."""
+        packages = values.get("plugins") or ()
+        with suppress(OSError, ValueError):
+            model = parse(ModelConfig, values["model"], "model")
+            data = parse(DataConfig, values["data"], "data")
+            for choice in (model, data) if are_packages(packages) else ():
+                choice.look_in(tuple(packages))
+            suggested: dict[str, Any] = model.plugin.suggested(model, data, values.get("init"))
+            return suggested
+        return {}
 
     def unread(self) -> dict[str, str]:
         """Keys that the chosen plug-ins or a simulation do not read, and why."""

@@ -61,6 +61,17 @@ class Composed(Section):
         """
         return {}
 
+    @classmethod
+    def suggested(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values that the chosen plug-ins suggest for keys, by their full names.
+
+        A new run has them where nobody has set the key. A resumed run keeps what it has.
+
+        Args:
+            values: composed and unchecked; what is wrong in them is told when they are checked.
+        """
+        return {}
+
 
 S = TypeVar("S", bound=Section)
 

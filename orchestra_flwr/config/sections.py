@@ -10,7 +10,7 @@ from orchestra_flwr.config.section import Section
 from orchestra_flwr.plugins import Room
 
 Precision = Literal["float32", "bfloat16"]
-Normalisation = Literal["half", "cifar", "imagenet"]
+Normalisation = Literal["half", "cifar", "imagenet", "clip", "none"]
 Setting = Literal["small", "device", "silo", "dec_ssl"]
 KEPT_ROUNDS = 3  # whose checkpoints are kept, and states of clients: a run can go back to them
 MAX_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other

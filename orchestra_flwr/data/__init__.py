@@ -9,6 +9,7 @@ from orchestra_flwr.data.images import (
     ImageSet,
     count_distinct,
     first_occurrences,
+    shrink_warning,
 )
 from orchestra_flwr.data.partitions import (
     Partition,
@@ -43,5 +44,6 @@ __all__ = [
     "partition",
     "partition_by_name",
     "shift_images",
+    "shrink_warning",
     "survey",
 ]

@@ -42,13 +42,14 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
     train = _read(train_set, "training", size)
     test = None if test_set is None else _read(test_set, "test", size)
     if not train.labelled:
-        return Dataset(name, ImageSet(train.stacked))
+        return Dataset(name, ImageSet(train.stacked), shorter_side=train.shorter_side)
     names, numbers = _classes(train)
     train_images = ImageSet(train.stacked, _labels(train, numbers), names)
     if test is None or not test.labelled:
-        return Dataset(name, train_images)
+        return Dataset(name, train_images, shorter_side=train.shorter_side)
     labels = _labels(_named_as(train, test), numbers)
-    return Dataset(name, train_images, ImageSet(test.stacked, labels, names))
+    test_images = ImageSet(test.stacked, labels, names)
+    return Dataset(name, train_images, test_images, shorter_side=train.shorter_side)
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,19 @@ class _Items:
         images: n of uint8, (3, size, size).
         labels: n, as in the data set; None for no label.
         classes: their names by number; None where the data set has none.
+        sides: the shorter side of each image before it was resized, as far as that is known.
     """
 
     part: str
     images: list[Tensor]
     labels: list[int | str | None]
     classes: Sequence[str] | None
+    sides: list[int]
+
+    @property
+    def shorter_side(self) -> int | None:
+        """The median, in pixels."""
+        return int(np.median(self.sides)) if self.sides else None
 
     @property
     def stacked(self) -> Tensor:
@@ -116,12 +124,14 @@ def _are_labels(items: Any) -> bool:
 def _read(items: Any, part: str, size: int) -> _Items:
     images: list[Tensor] = []
     labels: list[int | str | None] = []
+    sides: list[int] = []
     classes = _declared(items)
     for number, item in enumerate(_each(items, part)):
         image, label, names = _image_and_label(item, items)
         classes = names or classes
         try:
             images.append(square_image(image, size))
+            sides += [min(image.size)] if isinstance(image, Image.Image) else []
             labels.append(_plain(label))
         except (OSError, TypeError, ValueError) as error:
             hint = (
@@ -130,7 +140,7 @@ def _read(items: Any, part: str, size: int) -> _Items:
             raise ConfigError(f"dataset: {part} image {number}: {error}{hint}") from None
     if not images:
         raise ConfigError(f"dataset: there are no {part} images")
-    return _Items(part, images, labels, classes)
+    return _Items(part, images, labels, classes, sides)
 
 
 def _each(items: Any, part: str) -> Iterator[Any]:

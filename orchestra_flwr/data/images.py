@@ -84,6 +84,8 @@ class Dataset:
             were the reason.
         shown: (N,) bool, the training images whose labels clients use (`labels.fraction`); None if
             that is not known.
+        shorter_side: height or width, whichever is less, of a typical image before it was resized,
+            in pixels; None if that is not known.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Dataset:
     skipped: tuple[tuple[str, str], ...] = ()
     unread: tuple[str, ...] = ()
     shown: Tensor | None = None
+    shorter_side: int | None = None
 
     @property
     def channels(self) -> int:
@@ -102,6 +105,17 @@ class Dataset:
     def image_size(self) -> int:
         """Height and width of an image in pixels."""
         return self.train.images.shape[2]
+
+
+def shrink_warning(dataset: Dataset) -> str | None:
+    """What is said of images that lose more than half of their resolution; None of others."""
+    side, size = dataset.shorter_side, dataset.image_size
+    if side is None or size >= side / 2:
+        return None
+    return (
+        f"images whose shorter side is {side} pixels are shrunk to {size}: a larger "
+        "data.image_size keeps more of what they show (time and memory grow with its square)"
+    )
 
 
 def first_occurrences(images: Tensor) -> Tensor:

@@ -24,7 +24,9 @@ frozen
     and in the second stage of FixBN (Zhong et al., 2023, arXiv 2303.06530). No client sends them.
 
 Without a name (null) it follows from other keys: `local` with `merging=fedbn`, `recalibrated` with
-`privacy.clip`, otherwise `averaged`. Heads, which begin with random weights, are never frozen.
+`privacy.clip`, otherwise `averaged`. A new run with pretrained weights (`model.weights`) has
+`frozen` where nobody has set the key (:meth:`Backbone.suggested`), so that is what its
+`config.yaml` has. Heads, which begin with random weights, are never frozen.
 """
 
 import copy
@@ -179,6 +181,14 @@ def check_batch_norm(config: Config) -> None:
     """
     policy, model, merging = BatchNormPolicy.of(config), config.model, config.merging
     chosen = f"model.batch_norm={model.batch_norm}"
+    own = f"merging={merging.name}" if merging.plugin.local_norms else policy.asked_by
+    firsts = {f"model.{key}": getattr(model.settings, key) for key in model.plugin.first_weights}
+    for key, value in {"init": config.init, **firsts}.items():
+        if value is not None and (policy.name == "local" or merging.plugin.local_norms):
+            raise ValueError(
+                f"{key}={value}: must not be given with {own}, whose clients begin "
+                "with BatchNorm of their own"
+            )
     if model.batch_norm is not None and policy.name != "local":
         if merging.plugin.local_norms:
             raise ValueError(
@@ -191,14 +201,6 @@ def check_batch_norm(config: Config) -> None:
             raise ValueError(
                 f"{chosen}: must not be averaged with privacy.clip={config.privacy.clip:g}, "
                 "statistics are no part of a clipped update"
-            )
-    settings = model.settings
-    firsts = {f"model.{key}": getattr(settings, key) for key in model.plugin.first_weights}
-    for key, value in {"init": config.init, **firsts}.items():
-        if value is not None and policy.name == "local":
-            raise ValueError(
-                f"{key}={value}: must not be given with {policy.asked_by}, whose clients begin "
-                "with BatchNorm of their own"
             )
 
 
@@ -220,7 +222,8 @@ def check_frozen(backbone: FreezableNorms) -> None:
     if backbone.norms_are_frozen and not has_statistics(backbone):
         raise ConfigError(
             "model.batch_norm=frozen: the backbone begins with statistics of no images; "
-            "pretrained weights have some (init, or model.weights of model=timm)"
+            "pretrained weights have some (init, or model.weights of model=timm), and "
+            "model.batch_norm=averaged makes new ones"
         )
 
 

@@ -214,9 +214,7 @@ def load_encoder(
         ValueError: a file is damaged, the description is wrong, its backbone is of a package that
             is not installed or that `plugins` does not name, or the weights do not fit it.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = path / "encoder.safetensors"
+    path = _weights_of(path)
     description = path.with_suffix(".json")
     for file in (path, description):
         if not file.is_file():
@@ -239,6 +237,23 @@ def load_encoder(
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit its description: {error}") from None
     return encoder.to(device)
+
+
+def has_frozen_norms(path: str | Path) -> bool:
+    """Whether BatchNorm's statistics stayed as they were in the run of a saved encoder.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    described = read_description(_weights_of(path).with_suffix(".json"))
+    return bool(described["spec"].get("model", {}).get("batch_norm") == "frozen")
+
+
+def _weights_of(path: str | Path) -> Path:
+    """The `encoder.safetensors` that a run folder, or the file itself, stands for."""
+    path = Path(path)
+    return path / "encoder.safetensors" if path.is_dir() else path
 
 
 def _check_size(spec: EncoderSpec, weights: Path) -> None:

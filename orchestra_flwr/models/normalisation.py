@@ -1,5 +1,6 @@
 """How images are scaled before a network sees them (`data.normalise`)."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -13,6 +14,8 @@ STATISTICS: dict[Normalisation, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "half": ((0.5,), (0.5,)),
     "cifar": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 
 
@@ -21,7 +24,8 @@ def normalise(images: Tensor, by: Normalisation) -> Tensor:
 
     Args:
         images: of any floating-point type; three channels, but for "half".
-        by: "half" takes any images to [-1, 1]; "cifar" and "imagenet" are of those data sets.
+        by: "half" takes any images to [-1, 1], and "none" leaves them; "cifar" and "imagenet" are
+            of those data sets, "clip" is of that network's images.
 
     Returns:
         The same shape and type.
@@ -30,6 +34,17 @@ def normalise(images: Tensor, by: Normalisation) -> Tensor:
         return (images * 2).sub_(1)
     mean, deviation = _on(images.device, images.dtype, by)
     return (images - mean).div_(deviation)
+
+
+def nearest_normalisation(mean: Sequence[float], deviation: Sequence[float]) -> Normalisation:
+    """The one whose mean and deviation, of three channels, differ least from these."""
+
+    def distance(by: Normalisation) -> float:
+        own = STATISTICS[by]
+        pairs = zip([*mean, *deviation], [*own[0] * 3][:3] + [*own[1] * 3][:3], strict=True)
+        return sum(abs(one - other) for one, other in pairs)
+
+    return min(STATISTICS, key=distance)
 
 
 @lru_cache

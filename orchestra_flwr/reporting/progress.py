@@ -115,10 +115,16 @@ class Progress:
         """Ends what :meth:`phase_started` began."""
         self._phase.close()
 
-    def _position(self) -> str:
-        return f"round {self.round}/{self.rounds}" + (f" {self.label}" if self.label else "")
+    def _position(self, label: str | None = None) -> str:
+        """The round, of which 0 trains nothing, and what goes on in it."""
+        what = self.label if label is None else label
+        if not self.round:
+            return f"before training: {what}" if what else "before training"
+        return f"round {self.round}/{self.rounds}" + (f" {what}" if what else "")
 
     def _clients(self) -> str:
+        if not self.cohort:  # nobody was asked, as before training
+            return ""
         return f"{self.done}/{self.cohort} clients" + (
             f" ({self.failed} failed)" if self.failed else ""
         )
@@ -155,7 +161,7 @@ class PlainProgress(Progress):
 
     def images_evaluated(self, backbone: str, done: int, total: int) -> None:
         """A line at most every half minute."""
-        place = f"round {self.round}/{self.rounds} evaluating {backbone}"
+        place = self._position(f"evaluating {backbone}")
         self._throttled(place, f"{done:,}/{total:,} images")
 
     def _throttled(self, *facts: str) -> None:
@@ -182,7 +188,7 @@ class PlainProgress(Progress):
                 self._clients(),
                 _losses(losses),
                 _scores(scores),
-                duration(seconds),
+                duration(seconds) if self.cohort else "",
                 self._time_left(),
             )
         )
@@ -268,7 +274,12 @@ class LiveProgress(Progress):
         self._bars.update(self._rounds_bar, completed=round, facts=escape(facts))
         if scores:
             self.message(
-                _join(self._position(), _losses(losses), _scores(scores), duration(seconds))
+                _join(
+                    self._position(),
+                    _losses(losses),
+                    _scores(scores),
+                    duration(seconds) if self.cohort else "",
+                )
             )
         for line in dropped:
             self.message(f"{self._position()}  dropped: {line}")

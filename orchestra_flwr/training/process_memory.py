@@ -1,7 +1,10 @@
-"""When freed memory returns to the system, as far as glibc and torch can be told."""
+"""The memory of processes: how much they hold, and when freed memory returns to the system."""
 
 import ctypes
+import os
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +29,25 @@ def return_freed_memory() -> None:
         torch.cuda.empty_cache()
     if hasattr(_libc(), "malloc_trim"):
         _libc().malloc_trim(0)
+
+
+def used_memory(process: int | None = None) -> int:
+    """Bytes that a process and all that it has started hold now; 0 where that is not known.
+
+    Pages that several share are counted once: it is the sum of proportional set sizes.
+
+    Args:
+        process: its number; None: this one.
+    """
+    folder = Path("/proc") / str(process or os.getpid())
+    total = 0
+    with suppress(OSError):  # it has ended, is another user's, or this is no Linux
+        for line in (folder / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total = 1024 * int(line.split()[1])
+        for task in (folder / "task").iterdir():
+            total += sum(used_memory(int(n)) for n in (task / "children").read_text().split())
+    return total
 
 
 @cache

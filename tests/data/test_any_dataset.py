@@ -74,6 +74,15 @@ def test_images_without_labels(given):
     assert data.train.labels is None and data.train.classes == ()
 
 
+def test_the_size_of_pictures_before_resizing_is_known():
+    pictures = [Image.new("RGB", size) for size in ((90, 70), (60, 50), (200, 300))]
+    assert as_dataset(pictures, "x", 8).shorter_side == 70
+    assert as_dataset(list(zip(pictures, "aab", strict=True)), "x", 8).shorter_side == 70
+    both = (list(zip(pictures, "aab", strict=True)), list(zip(pictures, "aab", strict=True)))
+    assert as_dataset(both, "x", 8).shorter_side == 70
+    assert as_dataset(torch.zeros(3, 3, 20, 20, dtype=torch.uint8), "x", 8).shorter_side is None
+
+
 def test_training_and_test_images():
     train = Subset(Pictures(), [0, 1, 2, 3])
     test = Subset(Pictures(), [4, 5])

@@ -10,6 +10,7 @@ from orchestra_flwr.models import BatchNormPolicy, build_backbone, recalibrated
 from orchestra_flwr.training import build_learner, starting_learner
 
 CLIP = ("privacy.clip=1", "federation.weighting=uniform")
+WEIGHTS = "model.weights=x.safetensors"  # which nobody reads while a run is composed
 
 
 def images(n, channels=1, size=8, seed=0):
@@ -143,6 +144,22 @@ def test_a_policy_that_cannot_be_is_refused_in_one_line(tiny, overrides, says):
     with pytest.raises(ConfigError) as error:
         tiny(*overrides)
     assert str(error.value).startswith(f"model.batch_norm{says}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (("model.timm=test_resnet",), None),
+        (("model.timm=test_resnet", WEIGHTS), "frozen"),
+        (("model.timm=test_resnet", WEIGHTS, *CLIP), "frozen"),
+        (("model.timm=test_resnet", WEIGHTS, "model.batch_norm=averaged"), "averaged"),
+        (("model.timm=test_resnet", WEIGHTS, "model.batch_norm=null"), None),
+        (("model.timm=test_vit", WEIGHTS, "data.image_size=160"), None),
+    ],
+)
+def test_pretrained_norms_are_frozen_unless_the_key_is_set(tiny, overrides, name):
+    pytest.importorskip("timm", reason="needs the extra timm")
+    assert tiny("model=timm", *overrides).model.batch_norm == name
 
 
 @pytest.mark.parametrize("first", ["init=x", "model.weights=x.safetensors"])

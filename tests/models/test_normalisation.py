@@ -4,7 +4,7 @@ import torch
 import orchestra_flwr
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.models import Encoder, EncoderSpec, normalise, save_encoder
-from orchestra_flwr.models.normalisation import STATISTICS
+from orchestra_flwr.models.normalisation import STATISTICS, nearest_normalisation
 
 
 def test_a_pixel_by_hand():
@@ -13,9 +13,26 @@ def test_a_pixel_by_hand():
         ("half", (0.0, -0.5, 1.0)),
         ("cifar", ((0.5 - 0.4914) / 0.2023, (0.25 - 0.4822) / 0.1994, (1 - 0.4465) / 0.201)),
         ("imagenet", ((0.5 - 0.485) / 0.229, (0.25 - 0.456) / 0.224, (1 - 0.406) / 0.225)),
-    ):
+        ("clip", ((0.5 - 0.48145466) / 0.26862954, (0.25 - 0.4578275) / 0.26130258,
+                  (1 - 0.40821073) / 0.27577711)),
+        ("none", (0.5, 0.25, 1.0)),
+    ):  # fmt: skip
         found = normalise(image.clone(), by)
         torch.testing.assert_close(found.flatten(), torch.tensor(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "nearest"),
+    [
+        ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "half"),
+        ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "imagenet"),
+        ((0.486, 0.459, 0.408), (0.235, 0.235, 0.235), "imagenet"),  # timm's DPN
+        ((0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758), "clip"),
+        ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), "none"),
+    ],
+)
+def test_the_nearest_normalisation(mean, deviation, nearest):
+    assert nearest_normalisation(mean, deviation) == nearest
 
 
 def test_half_is_its_mean_and_deviation_bit_for_bit():

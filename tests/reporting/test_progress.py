@@ -42,7 +42,7 @@ def test_plain_is_one_line_a_round_with_all_facts(clock, capsys):
         a_round(progress, clock, 2, dropped=["client 4: not finite"], seconds=6)
         progress.message("done")
     clustering, first, second, dropped, done = capsys.readouterr().out.splitlines()
-    assert clustering == "round 0/10 clustering  0/3 clients  5.0 s"
+    assert clustering == "before training: clustering  0/3 clients  5.0 s"
     assert first == (
         "round 1/10 training  3/3 clients  loss 2.000 (cluster 1.250, rotation 0.750)  "
         "kNN 45.1 %  linear 60.0 %  6.0 s  54 s left"
@@ -51,6 +51,17 @@ def test_plain_is_one_line_a_round_with_all_facts(clock, capsys):
     assert second.endswith("6.0 s  48 s left")
     assert dropped == "  dropped: client 4: not finite"
     assert done == "done"
+
+
+def test_before_training_nothing_reads_like_a_failure(clock, capsys):
+    """Nobody is asked, and no time counts: 0 clients in 0.0 s were told."""
+    with make_progress("plain", rounds=2) as progress:
+        clock.now += 40
+        progress.images_evaluated("online", 100, 2500)
+        progress.round_finished(0, {}, {"knn": 0.5}, 0.0, [])
+    evaluating, finished = capsys.readouterr().out.splitlines()
+    assert evaluating == "before training: evaluating online  100/2,500 images  40 s"
+    assert finished == "before training  kNN 50.0 %"
 
 
 def test_plain_lines_are_flushed_and_without_control_characters(clock):

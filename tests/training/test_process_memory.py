@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from orchestra_flwr.training.process_memory import used_memory
+
 pytestmark = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc has the settings"
 )
@@ -66,3 +68,19 @@ return_freed_memory()
 print(before - resident())
 """
     assert printed(program) > 20e6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_memory_is_that_of_a_process_and_of_all_that_it_has_started():
+    """As an engine's workers, whose pages are not this process's."""
+    before = used_memory()
+    hold = "import sys; held = b'x' * 200_000_000; print('held', flush=True); sys.stdin.read()"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    outer = subprocess.Popen(
+        [sys.executable, "-c", nested], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert outer.stdout.readline() == b"held\n"
+    during = used_memory()
+    outer.communicate()
+    assert 190e6 < during - before < 300e6
+    assert used_memory(outer.pid) == 0  # it has ended

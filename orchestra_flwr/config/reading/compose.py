@@ -24,7 +24,7 @@ from orchestra_flwr.config.reading.hydra_overrides import (
 )
 from orchestra_flwr.config.reading.key_descriptions import Described
 from orchestra_flwr.config.reading.overrides import read_overrides
-from orchestra_flwr.config.reading.resume import plain, resumed
+from orchestra_flwr.config.reading.resume import plain, resumed, touched
 from orchestra_flwr.config.reading.unread import refuse_unread
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import (
@@ -64,8 +64,11 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
     """
     request = _read(section, overrides)
     composed = _compose(section, request)
+    suggested = _suggested(section, composed, request)
     if composed.get("resume"):
-        return parse(section, resumed(section, composed, request))
+        return parse(section, resumed(section, composed, request, suggested))
+    for key, value in suggested.items():
+        OmegaConf.update(composed, key, value)
     config = parse(section, _resolved(section, composed))
     if all_read:
         refuse_unread(config, request)
@@ -79,7 +82,10 @@ def described(section: type[Composed], overrides: Sequence[str] = ()) -> Describ
         ConfigError: an override that does not compose.
     """
     request = _read(section, overrides)
-    values = _resolved(section, _compose(section, request))
+    composed = _compose(section, request)
+    for key, value in _suggested(section, composed, request).items():
+        OmegaConf.update(composed, key, value)
+    values = _resolved(section, composed)
     return Described(section, values, conf_folders_of(request))
 
 
@@ -135,6 +141,21 @@ def _set(composed: DictConfig, line: Override) -> None:
     section, _, name = key.rpartition(".")
     with open_dict(composed):
         del (OmegaConf.select(composed, section) if section else composed)[name]
+
+
+def _suggested(
+    section: type[Composed], composed: DictConfig, overrides: Sequence[Override]
+) -> dict[str, Any]:
+    """What choices suggest for keys that neither an override nor a preset sets."""
+    suggested = section.suggested(_as_far_as_it_resolves(composed))
+    if not suggested:
+        return {}
+    keys = {*touched(overrides)}
+    for override in overrides:  # model={name:timm,...}
+        value = override.value()
+        names = value if isinstance(value, dict) else ()
+        keys |= {f"{override.key_or_group}.{name}" for name in names}
+    return {key: value for key, value in suggested.items() if key not in keys}
 
 
 def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:

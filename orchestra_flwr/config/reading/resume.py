@@ -1,6 +1,6 @@
 """Resuming a run: its configuration stays the same, except for where it runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,19 @@ def is_free(override: str) -> bool:
 
 
 def resumed(
-    section: type[Composed], composed: DictConfig, overrides: Sequence[Override]
+    section: type[Composed],
+    composed: DictConfig,
+    overrides: Sequence[Override],
+    suggested: Iterable[str] = (),
 ) -> dict[str, Any]:
     """The saved values of the run that `composed.resume` names, changed by allowed overrides.
+
+    Args:
+        section: the kind of configuration.
+        composed: of the overrides; changed.
+        overrides: as on a command line.
+        suggested: keys that nobody has set and that choices suggest a value for: they are as the
+            run has them.
 
     Raises:
         ConfigError: there is no such run, its configuration is damaged, or an override would change
@@ -56,7 +66,9 @@ def resumed(
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     saved = run.model_dump(mode="json")
-    for key in _touched(overrides):
+    for key in suggested:
+        OmegaConf.update(composed, key, _value(saved, key.split(".")))
+    for key in touched(overrides):
         path = key.split(".")
         new, old = plain(OmegaConf.select(composed, key)), _value(saved, path)
         if _may_change(key):
@@ -131,7 +143,7 @@ def _refuse_difference(key: str, new: Any, old: Any) -> None:
         )
 
 
-def _touched(overrides: Sequence[Override]) -> Iterator[str]:
+def touched(overrides: Sequence[Override]) -> Iterator[str]:
     """The keys that overrides set, those set by a preset included."""
     for key, value in values_of(overrides).items():
         if key == "preset":

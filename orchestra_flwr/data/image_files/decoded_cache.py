@@ -94,6 +94,7 @@ def store_dataset(file: Path, dataset: Dataset) -> None:
         "classes": dataset.train.classes,
         "skipped": dataset.skipped,
         "unread": dataset.unread,
+        "shorter_side": dataset.shorter_side,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     # Private images, for their owner alone.
@@ -135,5 +136,6 @@ def _dataset(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Dataset:
     if "test.images" in tensors:
         test = ImageSet(tensors["test.images"], tensors["test.labels"], classes)
     skipped = tuple((path, reason) for path, reason in facts["skipped"])
-    # "unread" is missing in files of orchestra_flwr.simulate of an earlier version.
-    return Dataset(facts["name"], train, test, skipped, tuple(facts.get("unread", ())))
+    # What files of earlier versions may not have.
+    unread, side = tuple(facts.get("unread", ())), facts.get("shorter_side")
+    return Dataset(facts["name"], train, test, skipped, unread, shorter_side=side)

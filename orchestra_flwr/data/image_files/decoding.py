@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.skipped_files import first_ones
-from orchestra_flwr.square_image import broken_because, decode_image
+from orchestra_flwr.square_image import broken_because, decode_image, opened_image
 
 logger = logging.getLogger("orchestra_flwr.data")
 
 PROGRESS_SECONDS, MAX_SECONDS = 2.0, 60.0  # between two lines: from line to line it doubles
 MAX_THREADS = 8  # more would only wait for Python's lock
 CHUNK = 64  # files a task
+MEASURED = 100  # files, of which the size before resizing is looked at
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,15 @@ class Decoded:
         broken: (name, reason) of the others, printable.
         unread: names of those among them whose content was never seen, such as files without
             permission to read; they may be readable later (:func:`any_readable`).
+        shorter_side: height or width, whichever is less, in pixels: the median of some files'; None
+            without any.
     """
 
     images: Tensor
     good: list[int]
     broken: tuple[tuple[str, str], ...]
     unread: tuple[str, ...] = ()
+    shorter_side: int | None = None
 
 
 class _Failure(NamedTuple):
@@ -57,12 +61,17 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
         size: height and width of the result in pixels.
     """
     images = np.empty((len(names), 3, size, size), dtype=np.uint8)
+    sides: list[int] = []
+    step = 1 + len(names) // MEASURED
 
     def decode_one(position: int) -> _Failure | None:
         content = None
         try:
             content = read(names[position])
             images[position] = decode_image(content, size)
+            if position % step == 0:
+                with opened_image(content) as image:
+                    sides.append(min(image.size))
         except Exception as error:  # decoders raise all kinds of errors for broken files
             return _failure(error, was_read=content is not None)
         return None
@@ -85,7 +94,8 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
             raise
     if reported > started:
         logger.info("decoded all in %.0f s", time.monotonic() - started)
-    return _without_failures(images, names, failures)
+    side = int(np.median(sides)) if sides else None
+    return replace(_without_failures(images, names, failures), shorter_side=side)
 
 
 def _failure(error: Exception, *, was_read: bool) -> _Failure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -87,7 +87,8 @@ def load_files(
         if not decoded.good or decoded.good[0] >= len(train.files):
             first = ": ".join(decoded.broken[0])
             raise wrong_root(root, f"no training image can be read ({first})")
-        return _dataset(data.name, chosen, decoded)
+        dataset = _dataset(data.name, chosen, decoded)
+        return replace(dataset, shorter_side=decoded.shorter_side)
 
     def readable(unread: Collection[str]) -> bool:
         return any_readable(unread, names, archive.read)

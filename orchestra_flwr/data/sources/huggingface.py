@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,9 @@ class HuggingFace(Source):
         def decode() -> Dataset:
             size = self.data.image_size
             decoded = [None if rows is None else rows.decoded(size) for rows in chosen]
-            return self._dataset(columns, chosen, decoded)
+            dataset = self._dataset(columns, chosen, decoded)
+            train = decoded[0]
+            return replace(dataset, shorter_side=None if train is None else train.shorter_side)
 
         def readable(unread: Collection[str]) -> bool:
             return any(rows.readable(unread) for rows in chosen if rows is not None)

@@ -57,7 +57,7 @@ class Stl10(Source):
         def decode() -> Dataset:
             size = self.data.image_size
             train, test = (_image_set(root, folder, part, limits[part], size) for part in PARTS)
-            return Dataset(self.data.name, train, test)
+            return Dataset(self.data.name, train, test, shorter_side=SIZE)
 
         # The files of all such folders are of equal sizes, so the folder counts as well.
         key = cache_key(str(folder.resolve()), stamps, self.data.image_size, limits)

@@ -44,6 +44,7 @@ class Stored(Source):
             self.data.name,
             limited(dataset.train, self.data.train_limit),
             None if test is None else limited(test, self.data.test_limit),
+            shorter_side=dataset.shorter_side,
         )
 
 

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
-from orchestra_flwr.data import ImageSet, count_distinct, load_dataset
+from orchestra_flwr.data import ImageSet, count_distinct, load_dataset, shrink_warning
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.received_settings import (
     ReceivedSettings,
@@ -93,7 +93,7 @@ class ClientWorker:
             self.problem = None
             self._report(
                 f"takes part with {count} images of {size} x {size} pixels: "
-                f"{config.method.name}, {config.model.name}, {config.federation.rounds} rounds"
+                f"{config.method.name}, {config.model.name}, {_rounds(config)}"
             )
         except (RefusalError, ConfigError, PluginError) as refusal:
             greeting["refusal"] = failure_of(refusal).word
@@ -122,6 +122,8 @@ class ClientWorker:
         without = [f"sent no {label}: {unsent}"] if unsent else []
         facts = [*trained, *without, f"{metrics['seconds']:.1f} s"]
         self._report(f"round {round_}: {', '.join(facts)}")
+        if round_ == received.federation.rounds:
+            self._report(f"that was the last of {_rounds(received)}: waiting for another run")
         return reply
 
     def evaluate(self, content: RecordDict) -> RecordDict:
@@ -233,9 +235,16 @@ class ClientWorker:
                 dataset = load_dataset(DataConfig.model_validate(data))
             if dataset.skipped:
                 self._report(f"{len(dataset.skipped)} image files cannot be read and are left out")
+            if warning := shrink_warning(dataset):
+                self._report(f"{warning}; the server sets it")
             self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images
+
+
+def _rounds(config: Config) -> str:
+    count = config.federation.rounds
+    return f"{count} round{'s' * (count != 1)}"
 
 
 def _describe(error: Exception) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -44,12 +45,14 @@ from orchestra_flwr.federation.server.strategy import (
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
-from orchestra_flwr.models.batch_norm import INITIAL
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
+from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import run_warnings
-from orchestra_flwr.training import starting_learner
+from orchestra_flwr.reporting.start_notes import start_notes
+from orchestra_flwr.training import starting_learner, usable_cpus
+from orchestra_flwr.training.process_memory import used_memory
 
 Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
 NOT_EVALUATED: Evaluated = (None, {})
@@ -132,7 +135,7 @@ class _Run:
             self.models,
             exchange,
             self.release,
-            progress.client_done,
+            self._client_done,
             self.privacy.key,
             folder.path,
         )
@@ -178,6 +181,17 @@ class _Run:
         except ConfigError as error:
             raise FederationError(str(error)) from error
 
+    @cached_property
+    def estimate(self) -> RunEstimate:
+        here = self.workers is not None  # whether clients are trained on this machine
+        return RunEstimate(
+            self.config,
+            cores=usable_cpus() if here else 0,
+            workers=self.workers,
+            memory=used_memory if here else None,
+            message=self.progress.message,
+        )
+
     def _run(self) -> dict[str, Any]:
         position = load_checkpoint(self.folder.checkpoint, self.models, self.best)
         self.folder.truncate_after(-1 if position is None else position.round)
@@ -197,6 +211,8 @@ class _Run:
 
     def _notes(self) -> Iterator[str]:
         """What a person should know before the first round."""
+        evaluator = self.evaluator
+        yield from start_notes(self.config, evaluator.dataset, evaluator.batch_norm)
         if self.skipped:
             yield f"{self.skipped} image files could not be read and are left out"
         clients = len(self.members.names) or self.config.federation.clients
@@ -205,14 +221,8 @@ class _Run:
         except MemoryError as error:
             raise FederationError(str(error)) from error
         self.best.check()
-        evaluator = self.evaluator
         no_evaluation = f"no evaluation: {evaluator.why_not}" if evaluator.why_not else None
         yield from filter(None, (memory, no_evaluation, evaluator.fewer_voters))
-        if evaluator.batch_norm == INITIAL:
-            yield (
-                "the server's BatchNorm is not trained, and the server has too few images for its "
-                "statistics: the saved encoder has initial ones; model.norm=group needs none"
-            )
 
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
@@ -228,9 +238,17 @@ class _Run:
             round_, position = self.cohorts.draw(number, position, evaluated=evaluated)
         started = time.perf_counter()  # waiting for clients to come is no part of a round
         report = RoundReport()
+        if number > 0:
+            rounds = range(number, self.config.federation.rounds + 1)
+            in_one_stage = len(round_.cohort) if self.federation.exchange.private else None
+            self.estimate.round_started(
+                len(rounds), sum(map(self._is_evaluated, rounds)), in_one_stage
+            )
         if exchanged:
             self._exchange(round_, report)
         seconds = time.perf_counter() - started
+        if number > 0:
+            self.estimate.round_ended(seconds)
         if scored:
             self._ask_for_scores(round_, report)
         if evaluated and not self._is_evaluated_before(number):
@@ -303,6 +321,10 @@ class _Run:
             self.progress.message(f"{why}; the server's state stays as it is")
         self.members.mark_lost([each.client for each in report.dropped if each.silent])
 
+    def _client_done(self, client: str, ok: bool) -> None:
+        self.progress.client_done(client, ok)
+        self.estimate.client_done()
+
     def _ask_for_scores(self, round_: Round, report: RoundReport) -> None:
         """Clients' scores of the round's average, on their own images."""
         model_of, first = self.federation.exchange.model_of, self.models.first
@@ -332,14 +354,18 @@ class _Run:
         return number == 0 and len(self.models.names) == 1
 
     def _evaluate(self, number: int) -> Evaluated:
-        with self.progress.phase(f"evaluating the encoder after round {number}"):
-            return evaluate_models(
+        began = time.perf_counter()
+        when = f"after round {number}" if number else "before training"
+        with self.progress.phase(f"evaluating the encoder {when}"):
+            evaluated = evaluate_models(
                 self.evaluator,
                 self.models,
                 self.federation.exchange,
                 untrained=number == 0,
                 kept_only=0 < number < self.config.federation.rounds,
             )
+        self.estimate.evaluation = time.perf_counter() - began
+        return evaluated
 
     def _is_evaluated(self, number: int) -> bool:
         last = number == self.config.federation.rounds

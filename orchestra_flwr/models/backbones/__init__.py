@@ -1,12 +1,24 @@
 """The networks that `model.name` can choose: one file each."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from orchestra_flwr.config import Config, ModelConfig, Plugin
+from orchestra_flwr.config import Config, DataConfig, ModelConfig, Normalisation, Plugin
 from orchestra_flwr.models.batch_norm import FreezableNorms, check_batch_norm
 from orchestra_flwr.models.precision import network_pass
+
+
+class TrainedOn(NamedTuple):
+    """The images that pretrained weights were trained on.
+
+    Attributes:
+        size: height and width in pixels.
+        normalise: how they were scaled, or what is nearest to it, as `data.normalise`.
+    """
+
+    size: int
+    normalise: Normalisation
 
 
 class Backbone(Plugin, FreezableNorms):
@@ -59,6 +71,42 @@ class Backbone(Plugin, FreezableNorms):
         """Frozen statistics are never recalibrated."""
         frozen = config.model.batch_norm == "frozen"
         return {"evaluation.recalibrated": "with model.batch_norm=frozen"} if frozen else {}
+
+    @classmethod
+    def suggested(cls, model: ModelConfig, data: DataConfig, init: str | None) -> dict[str, Any]:
+        """Values for keys that nobody has set, by their full names.
+
+        Images are as pretrained weights expect them. Statistics of pretrained BatchNorm are of far
+        more images than a client has, and stay; so do those of an encoder in whose run they stayed.
+
+        Args:
+            model: the run's, with this plug-in.
+            data: the run's images.
+            init: the encoder that the run begins with, if any.
+
+        Raises:
+            OSError, ValueError: something cannot be found; the run will not begin.
+        """
+        from orchestra_flwr.models.encoder import has_frozen_norms  # which knows this module
+
+        suggested: dict[str, Any] = {}
+        images = cls.trained_on(model)
+        if images is not None:
+            suggested["data.image_size"] = images.size
+            if "image_size" in model.options:
+                model = model.model_copy(update={"image_size": images.size})
+            if data.channels == 3:
+                suggested["data.normalise"] = images.normalise
+        pretrained = any(getattr(model.settings, key) is not None for key in cls.first_weights)
+        frozen = pretrained or (init is not None and has_frozen_norms(init))
+        if frozen and cls.has_batch_norm(model):
+            suggested["model.batch_norm"] = "frozen"
+        return suggested
+
+    @classmethod
+    def trained_on(cls, model: ModelConfig) -> TrainedOn | None:
+        """What pretrained weights expect; None: there are none, or it is not known."""
+        return None
 
     @classmethod
     def has_batch_norm(cls, model: ModelConfig) -> bool:

@@ -13,9 +13,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
-from orchestra_flwr.models.backbones import Backbone
+from orchestra_flwr.models.backbones import Backbone, TrainedOn
 from orchestra_flwr.models.batch_norm import contains_batch_norm
+from orchestra_flwr.models.normalisation import nearest_normalisation
 
+MAX_SIZE = 512  # of images, in pixels
 PUBLISHED = "pretrained"  # in place of a file: the weights that timm has under the model's name
 SUFFIX = ".safetensors"
 
@@ -35,7 +37,7 @@ class Timm(Backbone):
 
         timm: str = "mobilenetv3_small_100"  # of `timm.list_models()`, with a tag or without
         weights: str | None = None  # "pretrained", or a file; None: random ones
-        image_size: int = Field(32, ge=8, le=512)  # height and width of the images, in pixels
+        image_size: int = Field(32, ge=8, le=MAX_SIZE)  # height and width of the images, in pixels
 
     obeys_norm: ClassVar[bool] = False
     first_weights: ClassVar[tuple[str, ...]] = ("weights",)
@@ -66,6 +68,23 @@ class Timm(Backbone):
                 f"model.weights={weights}: must be null, {PUBLISHED} or a file *{SUFFIX}"
             )
         super().check(config)
+
+    @classmethod
+    def trained_on(cls, model: ModelConfig) -> TrainedOn | None:
+        """As timm's own configuration of the weights says, at most `MAX_SIZE` pixels.
+
+        Raises:
+            ValueError: names the key.
+        """
+        settings: Timm.Settings = model.settings
+        if settings.weights is None:
+            return None
+        _check_name(_library(), settings.timm)
+        images = _library().get_pretrained_cfg(settings.timm, allow_unregistered=True)
+        if images is None:
+            return None
+        size = min(*images.input_size[1:], MAX_SIZE)
+        return TrainedOn(size, nearest_normalisation(images.mean, images.std))
 
     @classmethod
     def has_batch_norm(cls, model: ModelConfig) -> bool:

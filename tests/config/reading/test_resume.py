@@ -48,6 +48,22 @@ def test_resume_may_repeat_a_method_and_its_values(tmp_path):
         load_config([f"resume={tmp_path}", "method=simclr"])
 
 
+@pytest.mark.parametrize("began_with", ["frozen", None])
+def test_a_resumed_run_keeps_what_pretrained_weights_suggested_when_it_began(tmp_path, began_with):
+    """A run of an earlier version, whose file has null, goes on averaging."""
+    pytest.importorskip("timm", reason="needs the extra timm")
+    given = ["model=timm", "model.timm=test_resnet", "model.weights=x.safetensors"]
+    values = load_config([*given, f"run_dir={tmp_path}"]).model_dump()
+    assert values["model"]["batch_norm"] == "frozen"
+    values["model"]["batch_norm"] = began_with
+    (tmp_path / "config.yaml").write_text(config_to_yaml(values))
+    for repeated in ([], given):
+        again = load_config([f"resume={tmp_path}", *repeated])
+        assert again.model.batch_norm == began_with
+    with pytest.raises(ConfigError, match="^model.batch_norm=averaged: a resumed run keeps"):
+        load_config([f"resume={tmp_path}", "model.batch_norm=averaged"])
+
+
 def test_resume_may_repeat_images_that_were_moved(tmp_path):
     given = ["data=image_folder", f"run_dir={tmp_path}"]
     config = load_config([*given, "data.root=/before"])

@@ -1,7 +1,9 @@
+import json
 import logging
 import pwd
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,6 +12,7 @@ import torch
 
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
 from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.tensor_files import save_tensors
 
 
 def _dataset(labelled: bool = True, count: int = 50) -> Dataset:
@@ -54,6 +57,20 @@ def test_what_is_stored_comes_back(tmp_path: Path, labelled: bool):
     assert _same(made, _dataset(labelled))
     assert _same(found, made)
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["plain-key.safetensors"]
+
+
+@pytest.mark.parametrize("side", [None, 480])
+def test_the_size_before_resizing_comes_back(tmp_path: Path, side: int | None):
+    made = replace(_dataset(), shorter_side=side)
+    cached(tmp_path, "plain", "key", lambda: made)
+    assert cached(tmp_path, "plain", "key", _never).shorter_side == side
+
+
+def test_a_file_of_an_earlier_version_is_read_without_it(tmp_path: Path):
+    facts = {"name": "plain", "classes": [], "skipped": []}
+    images = {"train.images": torch.zeros(2, 3, 8, 8, dtype=torch.uint8)}
+    save_tensors(tmp_path / "plain-key.safetensors", images, {"facts": json.dumps(facts)})
+    assert cached(tmp_path, "plain", "key", _never).shorter_side is None
 
 
 def test_views_of_one_tensor_can_be_stored(tmp_path: Path):

@@ -59,6 +59,12 @@ def test_broken_files_are_named_counted_and_skipped(
     assert warning.endswith("; and 1 more")
 
 
+def test_the_median_of_the_shorter_sides_is_known_unless_nothing_can_be_read():
+    files = {f"{w}.png": _file(_picture(w, 60)) for w in (40, 50, 90)} | {"no.png": b"no image"}
+    assert decode_files(list(files), files.__getitem__, 8).shorter_side == 50
+    assert decode_files(["no.png"], files.__getitem__, 8).shorter_side is None
+
+
 def test_order_is_that_of_the_names():
     shades = {f"{i}.png": _file(Image.new("L", (8, 8), i)) for i in range(200)}
     images = decode_files(list(shades), shades.__getitem__, 8).images

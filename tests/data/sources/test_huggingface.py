@@ -73,6 +73,10 @@ def test_a_saved_data_set_with_its_classes(config, saved):
     assert torch.equal(again.train.images, dataset.train.images)
 
 
+def test_the_size_before_resizing_is_known(config, saved):
+    assert load_dataset(config(saved(train=split(4)))).shorter_side == 12
+
+
 def test_limits_choose_before_anything_is_decoded(config, saved):
     folder = saved(train=split(30), test=split(12))
     dataset = load_dataset(config(folder, train_limit=6, test_limit=3))

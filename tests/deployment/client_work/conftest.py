@@ -36,7 +36,7 @@ def photos(tmp_path):
     rng = np.random.default_rng(0)
     (tmp_path / "photos").mkdir()
     for i in range(20):
-        size = (int(rng.integers(20, 60)), int(rng.integers(20, 60)), 3)
+        size = (int(rng.integers(20, 50)), int(rng.integers(20, 50)), 3)
         pixels = rng.integers(0, 256, size, dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.png")
     return tmp_path / "photos"

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from orchestra_flwr import __version__
 from orchestra_flwr.data import UNLABELLED
@@ -18,6 +19,18 @@ def test_a_greeting_is_answered_with_name_and_images(worker, server, said, ask, 
     assert (told["client"], told["images"]) == ("kitchen", 20)
     assert "refusal" not in told
     assert said == ["takes part with 20 images of 16 x 16 pixels: orchestra, convnet, 20 rounds"]
+
+
+def test_a_client_hears_that_its_photographs_lose_most_of_their_pixels(
+    worker, server, said, ask, greeting, photos
+):
+    for i in range(20):
+        with Image.open(photos / f"{i}.png") as image:
+            image.resize((40, 50)).save(photos / f"{i}.png")
+    ask(worker(), "greet", greeting(server))
+    (warning, _) = said
+    assert warning.startswith("images whose shorter side is 40 pixels are shrunk to 16")
+    assert warning.endswith("; the server sets it")
 
 
 @pytest.mark.parametrize(
@@ -82,6 +95,13 @@ def test_rounds_are_trained_and_told(worker, server, said, ask, greeting, task):
     assert reply[METRICS]["examples"] == 20
     assert said[1] == "round 0: first centroids"
     assert said[-1].startswith("round 1: 3 steps, loss ")
+
+
+def test_a_client_does_not_end_its_last_round_in_silence(worker, configured, said, ask, task):
+    server = configured("federation.rounds=2")
+    for round_, last in ((1, False), (2, True)):
+        ask(worker(), "train", task(server, round_))
+        assert (said[-1] == "that was the last of 2 rounds: waiting for another run") is last
 
 
 def test_the_average_is_scored_and_told_in_figures_alone(worker, server, said, ask, task):

@@ -6,13 +6,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from orchestra_flwr import load_encoder
+from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.export.portable import PortableEncoder
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.messages.fields import ARRAYS
+from orchestra_flwr.federation.simulation import prepared
 from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.methods import Role
 from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, save_encoder
 from orchestra_flwr.reporting import RunFolder
+from orchestra_flwr.reporting.progress import PlainProgress
 from orchestra_flwr.training import build_learner, starting_learner
 
 FROZEN = ("model.batch_norm=frozen", "partition=iid", "training.lr=0.01", "evaluation.every=1")
@@ -92,7 +95,7 @@ def test_every_method_trains_all_but_the_statistics(tiny, tmp_path, federate, en
 )
 def test_clients_never_send_them(tiny, tmp_path, federate, watched, weights, overrides):
     """They are sent down in full precision: rounding does not move them either."""
-    config = tiny(*TIMM, f"model.weights={weights}", *FROZEN, *overrides,
+    config = tiny(*TIMM, f"model.weights={weights}", "data.image_size=8", *FROZEN, *overrides,
                   f"run_dir={tmp_path / 'run'}", "evaluation.every=2")  # fmt: skip
     shared = build_learner(config, 1).state(Role.SHARED)
     assert not any("running_" in name for name in shared)
@@ -116,9 +119,37 @@ def test_clients_never_send_them(tiny, tmp_path, federate, watched, weights, ove
         assert kept and not any(differ(expected, statistics(s, target)) for s in kept)
 
 
+@pytest.mark.parametrize("method", ["simclr", "orchestra"])
+def test_pretrained_ones_stay_as_loaded_where_nobody_has_set_the_key(
+    tiny, tmp_path, weights, method, capsys
+):
+    """The run says so, and its `config.yaml` has it; averaged trains them."""
+    loaded = statistics(load_file(weights), "")
+    for chosen, stay in (((), True), (("model.batch_norm=averaged",), False)):
+        config = tiny(*TIMM, f"model.weights={weights}", f"method={method}", "data.image_size=8",
+                      f"run_dir={tmp_path / str(stay)}", "evaluation.every=9", *chosen)  # fmt: skip
+        with prepared(config) as run, RunFolder.open(config) as folder:
+            run(folder, PlainProgress(2))
+        saved = load_file(folder.path / "encoder.safetensors")
+        learnt = statistics(saved, "model.")
+        assert loaded and differ(loaded, learnt) == ([] if stay else list(loaded))
+        stem = "conv1.0.weight"
+        assert not torch.equal(saved[f"model.{stem}"], load_file(weights)[stem])  # it was trained
+        said = "BatchNorm keeps the statistics that the network begins with"
+        lines = capsys.readouterr().out
+        assert (said in lines) is stay
+        assert "images: 8 x 8 pixels (data.image_size), data.normalise=half; the pre" in lines
+        wanted = "frozen" if stay else "averaged"
+        assert read_config_file(folder.path / "config.yaml")["model"]["batch_norm"] == wanted
+    frozen = tiny(*TIMM, f"init={tmp_path / 'True'}")
+    assert frozen.model.batch_norm == "frozen"  # whose encoder's statistics have stayed so far
+    assert tiny(*TIMM, f"init={tmp_path / 'False'}").model.batch_norm is None
+    assert tiny(*TIMM).model.batch_norm is None
+
+
 def test_scores_and_the_saved_encoder_have_them(tiny, tmp_path, federate, weights):
     """The encoder is read back, begins another run, is trained on and exported with them."""
-    config = tiny(*TIMM, f"model.weights={weights}", "method=simclr", *FROZEN,
+    config = tiny(*TIMM, f"model.weights={weights}", "data.image_size=8", "method=simclr", *FROZEN,
                   "evaluation.unsupervised=true", f"run_dir={tmp_path / 'run'}")  # fmt: skip
     run = federate(config)
     assert run.summary["batch_norm"] == "frozen"

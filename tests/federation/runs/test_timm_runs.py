@@ -31,8 +31,9 @@ def test_it_begins_with_the_weights_and_needs_them_no_more(tiny, tmp_path, feder
 
     def config(run):
         return tiny("method=simclr", "model=timm", f"model.timm={NAME}", "data.train_limit=64",
-                    f"model.weights={file}", f"run_dir={tmp_path / run}", "partition=iid",
-                    "evaluation.every=9", "training.lr=1e-7")  # fmt: skip
+                    f"model.weights={file}", "data.image_size=8", f"run_dir={tmp_path / run}",
+                    "model.batch_norm=averaged", "partition=iid", "evaluation.every=9",
+                    "training.lr=1e-7")  # fmt: skip
 
     stop = False
     whole = federate(config("whole"), app=watched(look))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from orchestra_flwr.flower.streaming_grid import TIMEOUT_CODE
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy import calibrate, spent
 from orchestra_flwr.privacy.updates import composed_epsilon
-from orchestra_flwr.reporting import RunFolder, make_progress
+from orchestra_flwr.reporting import RunFolder, make_progress, run_estimate
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import build_learner
 
@@ -103,6 +104,18 @@ def test_warnings_of_a_run_stand_in_its_summary(config, monkeypatch):
     ((batch_norm, count, chance),) = seen
     assert batch_norm == "recalibrated" and count == 3
     assert chance["rotation"] == pytest.approx(math.log(4)) and chance["cluster"] > 0
+
+
+def test_a_long_run_says_how_long_it_takes_and_how_much_memory(config, monkeypatch, capsys):
+    """From its first round, with the evaluations that are left; once."""
+    monkeypatch.setattr(run_estimate, "SHORTEST", 0.0)
+    run_config = config("federation.rounds=3")
+    with make_progress("plain", 3) as progress:
+        federate(run_config, RunFolder.create(run_config), progress, workers=1)
+    said = [line for line in capsys.readouterr().out.splitlines() if "at this pace" in line]
+    assert len(said) == 1
+    facts = re.fullmatch(r"at this pace 3 rounds take about [\d.]+ s and (.*) of memory", said[0])
+    assert facts and facts[1].endswith(("MB", "GB"))
 
 
 def test_a_run_leaves_a_complete_folder(config, pictures):

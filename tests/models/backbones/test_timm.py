@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from orchestra_flwr.config import ConfigError, ModelConfig
+from orchestra_flwr.config import ConfigError, ModelConfig, config_to_yaml, load_config
 from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, load_encoder, save_encoder
 from orchestra_flwr.training import build_learner, starting_learner
 
 SMALL = ("model=timm", "model.timm=mobilenetv3_small_050")
+# Of weights that nobody has trained: their norms have no statistics that could stay.
+RANDOM = (*SMALL, "model.batch_norm=averaged", "data.image_size=8")
 
 
 def build(name, channels=3, size=32, **options):
@@ -63,6 +65,51 @@ def test_what_has_batch_norm_says_so(timm):
         assert chosen.plugin.has_batch_norm(chosen) is has
 
 
+WEIGHTS = ("model=timm", "model.weights=x.safetensors")  # which nobody reads here
+OF_RESNET = ("model.timm=test_resnet",)  # of images of 160 pixels
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "by"),
+    [
+        (("data=cifar10", *WEIGHTS, "model.timm=mobilenetv3_small_050"), 224, "imagenet"),
+        (("data=cifar10", *WEIGHTS, *OF_RESNET), 160, "half"),
+        (("data=cifar10", *WEIGHTS, "model.timm=vit_tiny_patch16_384"), 384, "half"),
+        (("data=cifar10", *WEIGHTS, "model.timm=seresnextaa201d_32x8d"), 384, "imagenet"),
+        (("data=image_folder", *WEIGHTS, "model.timm=swin_tiny_patch4_window7_224"), 224,
+         "imagenet"),
+        (("data=digits", *WEIGHTS, "model.timm=mobilenetv3_small_050"), 224, "half"),
+        (("data=cifar10", *WEIGHTS, *OF_RESNET, "data.image_size=64"), 64, "half"),
+        (("data=cifar10", *WEIGHTS, *OF_RESNET, "data={image_size:64}"), 64, "half"),
+        (("data=cifar10", *WEIGHTS, *OF_RESNET, "data.normalise=cifar"), 160, "cifar"),
+        (("data=cifar10", "preset=dec_ssl", *WEIGHTS, *OF_RESNET), 160, "cifar"),
+        (("data=cifar10", "model=timm", "model.timm=mobilenetv3_small_050"), 32, "half"),
+    ],
+)  # fmt: skip
+def test_images_are_as_pretrained_weights_expect_them_unless_keys_are_set(
+    timm, overrides, size, by
+):
+    config = load_config(overrides)
+    assert (config.data.image_size, config.data.normalise) == (size, by)
+    assert config.model.settings.image_size == size
+
+
+def test_images_are_never_larger_than_those_of_any_run(timm):
+    config = load_config(["data=cifar10", *WEIGHTS, "model.timm=vit_small_patch14_reg4_dinov2"])
+    assert config.data.image_size == 512  # its own are of 518
+
+
+def test_a_resumed_run_keeps_the_size_of_its_images(timm, tmp_path):
+    """Also where the command that began it is repeated."""
+    given = ["data=cifar10", *WEIGHTS, *OF_RESNET]
+    values = load_config([*given, f"run_dir={tmp_path}"]).model_dump()
+    for size in (160, 32):  # as runs of earlier versions have it
+        values["data"]["image_size"] = values["model"]["image_size"] = size
+        (tmp_path / "config.yaml").write_text(config_to_yaml(values))
+        for repeated in ([], given):
+            assert load_config([f"resume={tmp_path}", *repeated]).data.image_size == size
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
@@ -103,7 +150,7 @@ def test_the_server_begins_with_the_weights_of_a_file_and_clients_need_none(
         for parameter in trained.parameters():
             parameter.mul_(1.5)
     save_file(trained.state_dict(), file)
-    config = tiny(*SMALL, f"method={method}", f"model.weights={file}")
+    config = tiny(*RANDOM, f"method={method}", f"model.weights={file}")
     first = starting_learner(config, 1).method
     expected = trained.state_dict()
     for backbone in first.backbones().values():
@@ -127,7 +174,7 @@ def test_weights_of_another_model_are_refused_in_one_line(timm, tiny, tmp_path):
     for weights in (nn.Linear(3, 4).state_dict(), other):
         save_file(weights, file)
         with pytest.raises(ConfigError, match=r"is it of this model\?") as caught:
-            starting_learner(tiny(*SMALL, f"model.weights={file}"), 1)
+            starting_learner(tiny(*RANDOM, f"model.weights={file}"), 1)
         assert "\n" not in str(caught.value)
 
 

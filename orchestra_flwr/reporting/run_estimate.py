@@ -1,0 +1,90 @@
+"""How long a run will take and how much memory it needs, said once: as soon as that is known."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.reporting.text import duration, size
+
+SHORTEST, LONG = 60, 1800  # seconds: nothing is said below, and what would help is said above
+SOON = 30  # seconds of a round from which its first clients tell how long it takes
+LARGE_IMAGES = 64  # pixels; larger ones are advised against where a run takes long
+
+
+class RunEstimate:
+    """From the first clients of the first round that trains, else from that whole round.
+
+    Args:
+        config: of the run.
+        cores: that are here for clients; 0 where clients are elsewhere.
+        workers: clients that are trained at the same time; None where that is not known.
+        memory: bytes that the run's processes have taken so far, if they are here.
+        message: shows a line.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        cores: int,
+        workers: int | None,
+        memory: Callable[[], int] | None,
+        message: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._cores, self._workers, self._memory = cores, workers, memory
+        self._message = message
+        self._said = False
+        self._clients: int | None = None
+        self._done = 0
+        self._began = 0.0
+        self._rounds = self._evaluations = 0
+        self.evaluation = 0.0  # seconds of one evaluation, as far as there was one
+
+    def round_started(self, rounds: int, evaluations: int, clients: int | None) -> None:
+        """A round that trains begins.
+
+        Args:
+            rounds: how many are left, this one included.
+            evaluations: how many are left.
+            clients: how many train in it; None: not all at once, or not known.
+        """
+        self._rounds, self._evaluations, self._clients = rounds, evaluations, clients
+        self._began, self._done = time.monotonic(), 0
+
+    def client_done(self) -> None:
+        """A client has answered: the first ones, at least one for each worker, tell the pace."""
+        self._done += 1
+        spent = time.monotonic() - self._began
+        if self._clients is None or self._workers is None or spent < SOON:
+            return
+        if self._workers <= self._done < self._clients:
+            self._say(spent / self._done * self._clients)
+
+    def round_ended(self, seconds: float) -> None:
+        """The round is over, and took so long."""
+        self._say(seconds)
+
+    def _say(self, seconds: float) -> None:
+        if self._said:
+            return
+        self._said = True
+        total = seconds * self._rounds + self.evaluation * self._evaluations
+        if total < SHORTEST:
+            return
+        plural = "s" * (self._rounds != 1)
+        memory = f" and {size(self._memory())} of memory" if self._memory else ""
+        advice = "; ".join(self._advice()) if total >= LONG else ""
+        self._message(
+            f"at this pace {self._rounds} round{plural} take{'s' * (not plural)} about "
+            f"{duration(total)}{memory}" + (f" ({advice})" if advice else "")
+        )
+
+    def _advice(self) -> Iterator[str]:
+        """What would take less time."""
+        config, pixels = self._config, self._config.data.image_size
+        if pixels > LARGE_IMAGES:
+            yield f"data.image_size={pixels // 2} would take about a quarter"
+        several = self._cores >= 2 * config.training.threads and self._clients != 1
+        if self._workers == 1 and several and config.engine.name != "ray":
+            yield f"engine=ray would use {self._cores} cores"

@@ -1,0 +1,44 @@
+"""What a person should know of a run's images and network before it begins."""
+
+from collections.abc import Iterator
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.data import Dataset, shrink_warning
+
+
+def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Iterator[str]:
+    """One line for each.
+
+    Args:
+        config: of the run.
+        dataset: the images that are here, if any.
+        batch_norm: of the server's model, as :meth:`BatchNormPolicy.of_servers_model` says it.
+    """
+    yield _images(config)
+    if dataset is not None and (warning := shrink_warning(dataset)):
+        yield warning
+    if batch_norm == "frozen":
+        yield (
+            "BatchNorm keeps the statistics that the network begins with "
+            "(model.batch_norm=frozen; averaged trains them)"
+        )
+    if batch_norm == "initial":
+        yield (
+            "the server's BatchNorm is not trained, and the server has too few images for its "
+            "statistics: the saved encoder has initial ones; model.norm=group needs none"
+        )
+
+
+def _images(config: Config) -> str:
+    """Their size and how it came about."""
+    size, by = config.data.image_size, config.data.normalise
+    line = f"images: {size} x {size} pixels (data.image_size), data.normalise={by}"
+    expected = config.model.plugin.trained_on(config.model)
+    if expected is None:
+        return line
+    if expected == (size, by):
+        return f"{line}, as the pretrained network expects"
+    return (
+        f"{line}; the pretrained network expects {expected.size} x {expected.size} pixels, "
+        f"data.normalise={expected.normalise}"
+    )

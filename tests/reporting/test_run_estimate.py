@@ -1,0 +1,101 @@
+"""How long a run will take: said once, from the first clients of the first round."""
+
+import time
+
+import pytest
+
+from orchestra_flwr.reporting.run_estimate import RunEstimate
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def made(tiny, said):
+    def make(*overrides, cores=2, workers=1, memory=lambda: 2.5e9):
+        return RunEstimate(
+            tiny(*overrides), cores=cores, workers=workers, memory=memory, message=said.append
+        )
+
+    return make
+
+
+def replies(estimate, clock, count, seconds):
+    for _ in range(count):
+        clock.now += seconds
+        estimate.client_done()
+
+
+def test_the_first_clients_of_a_long_round_tell_it_once(made, clock, said):
+    estimate = made()
+    estimate.evaluation = 50
+    estimate.round_started(100, 10, clients=40)
+    replies(estimate, clock, 2, 10)
+    assert said == []  # too soon
+    replies(estimate, clock, 38, 10)
+    estimate.round_ended(400)
+    estimate.round_started(99, 9, clients=40)
+    replies(estimate, clock, 40, 10)
+    (line,) = said  # 100 rounds of 400 s and ten evaluations of 50 s
+    assert line == (
+        "at this pace 100 rounds take about 11 h 15 min and 2.5 GB of memory "
+        "(engine=ray would use 2 cores)"
+    )
+
+
+def test_every_worker_answers_before_their_pace_is_known(made, clock, said):
+    """The first of four is four times as long under way as each of them takes."""
+    estimate = made(workers=4)
+    estimate.round_started(10, 0, clients=8)
+    replies(estimate, clock, 1, 40)
+    assert said == []
+    replies(estimate, clock, 3, 0)
+    assert said == ["at this pace 10 rounds take about 13 min and 2.5 GB of memory"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "clients"), [(None, 8), (1, None)], ids=["clients elsewhere", "several stages"]
+)
+def test_otherwise_the_whole_round_tells_it(made, clock, said, workers, clients):
+    estimate = made(workers=workers, memory=None)
+    estimate.round_started(1, 0, clients)
+    replies(estimate, clock, 4, 60)
+    assert said == []
+    estimate.round_ended(240)
+    assert said == ["at this pace 1 round takes about 4 min"]
+
+
+def test_what_would_take_less_is_said_of_long_runs_only(made, clock, said):
+    large = ("data.image_size=224",)
+    for seconds in (17, 19):  # 28 and 32 minutes
+        estimate = made(*large, "engine=ray")
+        estimate.round_started(100, 0, clients=4)
+        estimate.round_ended(seconds)
+    short, long = said
+    assert short == "at this pace 100 rounds take about 28 min and 2.5 GB of memory"
+    assert long.endswith("of memory (data.image_size=112 would take about a quarter)")
+
+
+def test_of_short_runs_nothing_is_said(made, clock, said):
+    estimate = made()
+    estimate.round_started(10, 0, clients=4)
+    estimate.round_ended(5.9)
+    estimate.round_started(9, 0, clients=4)
+    estimate.round_ended(60)
+    assert said == []
