@@ -31,7 +31,7 @@ from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import printable, printable_lines
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.extras import require_server
-from orchestra_flwr.use.use_config import EmbedConfig, LabelConfig
+from orchestra_flwr.use.use_config import CompareConfig, EmbedConfig, LabelConfig
 
 if TYPE_CHECKING:
     from orchestra_flwr.deployment.client_config import ClientConfig
@@ -151,6 +151,11 @@ def embed_main(arguments: Sequence[str] | None = None) -> int:
 def label_main(arguments: Sequence[str] | None = None) -> int:
     """`orchestra-label`: labels for all images from a few; returns the exit code."""
     return _command(LabelConfig, _label, usage.LABEL, arguments)
+
+
+def compare_main(arguments: Sequence[str] | None = None) -> int:
+    """`orchestra-compare`: two encoders on the same images; returns the exit code."""
+    return _command(CompareConfig, _compare, usage.COMPARE, arguments)
 
 
 def export_main(arguments: Sequence[str] | None = None) -> int:
@@ -295,6 +300,12 @@ def _label(config: LabelConfig) -> int:
     from orchestra_flwr.use.label_command import run_label
 
     return run_command(partial(run_label, config), RESUME_HINT, OSError, ValueError)
+
+
+def _compare(config: CompareConfig) -> int:
+    from orchestra_flwr.use.compare_command import run_compare
+
+    return run_command(partial(run_compare, config), "stopped", OSError, ValueError)
 
 
 def _export(config: ExportConfig) -> int:

@@ -18,7 +18,7 @@ from orchestra_flwr.experiments.planning.description import (
     load_scale,
 )
 from orchestra_flwr.export.export_config import ExportConfig
-from orchestra_flwr.use.use_config import EmbedConfig, LabelConfig
+from orchestra_flwr.use.use_config import CompareConfig, EmbedConfig, LabelConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -35,6 +35,7 @@ PROGRAMS = {
     "python -m orchestra_flwr.evaluation": EvaluateConfig,
     "orchestra-embed": EmbedConfig,
     "orchestra-label": LabelConfig,
+    "orchestra-compare": CompareConfig,
     "orchestra-export": ExportConfig,
 }
 

@@ -92,6 +92,7 @@ COMMANDS = {
     "evaluate_main": ("python -m orchestra_flwr.evaluation", ["run=."]),
     "embed_main": ("orchestra-embed", ["run=.", "images=."]),
     "label_main": ("orchestra-label", ["run=.", "images=.", "labels=labels.csv"]),
+    "compare_main": ("orchestra-compare", ["after=.", "images=."]),
     "export_main": ("orchestra-export", ["run=."]),
 }
 MODULES = ("orchestra_flwr.experiments",)

@@ -159,6 +159,20 @@ estimated by cross-validation on the labelled images. Also: python -m orchestra_
 
 {_HELP}{_OTHERS}
 {_CODES}"""
+COMPARE = f"""\
+usage: orchestra-compare after=RUN images=IMAGES [key=value ...]      did training help?
+
+  after=outputs/my-run images=photos.zip                       against what the run began with
+  after=... before=outputs/other images=photos.zip             against another encoder
+  after=... images=photos.zip labels=folders                   with the class folders of the images
+  after=... images=photos.zip labels=labels.csv                columns path and label
+
+Prints scores before and after, with labels the difference of kNN and linear probe with its 95 %
+confidence interval, and a verdict. Writes comparison.html (nearest neighbours of some images by
+both encoders) and comparison.json.
+
+{_HELP}{_OTHERS}
+{_CODES}"""
 EXPORT = f"""\
 usage: orchestra-export run=RUN [key=value ...]      a saved encoder for other runtimes
 

@@ -1,9 +1,11 @@
 """A classifier from a few labelled embeddings, and how accurate it is, by those alone."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestra_flwr.evaluation.linear_probe import LinearProbe, fit_linear_probe
@@ -75,15 +77,9 @@ def estimate_accuracy(vectors: Tensor, labels: list[str], seed: int) -> Estimate
         vectors: as in :func:`fit_few_labels`; so are `labels` and `seed`.
     """
     from scipy.stats import binomtest
-    from sklearn.model_selection import StratifiedKFold
 
     names, codes = np.unique(labels, return_inverse=True)
-    classes = torch.from_numpy(codes)
-    right = np.zeros(len(classes), dtype=bool)
-    splits = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
-    for train, test in splits.split(np.zeros(len(codes)), codes):
-        probe = fit_linear_probe(vectors[train], classes[train], seed=seed)
-        right[test] = (probe.predict(vectors[test]) == classes[test]).numpy()
+    right = rightly_classified(vectors, codes, seed)
     interval = binomtest(int(right.sum()), len(right)).proportion_ci(CONFIDENCE, "wilson")
     return EstimatedAccuracy(
         accuracy=float(right.mean()),
@@ -92,3 +88,24 @@ def estimate_accuracy(vectors: Tensor, labels: list[str], seed: int) -> Estimate
         images=len(right),
         by_class={str(n): float(right[codes == code].mean()) for code, n in enumerate(names)},
     )
+
+
+def rightly_classified(
+    vectors: Tensor, codes: NDArray[np.integer[Any]], seed: int
+) -> NDArray[np.bool_]:
+    """(n,): whether a probe of the other four folds names each image's class.
+
+    Args:
+        vectors: (n, dim) embeddings, finite.
+        codes: (n,) classes from 0, at least five images of each.
+        seed: of the folds, which do not depend on the embeddings.
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    classes = torch.from_numpy(codes)
+    right = np.zeros(len(classes), dtype=bool)
+    splits = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    for train, test in splits.split(np.zeros(len(codes)), codes):
+        probe = fit_linear_probe(vectors[train], classes[train], seed=seed)
+        right[test] = (probe.predict(vectors[test]) == classes[test]).numpy()
+    return right

@@ -1,11 +1,19 @@
-"""The configurations of `orchestra-embed` and `orchestra-label`."""
+"""The configurations of `orchestra-embed`, `orchestra-label` and `orchestra-compare`."""
 
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from orchestra_flwr.config import Device, OfSavedEncoder, OptionalPathText, PathText, Section
+from orchestra_flwr.config import (
+    Composed,
+    Device,
+    OfSavedEncoder,
+    OptionalPathText,
+    PathText,
+    Section,
+    WithPlugins,
+)
 from orchestra_flwr.files import at_home
 
 Format = Literal["safetensors", "npz", "parquet"]
@@ -23,9 +31,7 @@ class UseConfig(OfSavedEncoder):
     @field_validator("images", mode="before")
     @classmethod
     def _images_are_given(cls, value: Any) -> Any:
-        if not value:
-            raise ValueError("images: must be given, a folder or a zip of images")
-        return str(value)
+        return images_given(value)
 
     @property
     def results(self) -> Path:
@@ -71,3 +77,51 @@ class LabelConfig(UseConfig):
                 "a folder of images for each class"
             )
         return str(value)
+
+
+class CompareConfig(WithPlugins, Composed):
+    """`orchestra-compare`."""
+
+    file = "compare"
+
+    after: PathText
+    before: OptionalPathText
+    images: PathText
+    labels: OptionalPathText
+    folder: OptionalPathText
+    limit: int = Field(ge=10)
+    queries: int = Field(ge=0, le=500)
+    seed: int = Field(ge=0)
+    batch_size: int = Field(ge=1)
+    device: Device
+
+    @field_validator("after", mode="before")
+    @classmethod
+    def _after_is_given(cls, value: Any) -> Any:
+        if not value:
+            raise ValueError("after: must be given, a run folder or an encoder.safetensors")
+        return str(value)
+
+    @field_validator("images", mode="before")
+    @classmethod
+    def _images_are_given(cls, value: Any) -> Any:
+        return images_given(value)
+
+    @property
+    def results(self) -> Path:
+        """The folder of the results."""
+        if self.folder:
+            return at_home(self.folder)
+        after = at_home(self.after)
+        return (after.parent if after.suffix == ".safetensors" else after) / "comparison"
+
+
+def images_given(value: Any) -> str:
+    """The text of `images=`, which must be there.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not value:
+        raise ValueError("images: must be given, a folder or a zip of images")
+    return str(value)

@@ -25,6 +25,7 @@ PROGRAMS = {
     "orchestra-sim": cli.main,
     "orchestra-embed": cli.embed_main,
     "orchestra-label": cli.label_main,
+    "orchestra-compare": cli.compare_main,
     "orchestra-export": cli.export_main,
     "orchestra-experiment": cli.experiment_main,
 }

@@ -40,7 +40,7 @@ NEEDS = {
     "several terminals",  # tests/deployment/end_to_end/ starts such servers and clients
 }
 RUN = (
-    "orchestra-sim", "orchestra-embed", "orchestra-label", "orchestra-export",
+    "orchestra-sim", "orchestra-embed", "orchestra-label", "orchestra-compare", "orchestra-export",
     "orchestra-experiment", "python -m orchestra_flwr", "python benchmarks/toy_theory.py",
 )  # fmt: skip
 SHELL = re.compile(

@@ -1,0 +1,203 @@
+"""`orchestra-compare`: did training help, on images of one's own."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from safetensors import SafetensorError
+from torch import Tensor
+
+from orchestra_flwr.config import AugmentationConfig, ConfigError, load_config
+from orchestra_flwr.console.image_count import image_count
+from orchestra_flwr.console.printable import printable
+from orchestra_flwr.data.image_files.archive import Archive, ImageFile
+from orchestra_flwr.data.image_files.decoding import decode_files
+from orchestra_flwr.evaluation import extract_features, label_free_scores
+from orchestra_flwr.files import at_home, write_atomically
+from orchestra_flwr.methods import ordered_backbones
+from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder, recalibrated
+from orchestra_flwr.models.batch_norm import has_statistics
+from orchestra_flwr.seeding import numpy_generator, torch_generator
+from orchestra_flwr.training import resolve_device, starting_learner, torch_threads
+from orchestra_flwr.use.encoder_comparison import Accuracy, Comparison, compare
+from orchestra_flwr.use.image_embeddings import fit_channels, opened_images
+from orchestra_flwr.use.label_files import check_enough, check_known, labels_by_folder, read_table
+from orchestra_flwr.use.neighbours_page import write_neighbours_page
+from orchestra_flwr.use.use_config import CompareConfig
+
+FOLDERS = "folders"  # labels= of images in class folders
+MIN_IMAGES = 10
+TITLES = {
+    "knn": "kNN",
+    "linear": "linear probe",
+    "effective_rank": "effective rank",
+    "lidar": "LiDAR",
+    "alignment": "alignment",
+    "uniformity": "uniformity",
+    "score": "alignment + 0.2 uniformity",
+}
+
+
+def run_compare(config: CompareConfig) -> None:
+    """Compares the encoders that a configuration names, prints a table and writes a page.
+
+    Raises:
+        ConfigError: no encoder, no images, or labels that cannot be used.
+        OSError: a file cannot be written.
+        ValueError: features that are not finite.
+    """
+    device = resolve_device(config.device)
+    after = _loaded(config, "after", config.after).to(device)
+    with opened_images(config.images, "images") as (archive, files):
+        labels = _labels(config, files)
+        names, images = _images(config, archive, files, labels, after.spec.image_size)
+        of_image = None if labels is None else [labels[printable(name)] for name in names]
+        before = _before(config, after, archive, names, images).to(device)
+        encoders = [(before, _fitting(before, after, archive, names, images)), (after, images)]
+        features, scores = zip(*(_measured(config, *each) for each in encoders), strict=True)
+        comparison = compare(features, scores, of_image, config.seed)
+        folder = config.results
+        folder.mkdir(parents=True, exist_ok=True)
+        stored = {"before": config.before, "after": config.after, **comparison.as_json()}
+        text = json.dumps(stored, indent=2, ensure_ascii=False) + "\n"
+        write_atomically(folder / "comparison.json", text.encode())
+        if config.queries:
+            write_neighbours_page(
+                folder / "comparison.html",
+                comparison,
+                names,
+                archive.read,
+                labels=of_image,
+                queries=config.queries,
+                seed=config.seed,
+            )
+    _print(comparison, folder, bool(config.queries))
+
+
+def _loaded(config: CompareConfig, key: str, path: str) -> Encoder:
+    try:
+        return load_encoder(at_home(path), plugins=config.plugins)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ConfigError(f"{key}={path}: {' '.join(str(error).split())}") from None
+
+
+def _before(
+    config: CompareConfig, after: Encoder, archive: Archive, names: Sequence[str], images: Tensor
+) -> Encoder:
+    """The encoder that `before` names, or that the run of `after` began with.
+
+    Initial BatchNorm statistics are of no images: those of the compared images take their place.
+    """
+    if config.before is not None:
+        return _loaded(config, "before", config.before)
+    run = at_home(config.after)
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"before: must be given, after={config.after} is no folder of a run")
+    begun = load_config([f"resume={run}", f"plugins={list(config.plugins)}"])
+    method = starting_learner(begun, begun.data.channels).method
+    backbone = next(iter(ordered_backbones(method, begun.evaluation.backbone).values()))
+    if not has_statistics(backbone):
+        fitting = fit_channels(images, begun.data.channels)
+        backbone = recalibrated(backbone, fitting, config.batch_size, begun.data.normalise)
+    return Encoder(EncoderSpec.of(begun), backbone)
+
+
+def _labels(config: CompareConfig, files: list[ImageFile]) -> dict[str, str] | None:
+    """Of each labelled image its class, by the printed name of its file."""
+    if config.labels is None:
+        return None
+    if config.labels == FOLDERS:
+        labels = labels_by_folder(config.labels, files)
+    else:
+        labels = read_table(config.labels)
+        check_known(config.labels, labels, config.images, {printable(f.name) for f in files})
+    check_enough(config.labels, labels)
+    return labels
+
+
+def _images(
+    config: CompareConfig,
+    archive: Archive,
+    files: list[ImageFile],
+    labels: dict[str, str] | None,
+    size: int,
+) -> tuple[list[str], Tensor]:
+    """Names and (n, 3, size, size) pixels of the compared images: labelled ones, or all."""
+    names = [f.name for f in files if labels is None or printable(f.name) in labels]
+    if len(names) > config.limit:
+        draw = numpy_generator(config.seed, "compare")
+        chosen = np.sort(draw.choice(len(names), config.limit, replace=False))
+        names = [names[position] for position in chosen]
+    decoded = decode_files(names, archive.read, size)
+    for name, reason in decoded.broken:
+        print(f"left out: {name}: {reason}", file=sys.stderr)
+    names = [names[position] for position in decoded.good]
+    if len(names) < MIN_IMAGES:
+        raise ConfigError(
+            f"images={config.images}: {len(names)} can be read and compared, at least {MIN_IMAGES} "
+            "are needed"
+        )
+    if labels is not None:
+        check_enough(str(config.labels), {name: labels[printable(name)] for name in names})
+    return names, decoded.images
+
+
+def _fitting(
+    encoder: Encoder, other: Encoder, archive: Archive, names: Sequence[str], images: Tensor
+) -> Tensor:
+    """The images in the encoder's size; those of the other one, if it is the same."""
+    if encoder.spec.image_size == other.spec.image_size:
+        return images
+    return decode_files(names, archive.read, encoder.spec.image_size).images
+
+
+def _measured(
+    config: CompareConfig, encoder: Encoder, images: Tensor
+) -> tuple[Tensor, dict[str, float]]:
+    """(n, dim) features on the CPU, and scores without labels."""
+    fitting = fit_channels(images, encoder.spec.channels)
+    with torch_threads(), image_count(len(images)) as on_progress:
+        features = extract_features(encoder, fitting, config.batch_size, on_progress=on_progress)
+        if not torch.isfinite(features).all():
+            raise ValueError("an encoder's features are not finite")
+        found = label_free_scores(
+            encoder.backbone,
+            fitting,
+            AugmentationConfig(),
+            torch_generator(config.seed, "label-free", device=features.device),
+            config.batch_size,
+            by=encoder.spec.normalise,
+        )
+    return features.cpu(), {**asdict(found), "score": found.score}
+
+
+def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
+    table = Table(box=box.MARKDOWN)
+    for column in ("score", "before", "after", "difference"):
+        table.add_column(column, justify="left" if column == "score" else "right")
+    for name, found in comparison.accuracies.items():
+        table.add_row(TITLES[name], *_accuracy(found))
+    for name, (before, after) in comparison.label_free.items():
+        table.add_row(TITLES[name], f"{before:.3g}", f"{after:.3g}", f"{after - before:+.3g}")
+    Console().print(table)
+    print(f"nearest neighbours in common: {100 * comparison.neighbours_in_common:.0f} %")
+    print(comparison.verdict)
+    if has_page:
+        print(f"page: {printable(str(folder / 'comparison.html'))}")
+
+
+def _accuracy(found: Accuracy) -> tuple[str, str, str]:
+    low, high = 100 * found.low, 100 * found.high
+    difference = 100 * (found.after - found.before)
+    return (
+        f"{100 * found.before:.1f} %",
+        f"{100 * found.after:.1f} %",
+        f"{difference:+.1f} ({low:+.1f} to {high:+.1f})",
+    )

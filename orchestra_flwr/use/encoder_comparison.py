@@ -1,0 +1,141 @@
+"""Whether one encoder is better than another one, on the same images."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from orchestra_flwr.use.few_label_classifier import rightly_classified
+from orchestra_flwr.use.similar import Neighbours, nearest_neighbours
+
+NEIGHBOURS = 10  # that vote on an image, and that are looked at on the page
+TEMPERATURE = 0.1  # of the votes, as in a run's kNN
+DEVIATIONS = 1.96  # of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """An accuracy before and after, and what is between.
+
+    Attributes:
+        before: share of the images that are named rightly.
+        after: the same with the other encoder.
+        low: of the difference, the lower end of its 95 % confidence interval.
+        high: its upper end.
+    """
+
+    before: float
+    after: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Self:
+        """From (n,) whether each image is named rightly.
+
+        The interval is that of the mean of paired differences: an image that both encoders name
+        rightly, or both wrongly, says nothing about which is better.
+        """
+        differences = after.astype(float) - before.astype(float)
+        mean = float(differences.mean())
+        error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+        width = DEVIATIONS * error
+        return cls(float(before.mean()), float(after.mean()), mean - width, mean + width)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two encoders on the same n images.
+
+    Attributes:
+        label_free: by the name of a score, its value before and after.
+        accuracies: `knn` and `linear`; empty without labels.
+        neighbours: the nearest images of each image, before and after.
+    """
+
+    label_free: Mapping[str, tuple[float, float]]
+    accuracies: Mapping[str, Accuracy]
+    neighbours: tuple[Neighbours, Neighbours]
+
+    @property
+    def neighbours_in_common(self) -> float:
+        """Of an image's nearest images before, the share that is among those after, on average."""
+        before, after = (each.indices for each in self.neighbours)
+        same = (before[:, :, None] == after[:, None, :]).any(2)
+        return float(same.double().mean())
+
+    @property
+    def verdict(self) -> str:
+        """What the figures allow to be said, in a line."""
+        found = self.accuracies.get("linear")
+        count = len(self.neighbours[0].indices)
+        if found is None:
+            return (
+                "no verdict: without labels nothing says for certain which encoder is better; look "
+                "at neighbours side by side, or give some labels"
+            )
+        if found.low > 0:
+            return f"better: {_points(found)} of the linear probe"
+        if found.high < 0:
+            return f"WORSE: {_points(found)} of the linear probe"
+        return f"no difference that {count:,} images can show: {_points(found)} of the linear probe"
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures."""
+        label_free = {k: {"before": a, "after": b} for k, (a, b) in self.label_free.items()}
+        return {
+            "verdict": self.verdict,
+            "images": len(self.neighbours[0].indices),
+            "neighbours_in_common": self.neighbours_in_common,
+            "label_free": label_free,
+            "accuracies": {name: vars(each) for name, each in self.accuracies.items()},
+        }
+
+
+def compare(
+    vectors: tuple[Tensor, Tensor],
+    label_free: tuple[Mapping[str, float], Mapping[str, float]],
+    labels: Sequence[str] | None,
+    seed: int,
+) -> Comparison:
+    """Compares two encoders by their features of the same images.
+
+    Accuracies are by cross-validation: kNN votes without the image itself, the probe is fitted to
+    four fifths of the images and tested on the fifth.
+
+    Args:
+        vectors: (n, dim) features before and after, finite; each has a width of its own.
+        label_free: scores without labels, before and after.
+        labels: n names of classes, at least five images of each; None: there are none.
+        seed: of the folds.
+    """
+    before, after = (nearest_neighbours(each, NEIGHBOURS) for each in vectors)
+    accuracies = {}
+    if labels is not None:
+        codes = np.unique(labels, return_inverse=True)[1]
+        accuracies = {
+            "knn": Accuracy.of(_named_by(before, codes), _named_by(after, codes)),
+            "linear": Accuracy.of(*(rightly_classified(each, codes, seed) for each in vectors)),
+        }
+    scores = {name: (value, label_free[1][name]) for name, value in label_free[0].items()}
+    return Comparison(scores, accuracies, (before, after))
+
+
+def _named_by(neighbours: Neighbours, codes: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+    """(n,): whether its neighbours, by weights exp(cosine / .1), name an image's class."""
+    classes = torch.from_numpy(codes)
+    votes = torch.zeros(len(classes), int(classes.max()) + 1)
+    weights = (neighbours.cosines / TEMPERATURE).exp()
+    votes.scatter_add_(1, classes[neighbours.indices], weights)
+    return (votes.argmax(1) == classes).numpy()
+
+
+def _points(found: Accuracy) -> str:
+    difference = 100 * (found.after - found.before)
+    interval = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+    return f"{difference:+.1f} points (95 % confidence interval {interval})"

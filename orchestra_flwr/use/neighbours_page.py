@@ -1,0 +1,121 @@
+"""`comparison.html`: nearest neighbours of some images by two encoders, side by side."""
+
+import base64
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from orchestra_flwr.files import write_atomically
+from orchestra_flwr.seeding import numpy_generator
+from orchestra_flwr.use.encoder_comparison import Comparison
+from orchestra_flwr.use.similar import Neighbours
+from orchestra_flwr.use.thumbnails import COLUMNS, SHEET, Thumbnails, make_thumbnails
+
+SHOWN = 6  # neighbours of an image on each side
+SIDE = 72  # pixels of a picture on the page
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2128; --page: #f6f7f9; --card: #fff; --quiet: #5d6773;
+  --other: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --page: #101317; --card: #191d23;
+  --quiet: #9aa5b1; --other: #ff8a80; } }
+body { margin: 0 auto; max-width: 78rem; padding: 1rem; background: var(--page); color: var(--ink);
+  font: 15px/1.45 system-ui, sans-serif; }
+h1 { font-size: 1.2rem; } .quiet { color: var(--quiet); }
+article { display: flex; flex-wrap: wrap; gap: .6rem 1.6rem; padding: .7rem; margin: .7rem 0;
+  background: var(--card); border-radius: .5rem; }
+figure { margin: 0; } figcaption { color: var(--quiet); font-size: .85rem; }
+.row { display: flex; flex-wrap: wrap; gap: .3rem; }
+.picture { display: inline-block; background-repeat: no-repeat; border-radius: .25rem; }
+.other { outline: 3px solid var(--other); outline-offset: -3px; }
+"""
+
+
+def write_neighbours_page(
+    path: Path,
+    comparison: Comparison,
+    names: Sequence[str],
+    read: Callable[[str], bytes],
+    *,
+    labels: Sequence[str] | None,
+    queries: int,
+    seed: int,
+) -> None:
+    """Writes or replaces the page; it needs no network.
+
+    Args:
+        path: of the page.
+        comparison: of the images.
+        names: their files.
+        read: gives a file's content.
+        labels: their classes; neighbours of another class than the image's have a frame.
+        queries: how many images are shown, drawn by `seed`.
+        seed: of the draw.
+
+    Raises:
+        OSError: the page cannot be written.
+    """
+    draw = numpy_generator(seed, "neighbours")
+    chosen = np.sort(draw.choice(len(names), min(queries, len(names)), replace=False)).tolist()
+    sides = comparison.neighbours
+    shown = {p: None for query in chosen for p in [query, *_nearest(sides, query)]}
+    places = {position: place for place, position in enumerate(shown)}
+    pictures = make_thumbnails([names[position] for position in shown], read, budget=True)
+
+    def picture(position: int, query: int) -> str:
+        label = "" if labels is None else labels[position]
+        other = " other" if labels is not None and label != labels[query] else ""
+        return _picture(pictures, places[position], f"{names[position]} {label}".strip(), other)
+
+    rows = "".join(_row(query, sides, picture) for query in chosen)
+    frame = "" if labels is None else " A frame: another class than the image's."
+    style = STYLE + "".join(
+        f".s{number}{{background-image:url(data:image/webp;base64,{_text(sheet)})}}"
+        for number, sheet in enumerate(pictures.sheets)
+    )
+    page = (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>Before and after</title><style>{style}</style>"
+        f"<h1>Nearest neighbours before and after training</h1><p>{escape(comparison.verdict)}</p>"
+        f'<p class="quiet">{len(chosen)} of {len(names):,} images, drawn at random.{frame}</p>'
+        f"<main>{rows}</main></html>\n"
+    )
+    write_atomically(path, page.encode())
+
+
+def _nearest(sides: tuple[Neighbours, Neighbours], query: int) -> list[int]:
+    return [p for side in sides for p in side.indices[query, :SHOWN].tolist()]
+
+
+def _row(
+    query: int, sides: tuple[Neighbours, Neighbours], picture: Callable[[int, int], str]
+) -> str:
+    figures = [("image", [query])] + [
+        (title, side.indices[query, :SHOWN].tolist())
+        for title, side in zip(("before", "after"), sides, strict=True)
+    ]
+    return "<article>{}</article>".format(
+        "".join(
+            f'<figure><div class="row">{"".join(picture(p, query) for p in positions)}</div>'
+            f"<figcaption>{title}</figcaption></figure>"
+            for title, positions in figures
+        )
+    )
+
+
+def _picture(pictures: Thumbnails, place: int, title: str, frame: str) -> str:
+    """A square of its sheet, scaled to `SIDE` pixels."""
+    sheet, within = divmod(place, SHEET)
+    row, column = divmod(within, COLUMNS)
+    wide = COLUMNS * SIDE
+    return (
+        f'<span class="picture s{sheet}{frame}" role="img" aria-label="{escape(title)}" '
+        f'title="{escape(title)}" style="width:{SIDE}px;height:{SIDE}px;background-size:{wide}px '
+        f'auto;background-position:-{column * SIDE}px -{row * SIDE}px"></span>'
+    )
+
+
+def _text(sheet: bytes) -> str:
+    return base64.b64encode(sheet).decode()

@@ -1,0 +1,134 @@
+"""`orchestra-compare` as a person calls it."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from orchestra_flwr import load_encoder
+from orchestra_flwr.cli import compare_main
+from orchestra_flwr.cli import main as simulate_main
+from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
+
+
+@pytest.fixture
+def command(capsys):
+    def call(*arguments):
+        code = compare_main(["device=cpu", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def other(tmp_path):
+    """An encoder of another size, of gray images."""
+    torch.manual_seed(1)
+    spec = EncoderSpec(model=ModelConfig(name="convnet", width=16), channels=1, image_size=24)
+    save_encoder(tmp_path / "other.safetensors", Encoder(spec))
+    return tmp_path / "other.safetensors"
+
+
+def rows(out):
+    lines = [line for line in out.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_two_encoders_of_different_kinds_with_class_folders(run, other, photos, command):
+    code, out, err = command(f"before={other}", f"after={run}", f"images={photos}",
+                             "labels=folders", "queries=5")  # fmt: skip
+    assert code == 0, err
+    table = rows(out)
+    assert table[0] == ["score", "before", "after", "difference"]
+    names = [row[0] for row in table[2:]]
+    assert names[:3] == ["kNN", "linear probe", "alignment"] and "LiDAR" in names
+    assert re.search(r"no difference that 36 images can show: .*|better: .*|WORSE: .*", out)
+    stored = json.loads((run / "comparison" / "comparison.json").read_text())
+    assert stored["images"] == 36 and set(stored["accuracies"]) == {"knn", "linear"}
+    assert stored["accuracies"]["knn"]["after"] > 0.9  # three colours
+    lidar = table[2 + names.index("LiDAR")]
+    assert float(lidar[1]) == pytest.approx(stored["label_free"]["lidar"]["before"], rel=0.01)
+
+
+def test_the_page_has_neighbours_side_by_side_and_needs_no_network(run, other, photos, command):
+    command(f"before={other}", f"after={run}", f"images={photos}", "labels=folders", "queries=4")
+    page = (run / "comparison" / "comparison.html").read_text()
+    assert page.count("<article>") == 4
+    assert page.count('role="img"') == 4 * (1 + 6 + 6)
+    assert "url(data:image/webp;base64," in page and "http" not in page
+    first = re.findall(r'aria-label="(\w+)/\d+.png (\w+)"', page)
+    assert first and all(folder == label for folder, label in first)
+    framed = re.findall(r'class="picture s\d+ other"[^>]*aria-label="(\w+)/', page)
+    unframed = re.findall(r'class="picture s\d+"[^>]*aria-label="(\w+)/', page)
+    assert len(framed) + len(unframed) == 4 * 13
+
+
+def test_by_default_it_is_held_against_the_runs_start(tiny_overrides, photos, tmp_path, command):
+    folder = tmp_path / "trained"
+    assert simulate_main([*tiny_overrides, f"run_dir={folder}", "data.image_size=8"]) == 0
+    code, out, err = command(f"after={folder}", f"images={photos}", "queries=0")
+    assert code == 0, err
+    assert "no verdict: without labels" in out and "nearest neighbours in common" in out
+    assert not (folder / "comparison" / "comparison.html").exists()
+    same, out, _ = command(f"after={folder}", f"before={folder}", f"images={photos}", "queries=0")
+    assert same == 0 and "in common: 100 %" in out
+    differences = [row[3] for row in rows(out)[2:]]
+    assert {float(value) for value in differences} == {0.0}
+
+
+def test_a_pretrained_start_is_taken_as_it_was(tiny_overrides, photos, tmp_path, command):
+    start = tmp_path / "start"
+    assert simulate_main([*tiny_overrides, f"run_dir={start}"]) == 0
+    run = tmp_path / "trained"
+    assert simulate_main([*tiny_overrides, f"run_dir={run}", f"init={start}"]) == 0
+    figures = []
+    for before in ([], [f"before={start}"]):
+        code, _, err = command(f"after={run}", *before, f"images={photos}", "queries=0")
+        assert code == 0, err
+        stored = json.loads((run / "comparison" / "comparison.json").read_text())
+        figures.append(stored["label_free"])
+    assert figures[0] == figures[1]
+    assert load_encoder(run).dim == load_encoder(start).dim
+
+
+def test_labels_from_a_table_choose_the_images(run, other, photos, command, tmp_path):
+    table = tmp_path / "labels.csv"
+    lines = [f"{c}/{n:02d}.png,{c}" for c in ("blue", "red") for n in range(8)]
+    table.write_text("\n".join(["path,label", *lines]) + "\n")
+    code, _, err = command(f"before={other}", f"after={run}", f"images={photos}",
+                           f"labels={table}", "queries=0")  # fmt: skip
+    assert code == 0, err
+    stored = json.loads((run / "comparison" / "comparison.json").read_text())
+    assert stored["images"] == 16
+
+
+def test_broken_files_are_named_and_left_out_and_a_limit_draws(run, other, photos, command):
+    (photos / "red" / "broken.png").write_bytes(b"no image")
+    code, _, err = command(f"before={other}", f"after={run}", f"images={photos}", "queries=0")
+    assert code == 0 and "left out: red/broken.png" in err
+    command(f"before={other}", f"after={run}", f"images={photos}", "queries=0", "limit=20")
+    stored = json.loads((run / "comparison" / "comparison.json").read_text())
+    assert stored["images"] in (19, 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["images={photos}"], "after: must be given"),
+        (["after={run}"], "images: must be given"),
+        (["after={run}", "images={photos}"], "before: must be given, .* no folder of a run"),
+        (["after={run}", "before=nowhere", "images={photos}"], "before=nowhere: "),
+        (["after={run}", "before={run}", "images=nowhere"], "images=nowhere"),
+        (["after={run}", "before={run}", "images={photos}", "limit=3"], "limit"),
+        (["after={run}", "before={run}", "images={photos}/red", "labels=folders"],
+         "labels=folders: .* is in no class folder"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_said_in_a_line(arguments, says, run, photos, command):
+    places = {"run": run, "photos": photos}
+    code, _, err = command(*(argument.format(**places) for argument in arguments))
+    assert code == 2 and re.search(says, err), err
+    assert not (run / "comparison").exists()

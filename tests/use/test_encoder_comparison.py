@@ -1,0 +1,73 @@
+"""Two encoders on the same images: accuracies, intervals, verdict."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from orchestra_flwr.use.encoder_comparison import Accuracy, compare
+from orchestra_flwr.use.few_label_classifier import estimate_accuracy
+
+LABELS = ["a"] * 40 + ["b"] * 40
+NOTHING = {"lidar": 1.0}
+
+
+def features(apart, seed=0, dim=6):
+    """Two clouds whose centres are so far apart."""
+    draws = torch.randn(80, dim, generator=torch.Generator().manual_seed(seed))
+    draws[40:, 0] += apart
+    return draws
+
+
+def test_the_interval_is_of_paired_differences():
+    before, after = np.array([1, 1, 0, 0, 1, 0], bool), np.array([1, 1, 1, 0, 1, 1], bool)
+    found = Accuracy.of(before, after)
+    differences = [0, 0, 1, 0, 0, 1]
+    mean = sum(differences) / 6
+    deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 5)
+    half = 1.96 * deviation / math.sqrt(6)
+    assert (found.before, found.after) == (0.5, pytest.approx(5 / 6))
+    assert (found.low, found.high) == (pytest.approx(mean - half), pytest.approx(mean + half))
+    assert Accuracy.of(before, before) == Accuracy(0.5, 0.5, 0, 0)
+
+
+def test_a_better_encoder_is_called_so_and_a_worse_one():
+    weak, strong = features(0.3), features(5.0)
+    better = compare((weak, strong), (NOTHING, {"lidar": 2.0}), LABELS, 0)
+    assert better.verdict.startswith("better: +")
+    assert better.accuracies["knn"].after > 0.9 > better.accuracies["knn"].before
+    assert better.label_free == {"lidar": (1.0, 2.0)}
+    worse = compare((strong, weak), (NOTHING, NOTHING), LABELS, 0)
+    assert worse.verdict.startswith("WORSE: -")
+    assert worse.accuracies["linear"].low == pytest.approx(-better.accuracies["linear"].high)
+    expected = estimate_accuracy(strong, LABELS, 0).accuracy
+    assert better.accuracies["linear"].after == expected
+
+
+def test_what_so_many_images_cannot_show_is_said():
+    level = compare((features(1.5), features(1.5, seed=1)), (NOTHING, NOTHING), LABELS, 0)
+    assert level.verdict.startswith("no difference that 80 images can show: ")
+    assert level.accuracies["linear"].low < 0 < level.accuracies["linear"].high
+
+
+def test_without_labels_there_is_no_verdict():
+    found = compare((features(1), features(2)), (NOTHING, NOTHING), None, 0)
+    assert found.accuracies == {} and found.verdict.startswith("no verdict: ")
+    assert found.as_json()["images"] == 80
+
+
+def test_neighbours_in_common():
+    one, two = features(1), features(1, seed=3)
+    assert compare((one, one), (NOTHING, NOTHING), None, 0).neighbours_in_common == 1
+    share = compare((one, two), (NOTHING, NOTHING), None, 0).neighbours_in_common
+    found = []
+    for row in range(80):
+        near = []
+        for vectors in (one, two):
+            unit = vectors / vectors.norm(dim=1, keepdim=True)
+            order = (unit @ unit[row]).argsort(descending=True).tolist()
+            order.remove(row)
+            near.append(set(order[:10]))
+        found.append(len(near[0] & near[1]) / 10)
+    assert share == pytest.approx(np.mean(found))
