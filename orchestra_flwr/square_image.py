@@ -197,14 +197,11 @@ def resize(images: Tensor, size: int) -> Tensor:
     """Square images in another size, bicubic with antialiasing: uint8, (N, C, size, size)."""
     if images.shape[-1] == size:
         return images
-    chunks = [
-        interpolate(chunk.float(), (size, size), mode="bicubic", antialias=True)
-        .round_()
-        .clamp_(0, 255)
-        .byte()
-        for chunk in torch.split(images, 1024)
-    ]
-    return torch.cat(chunks)
+    resized = images.new_empty(*images.shape[:2], size, size)
+    for part, chunk in zip(torch.split(resized, 1024), torch.split(images, 1024), strict=True):
+        larger = interpolate(chunk.float(), (size, size), mode="bicubic", antialias=True)
+        part.copy_(larger.round_().clamp_(0, 255))
+    return resized
 
 
 def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:

@@ -332,6 +332,7 @@ class EvaluationConfig(ScoresConfig):
     """How often and how a run's encoders are evaluated."""
 
     every: int = Field(ge=1)
+    limit: int | None = Field(None, ge=2)  # training and test images, at most so many of each
     probe: Literal["converged", "fixed", "published", "dec_ssl"] = "converged"
     backbone: str | None = None  # which one is kept; None: the method's first
     unsupervised: bool = False

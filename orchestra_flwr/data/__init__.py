@@ -20,7 +20,7 @@ from orchestra_flwr.data.partitions import (
 )
 from orchestra_flwr.data.shifts import Shift, shift_images
 from orchestra_flwr.data.sources import Source, load_dataset
-from orchestra_flwr.data.subset import balanced_subset, limited
+from orchestra_flwr.data.subset import balanced_subset, limited, limited_dataset
 
 __all__ = [
     "PLAIN",
@@ -40,6 +40,7 @@ __all__ = [
     "epoch_batches",
     "first_occurrences",
     "limited",
+    "limited_dataset",
     "load_dataset",
     "partition",
     "partition_by_name",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from orchestra_flwr.config import ConfigError
 
 UNLABELLED = -1  # the label of an image without one
 
@@ -105,6 +108,25 @@ class Dataset:
     def image_size(self) -> int:
         """Height and width of an image in pixels."""
         return self.train.images.shape[2]
+
+
+def check_memory_for(count: int, size: int) -> None:
+    """Refuses images that this machine's memory cannot hold, before any is made.
+
+    Args:
+        count: how many, in colour.
+        size: height and width in pixels.
+
+    Raises:
+        ConfigError: names the keys that decide it, and both sizes.
+    """
+    needed = 3 * count * size**2
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ConfigError(
+            f"data.image_size={size}: {count:,} images take {needed / 1e9:,.0f} GB, and this "
+            f"machine has {memory / 1e9:,.1f} GB; data.train_limit takes fewer"
+        )
 
 
 def shrink_warning(dataset: Dataset) -> str | None:

@@ -1,10 +1,13 @@
 """Class-balanced subsets; the same for every seed, so that runs can be compared."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from orchestra_flwr.data.images import ImageSet
+from orchestra_flwr.data.images import Dataset, ImageSet
 
 SUBSET_SEED = 20220717  # any constant; changing it changes every limited data set
 
@@ -57,5 +60,22 @@ def stratified_share(labels: NDArray[np.int64], share: float) -> NDArray[np.int6
 
 def limited(images: ImageSet, limit: int | None) -> ImageSet:
     """A class-balanced choice of at most `limit` images, in their order; None: all of them."""
+    return images.select(_chosen(images, limit))
+
+
+def limited_dataset(dataset: Dataset, limit: int | None) -> Dataset:
+    """The same of training and of test images, with what is known of the training images."""
+    if limit is None:
+        return dataset
+    chosen = _chosen(dataset.train, limit)
+    return replace(
+        dataset,
+        train=dataset.train.select(chosen),
+        test=dataset.test and limited(dataset.test, limit),
+        shown=None if dataset.shown is None else dataset.shown[chosen],
+    )
+
+
+def _chosen(images: ImageSet, limit: int | None) -> Tensor:
     labels = None if images.labels is None else images.labels.numpy()
-    return images.select(torch.from_numpy(balanced_subset(labels, len(images), limit)))
+    return torch.from_numpy(balanced_subset(labels, len(images), limit))

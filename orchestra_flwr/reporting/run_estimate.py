@@ -74,15 +74,17 @@ class RunEstimate:
             return
         plural = "s" * (self._rounds != 1)
         memory = f" and {size(self._memory())} of memory" if self._memory else ""
-        advice = "; ".join(self._advice()) if total >= LONG else ""
+        advice = "; ".join(self._advice(total)) if total >= LONG else ""
         self._message(
             f"at this pace {self._rounds} round{plural} take{'s' * (not plural)} about "
             f"{duration(total)}{memory}" + (f" ({advice})" if advice else "")
         )
 
-    def _advice(self) -> Iterator[str]:
-        """What would take less time."""
+    def _advice(self, total: float) -> Iterator[str]:
+        """What would take less time than so many seconds."""
         config, pixels = self._config, self._config.data.image_size
+        if self.evaluation * self._evaluations > total / 2 and config.evaluation.limit is None:
+            yield "evaluation.limit=2000 would take less for evaluations, more than half of it"
         if pixels > LARGE_IMAGES:
             yield f"data.image_size={pixels // 2} would take about a quarter"
         several = self._cores >= 2 * config.training.threads and self._clients != 1

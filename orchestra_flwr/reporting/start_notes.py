@@ -17,6 +17,12 @@ def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Ite
     yield _images(config)
     if dataset is not None and (warning := shrink_warning(dataset)):
         yield warning
+    if dataset is not None and config.evaluation.limit is not None:
+        test = "" if dataset.test is None else f" and {len(dataset.test):,} test"
+        yield (
+            f"encoders are evaluated with {len(dataset.train):,} training{test} images "
+            f"(evaluation.limit={config.evaluation.limit})"
+        )
     if batch_norm == "frozen":
         yield (
             "BatchNorm keeps the statistics that the network begins with "

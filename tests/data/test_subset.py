@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestra_flwr.data import ImageSet, balanced_subset, limited
+from orchestra_flwr.data import Dataset, ImageSet, balanced_subset, limited, limited_dataset
 
 
 def _labels(*sizes: int) -> np.ndarray:
@@ -56,3 +56,16 @@ def test_a_limited_set_keeps_images_and_labels_together():
     assert (chosen.images[:, 0, 0, 0] % 3).tolist() == chosen.labels.tolist()
     assert len(limited(ImageSet(images), 5)) == 5
     assert len(limited(ImageSet(images), None)) == 12
+
+
+def test_a_limited_data_set_keeps_what_is_known_of_each_image():
+    labels = torch.arange(60) % 3
+    images = torch.arange(60, dtype=torch.uint8).view(60, 1, 1, 1).expand(60, 3, 8, 8)
+    train, test = (ImageSet(images, labels, ("a", "b", "c")) for _ in range(2))
+    dataset = Dataset("plain", train, test, shown=labels == 0)
+    few = limited_dataset(dataset, 12)
+    for part in (few.train, few.test):
+        assert part.labels.bincount().tolist() == [4, 4, 4]
+        assert torch.equal(part.images[:, 0, 0, 0] % 3, part.labels)
+    assert torch.equal(few.shown, few.train.labels == 0)
+    assert limited_dataset(dataset, None) is dataset

@@ -41,3 +41,12 @@ def test_a_warning_where_images_lose_more_than_half_of_their_height_and_width(si
     _, *warnings = start_notes(load_config(["data=cifar10"]), dataset, "averaged")
     assert len(warnings) == warns
     assert all("65 pixels are shrunk to 32: a larger data.image_size" in w for w in warnings)
+
+
+def test_how_many_images_encoders_are_evaluated_with():
+    images = ImageSet(torch.zeros(5000, 3, 32, 32, dtype=torch.uint8))
+    config = load_config(["data=cifar10", "evaluation.limit=5000"])
+    _, line = start_notes(config, Dataset("plain", images, images), "averaged")
+    assert line == (
+        "encoders are evaluated with 5,000 training and 5,000 test images (evaluation.limit=5000)"
+    )

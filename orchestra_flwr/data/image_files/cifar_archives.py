@@ -22,7 +22,7 @@ from torch import Tensor
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
-from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.data.images import Dataset, ImageSet, check_memory_for
 from orchestra_flwr.data.subset import balanced_subset
 from orchestra_flwr.files import at_home
 from orchestra_flwr.square_image import resize
@@ -71,6 +71,7 @@ def _stamps(folder: Path) -> list[tuple[str, int, int]]:
 def _image_set(images: CIFAR10, limit: int | None, size: int) -> ImageSet:
     labels: Tensor = torch.tensor(images.targets)
     chosen = torch.from_numpy(balanced_subset(labels.numpy(), len(labels), limit))
+    check_memory_for(len(chosen), size)
     pixels = torch.from_numpy(images.data)[chosen].permute(0, 3, 1, 2)
     return ImageSet(resize(pixels.contiguous(), size), labels[chosen], tuple(images.classes))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.skipped_files import first_ones
+from orchestra_flwr.data.images import check_memory_for
 from orchestra_flwr.square_image import broken_because, decode_image, opened_image
 
 logger = logging.getLogger("orchestra_flwr.data")
@@ -59,7 +60,11 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
         names: the files, in the order of the result.
         read: gives a file's content; called from several threads.
         size: height and width of the result in pixels.
+
+    Raises:
+        ConfigError: this machine's memory cannot hold them.
     """
+    check_memory_for(len(names), size)
     images = np.empty((len(names), 3, size, size), dtype=np.uint8)
     sides: list[int] = []
     step = 1 + len(names) // MEASURED

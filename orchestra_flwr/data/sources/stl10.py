@@ -9,7 +9,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import wrong_root
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
-from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.data.images import Dataset, ImageSet, check_memory_for
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import balanced_subset
 from orchestra_flwr.files import at_home
@@ -78,5 +78,6 @@ def _image_set(root: Path, folder: Path, part: str, limit: int | None, size: int
         raise wrong_root(root, f"{part}_y.bin is damaged: classes must be 1 to {len(CLASSES)}")
     by_column = np.memmap(images, dtype=np.uint8, mode="r", shape=(len(labels), 3, SIZE, SIZE))
     chosen = balanced_subset(labels, len(labels), limit)
+    check_memory_for(len(chosen), size)
     pixels = torch.from_numpy(by_column[chosen].swapaxes(2, 3).copy())
     return ImageSet(resize(pixels, size), torch.from_numpy(labels[chosen]), CLASSES)

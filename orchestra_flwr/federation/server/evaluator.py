@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.data import Dataset
+from orchestra_flwr.data import Dataset, limited_dataset
 from orchestra_flwr.evaluation import evaluate, fewer_voters, label_free_scores
 from orchestra_flwr.evaluation.features import device_of, weights_digest
 from orchestra_flwr.federation.server.round_report import FederationError
@@ -55,7 +55,8 @@ class Evaluator:
     ) -> None:
         self.config = config
         # Images that lie beside class folders cannot be told right from wrong.
-        self.dataset = dataset and replace(dataset, train=dataset.train.labelled)
+        labelled = dataset and replace(dataset, train=dataset.train.labelled)
+        self.dataset = labelled and limited_dataset(labelled, config.evaluation.limit)
         self.spec = EncoderSpec.of(config)
         self._norms = BatchNormPolicy.of(config)
         self._on_progress = on_progress

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data.image_files.decoding import any_readable, decode_files
 
 
@@ -57,6 +58,13 @@ def test_broken_files_are_named_counted_and_skipped(
     (warning,) = caplog.messages
     assert warning.startswith("skipped 6 of 8 image files: empty.jpg: ")
     assert warning.endswith("; and 1 more")
+
+
+def test_more_than_memory_can_hold_is_refused_before_a_file_is_read():
+    with pytest.raises(
+        ConfigError, match=r"^data\.image_size=512: 100,000,000 images take 78,643 G"
+    ):
+        decode_files(range(10**8), lambda name: pytest.fail("was read"), 512)
 
 
 def test_the_median_of_the_shorter_sides_is_known_unless_nothing_can_be_read():

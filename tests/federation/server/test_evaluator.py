@@ -63,6 +63,16 @@ def test_statistics_are_not_taken_from_a_single_image(tiny):
     assert evaluator.scores(build_learner(config, 1).method, untrained=True)
 
 
+def test_a_limit_bounds_training_and_test_images(tiny):
+    config = tiny("evaluation.limit=40")
+    method, images = build_learner(config, 1).method, load_dataset(config.data)
+    evaluator = Evaluator(config, images)
+    assert (len(images.train), len(images.test)) == (120, 60)
+    assert (len(evaluator.dataset.train), len(evaluator.dataset.test)) == (40, 40)
+    knn = evaluator.scores(method)["online"]["knn"]
+    assert (knn * 40) == pytest.approx(round(knn * 40))  # a share of 40 test images
+
+
 def test_features_that_are_not_finite_are_told(tiny):
     config = tiny()
     method = build_learner(config, 1).method
