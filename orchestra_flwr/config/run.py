@@ -16,6 +16,7 @@ from orchestra_flwr.config.section import (
     parse,
 )
 from orchestra_flwr.config.sections import (
+    AdaptationConfig,
     AggregationConfig,
     AttackConfig,
     ClusteringConfig,
@@ -53,6 +54,7 @@ class Config(WithPlugins, Composed):
     method: MethodConfig
     terms: dict[str, TermConfig] = Field(default_factory=dict)
     model: ModelConfig
+    adaptation: AdaptationConfig = AdaptationConfig()
     data: DataConfig
     partition: PartitionConfig
     shift: ShiftConfig = ShiftConfig()
