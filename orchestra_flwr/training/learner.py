@@ -46,6 +46,7 @@ class Learner(nn.Module):
         self.terms = nn.ModuleDict({name: term for name, (term, _) in terms.items()})
         self._weights = {name: weight for name, (_, weight) in terms.items()}
         self._overrides: list[RoleOverride] = []
+        self._adaptation: Adaptation | None = None
         self._shared_with: dict[str, str] = {}
 
     def override_roles(self, override: RoleOverride | None) -> None:
@@ -53,18 +54,29 @@ class Learner(nn.Module):
         if override is not None:
             self._overrides.append(override)
 
-    def freeze(self, adaptation: Adaptation) -> None:
-        """Freezes what an adaptation does not train, in all backbones.
+    def adapt(self, adaptation: Adaptation, seed: int) -> None:
+        """Freezes what an adaptation does not train, in all backbones, and adds what it does.
 
         Other backbones than the trained one, such as targets, share its frozen tensors from now on:
         they stand in the state once, under its name.
 
+        Args:
+            adaptation: of the run.
+            seed: of what is added.
+
         Raises:
             ConfigError: the adaptation does not fit the backbone, or nothing is left to train.
         """
+        self._adaptation = adaptation
         frozen: set[str] = set()
-        for path, backbone in self.named_modules(remove_duplicate=False):
+        for path, backbone in [*self.named_modules()]:
             if isinstance(backbone, Backbone):
+                is_trained = any(p.requires_grad for p in backbone.parameters())
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    adaptation.prepare(backbone)
+                if not is_trained:
+                    backbone.requires_grad_(False)  # what was added as well
                 names = adaptation.freeze(backbone)
                 frozen |= {full_name(f"{path}.{name}") for name in names}
                 if path != BACKBONE:
@@ -121,6 +133,8 @@ class Learner(nn.Module):
 
     def start_round(self, received: Received, *, with_terms: bool = True) -> None:
         """Called before a client's first step of a round: for the method, then for every term."""
+        if self._adaptation is not None:
+            self._adaptation.start_round(self.method.backbone, received.round)  # type: ignore[arg-type]
         if isinstance(self.method, StartsRounds):
             self.method.start_round(received)
         for term in self._terms() if with_terms else ():
@@ -182,11 +196,18 @@ def full_name(name: str) -> str:
     return name.removeprefix("method.")
 
 
-def build_learner(config: Config, channels: int) -> Learner:
+def build_learner(
+    config: Config, channels: int, load: Callable[[Method], None] = lambda method: None
+) -> Learner:
     """What the configuration's clients train, freshly initialised from the run's seed.
 
     Terms draw their initial values from seeds of their own: a method begins with the same bits
     with and without them.
+
+    Args:
+        config: of the run.
+        channels: of its images.
+        load: puts other weights into the method, before anything is frozen or added.
 
     Raises:
         ConfigError: the method cannot be built for these images.
@@ -195,6 +216,7 @@ def build_learner(config: Config, channels: int) -> Learner:
     merging = config.merging.plugin
     if merging.remembers and isinstance(method, KeepsState):
         method.keep_locally()
+    load(method)
     terms: dict[str, tuple[Term, float]] = {}
     for chosen in config.active_terms:
         with torch.random.fork_rng(devices=[]):
@@ -203,7 +225,7 @@ def build_learner(config: Config, channels: int) -> Learner:
     learner = Learner(method, terms)
     learner.override_roles(merging.override_roles(learner))
     learner.override_roles(_by_batch_norm(BatchNormPolicy.of(config), learner))
-    learner.freeze(config.adaptation.build())
+    learner.adapt(config.adaptation.build(), derive(config.seed, "init", "adaptation"))
     return learner
 
 

@@ -1,6 +1,5 @@
 """The server's evaluation of the encoders on its own labelled images."""
 
-import copy
 import logging
 import threading
 from collections import OrderedDict
@@ -19,7 +18,7 @@ from orchestra_flwr.evaluation import evaluate, fewer_voters
 from orchestra_flwr.evaluation.features import weights_digest
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, labels_for, ordered_backbones
-from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, EncoderSpec, recalibrated
+from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, recalibrated
 from orchestra_flwr.models.batch_norm import INITIAL, RECALIBRATED, has_statistics
 from orchestra_flwr.training import resolve_device, torch_threads
 
@@ -55,7 +54,6 @@ class Evaluator:
         self.config = config
         # Images that lie beside class folders cannot be told right from wrong.
         self.dataset = dataset and replace(dataset, train=dataset.train.labelled)
-        self.spec = EncoderSpec.of(config)
         self._norms = BatchNormPolicy.of(config)
         self._on_progress = on_progress
         self._remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -164,7 +162,8 @@ class Evaluator:
         images, size = self.dataset.train.images, self.config.evaluation.batch_size
         normalise, on_progress = self.config.data.normalise, partial(self._show, name)
         with torch_threads(self.config.training.threads):  # the same bits on every machine
-            return Encoder(self.spec, recalibrated(backbone, images, size, normalise, on_progress))
+            copied = recalibrated(backbone, images, size, normalise, on_progress)
+        return Encoder.of(self.config, copied)
 
     def _go_on(self) -> None:
         if self._is_over.is_set():
@@ -194,7 +193,7 @@ class Evaluator:
         return {**(recalibrated_scores if self.batch_norm == RECALIBRATED else own()), **beside}
 
     def _as_it_is(self, backbone: Backbone) -> Encoder:
-        return Encoder(self.spec, copy.deepcopy(backbone))
+        return Encoder.of(self.config, backbone)
 
     def _score(self, name: str, encoder: Encoder, head: nn.Module | None) -> dict[str, float]:
         assert self.dataset is not None

@@ -24,6 +24,22 @@ class Adaptation(Plugin, ABC):
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
+    def prepare(self, backbone: Backbone) -> None:
+        """Adds what is trained beside the network's own weights, in place; nothing by default.
+
+        Called once, when the weights that the run begins with are in place. What is drawn from
+        torch's global generator is the same for all backbones of a learner.
+
+        Raises:
+            ConfigError: an option does not fit the network; names the key.
+        """
+
+    def start_round(self, backbone: Backbone, round_: int) -> None:
+        """Called before a client trains a backbone in a round, from 1."""
+
+    def merge(self, backbone: Backbone) -> None:
+        """Makes a network as it was before :meth:`prepare`, with the same features, in place."""
+
     @abstractmethod
     def trained(self, backbone: Backbone) -> set[str]:
         """Names of a backbone's parameters and buffers that training changes.

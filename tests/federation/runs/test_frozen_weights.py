@@ -38,6 +38,9 @@ RUNS = [
     ("method=orchestra", "federation.wire=int8"),
     ("method=orchestra_plus", "federation.wire=int4"),
     ("method=byol", "merging=fedema"),
+    ("method=orchestra", "adaptation=lora", "federation.wire=int8"),
+    ("method=byol", "adaptation=lora", "adaptation.alternate=true", "training.lr=0.1"),
+    ("method=simclr", "adaptation=norms", "model.batch_norm=recalibrated"),
     ("method=simclr", "federation.weighting=uniform", "privacy.clip=0.5"),
     ("method=simclr", "exchange=clusters", "exchange.warm_rounds=1"),
     ("method=simclr", "exchange=random"),
@@ -49,6 +52,8 @@ RUNS = [
 
 @pytest.mark.parametrize("overrides", RUNS)
 def test_it_stays_and_never_goes_up(tiny, tmp_path, federate, watched, encoder, overrides):
+    if "adaptation=lora" in overrides:
+        pytest.importorskip("peft", reason="needs the extra timm")
     config = tiny(f"init={encoder}", *QUICK, *overrides, f"run_dir={tmp_path / 'run'}",
                   "federation.rounds=3")  # fmt: skip
     first = starting_learner(config, 1)
