@@ -238,6 +238,16 @@ def test_backbone(printed):
     assert encoder(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 64)
 
 
+def test_adaptation(printed):
+    from orchestra_flwr.training import build_learner
+
+    run = printed("adaptations/biases.py")
+    start = build_learner(run.config, run.config.data.channels).method.backbone.state_dict()
+    after = {name: run.checkpoint.get(f"backbone.{name}", start[name]) for name in start}
+    moved = {name for name, tensor in start.items() if not torch.equal(after[name], tensor)}
+    assert moved == {name for name in start if name.endswith("bias")} != set()
+
+
 def test_optimizer(printed):
     """One client, one step: every weight has moved by lr."""
     run = printed("optimizers/sign.py", "federation.clients=1", "data.train_limit=16")

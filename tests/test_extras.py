@@ -140,6 +140,7 @@ def asks_for(extra, tiny, folder):
         "mlflow": {"mlflow": lambda: check_resources(tiny("logging.mlflow=true"))},
         "timm": {
             "timm": lambda: build_learner(tiny("model=timm", "model.timm=resnet10t"), 3),
+            "peft": lambda: tiny("method=simclr", "adaptation=lora"),
         },
         "notebook": {"pandas": lambda: Result(finished(folder)).frame()},
         "parquet": {

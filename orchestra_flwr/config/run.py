@@ -18,6 +18,7 @@ from orchestra_flwr.config.section import (
     parse,
 )
 from orchestra_flwr.config.sections import (
+    AdaptationConfig,
     AggregationConfig,
     AttackConfig,
     ClusteringConfig,
@@ -55,6 +56,7 @@ class Config(WithPlugins, Composed):
     method: MethodConfig
     terms: dict[str, TermConfig] = Field(default_factory=dict)
     model: ModelConfig
+    adaptation: AdaptationConfig = AdaptationConfig()
     data: DataConfig
     partition: PartitionConfig
     shift: ShiftConfig = ShiftConfig()

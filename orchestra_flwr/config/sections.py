@@ -182,6 +182,15 @@ class ServerOptimizerConfig(Choice):
     name: str = "mean"
 
 
+class AdaptationConfig(Choice):
+    """What of the network is trained."""
+
+    room: ClassVar = Room("orchestra_flwr.models.adaptations", "Adaptation")
+    key: ClassVar = "adaptation"
+
+    name: str = "full"
+
+
 class AggregationConfig(Choice):
     """What the clients' states that enter a model become."""
 

@@ -32,7 +32,7 @@ Without a name (null) it follows from other keys: `local` with `merging=fedbn`, 
 import copy
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self, TypeVar
@@ -59,21 +59,27 @@ class FreezableNorms(nn.Module):
 
     Attributes:
         norms_are_frozen: whether every BatchNorm in it is in evaluation mode, always.
+        frozen_paths: of those that are, whatever becomes of the others.
     """
 
     norms_are_frozen = False
+    frozen_paths: Collection[str] = ()
 
-    def freeze_norms(self) -> None:
-        """From now on the statistics stay, in training mode too."""
-        self.norms_are_frozen = True
+    def freeze_norms(self, paths: Collection[str] | None = None) -> None:
+        """From now on the statistics of the norms at these paths stay, in training mode too.
+
+        Args:
+            paths: of norms; None: of all.
+        """
+        self.norms_are_frozen |= paths is None
+        self.frozen_paths = paths or self.frozen_paths
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode of all modules; frozen norms stay in evaluation mode."""
         super().train(mode)
-        if self.norms_are_frozen:
-            for _, norm in _norms(self):
-                norm.eval()
+        for norm in _frozen_norms(self):
+            norm.eval()
         return self
 
 
@@ -138,8 +144,7 @@ class BatchNormPolicy:
         if self.name == "local":
             return set()
         all_norms = self.name == "recalibrated" or self.clips
-        networks = [module for module in learner.modules() if _is_frozen(module)]
-        frozen = {norm for network in networks for _, norm in _norms(network)}
+        frozen = {norm for network in learner.modules() for norm in _frozen_norms(network)}
         return {
             f"{path}.{name}"
             for path, norm in _norms(learner)
@@ -288,7 +293,8 @@ def recalibrated(
         raise ValueError(f"{len(images)} images: BatchNorm's statistics need at least 2")
     result = copy.deepcopy(backbone)
     modes = [(module, module.training) for module in result.modules()]
-    norms = [] if _is_frozen(result) else [norm for _, norm in _norms(result)]
+    frozen = _frozen_norms(result)
+    norms = [norm for _, norm in _norms(result) if norm not in frozen]
     if not norms:
         return result
     momenta = [norm.momentum for norm in norms]
@@ -332,6 +338,12 @@ def is_counter(name: str) -> bool:
     return name.endswith(COUNTER)
 
 
+def statistics_of(network: nn.Module) -> Iterator[tuple[str, set[str]]]:
+    """The path of every BatchNorm in a network, with the names of its tensors there."""
+    for path, norm in _norms(network):
+        yield path, {f"{path}.{name}" for name in norm.state_dict()}
+
+
 def _norms(network: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
     """Every BatchNorm in a network, with its path."""
     for path, module in network.named_modules():
@@ -339,5 +351,9 @@ def _norms(network: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
             yield path, module
 
 
-def _is_frozen(network: nn.Module) -> bool:
-    return isinstance(network, FreezableNorms) and network.norms_are_frozen
+def _frozen_norms(network: nn.Module) -> set[_BatchNorm]:
+    """The BatchNorm in a network that is frozen."""
+    if not isinstance(network, FreezableNorms):
+        return set()
+    every, paths = network.norms_are_frozen, network.frozen_paths
+    return {norm for path, norm in _norms(network) if every or path in paths}

@@ -26,12 +26,21 @@ class Convolution(nn.Conv2d):
         size: height and width of the kernel.
         stride: in pixels.
         padding: of zeros, in pixels.
+        options: of `nn.Conv2d`, which others that make a layer of the same class give.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, size: int, stride: int = 1, padding: int = 0
+        self,
+        inputs: int,
+        outputs: int,
+        size: int,
+        stride: int = 1,
+        padding: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(inputs, outputs, size, stride, padding, bias=False)
+        super().__init__(inputs, outputs, size, stride, padding, **{"bias": False, **options})
+        if self.bias is not None or self.groups > 1:
+            raise ValueError("a convolution here has no bias and no groups")
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) to (B, outputs, H', W')."""

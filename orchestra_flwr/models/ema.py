@@ -11,10 +11,14 @@ def ema_update(target: nn.Module, online: nn.Module, decay: float) -> None:
     """target = decay * target + (1 - decay) * online, for parameters.
 
     Orchestra, section 4; BYOL (Grill et al., NeurIPS 2020), equation 1. Buffers are left: the
-    target's BatchNorm keeps statistics of its own features.
+    target's BatchNorm keeps statistics of its own features. What both networks share, because
+    nobody trains it, stays.
     """
+    pairs = zip(target.parameters(), online.parameters(), strict=True)
+    apart = [(slow, fast) for slow, fast in pairs if slow is not fast]
     if stacked():  # vmap knows no operations on lists
-        for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+        for slow, fast in apart:
             slow.mul_(decay).add_(fast, alpha=1 - decay)  # lerp would be taken apart
-        return
-    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), 1 - decay)
+    elif apart:
+        slows, fasts = zip(*apart, strict=True)
+        torch._foreach_lerp_(slows, fasts, 1 - decay)

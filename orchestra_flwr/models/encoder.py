@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
@@ -82,6 +83,13 @@ class Encoder(nn.Module):
         self.backbone = backbone or build_backbone(spec.model, spec.channels)
         self.dim: int = self.backbone.dim
         self.eval().requires_grad_(False)
+
+    @classmethod
+    def of(cls, config: Config, backbone: Backbone) -> Self:
+        """A copy of a run's backbone; what `adaptation` added is merged into its weights."""
+        merged = copy.deepcopy(backbone)
+        config.adaptation.build().merge(merged)
+        return cls(EncoderSpec.of(config), merged)
 
     def forward(self, images: Tensor) -> Tensor:
         """Features of images that have the encoder's own size; :meth:`encode` takes any others.

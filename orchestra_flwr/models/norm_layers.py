@@ -8,6 +8,8 @@ from torch import nn
 Norm = Callable[[int], nn.Module]
 NormName = Literal["batch", "group"]
 
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
 GROUP_CHANNELS = 8  # of a group; `model.width` is a multiple of it
 
 
@@ -46,3 +48,8 @@ def head_norm(
     if groups is None:
         groups = features // GROUP_CHANNELS if features % GROUP_CHANNELS == 0 else 1
     return nn.GroupNorm(groups if features % groups == 0 else 1, features, affine=affine)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module normalises: one of torch's norms, or of a class that is called one."""
+    return isinstance(module, NORMS) or "norm" in type(module).__name__.lower()

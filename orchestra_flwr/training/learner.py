@@ -1,12 +1,12 @@
 """The learner, which a client trains: a method, terms added to its loss, roles of tensors."""
 
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.config import Config
+from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.methods import (
     Batch,
     KeepsState,
@@ -16,10 +16,12 @@ from orchestra_flwr.methods import (
     StartsRounds,
     build_method,
 )
-from orchestra_flwr.models import BatchNormPolicy
+from orchestra_flwr.models import Backbone, BatchNormPolicy
+from orchestra_flwr.models.adaptations import Adaptation
 from orchestra_flwr.seeding import derive
 from orchestra_flwr.terms import Term
 
+BACKBONE = "method.backbone"  # the trained one
 TERMS = "terms."  # prefix of the names of terms' tensors
 
 RoleOverride = Callable[[str, Role], Role]
@@ -44,11 +46,47 @@ class Learner(nn.Module):
         self.terms = nn.ModuleDict({name: term for name, (term, _) in terms.items()})
         self._weights = {name: weight for name, (_, weight) in terms.items()}
         self._overrides: list[RoleOverride] = []
+        self._adaptation: Adaptation | None = None
+        self._shared_with: dict[str, str] = {}
 
     def override_roles(self, override: RoleOverride | None) -> None:
         """Adds a function that changes roles by full names, after earlier ones; None: no change."""
         if override is not None:
             self._overrides.append(override)
+
+    def adapt(self, adaptation: Adaptation, seed: int) -> None:
+        """Freezes what an adaptation does not train, in all backbones, and adds what it does.
+
+        Other backbones than the trained one, such as targets, share its frozen tensors from now on:
+        they stand in the state once, under its name.
+
+        Args:
+            adaptation: of the run.
+            seed: of what is added.
+
+        Raises:
+            ConfigError: the adaptation does not fit the backbone, or nothing is left to train.
+        """
+        self._adaptation = adaptation
+        frozen: set[str] = set()
+        for path, backbone in [*self.named_modules()]:
+            if isinstance(backbone, Backbone):
+                is_trained = any(p.requires_grad for p in backbone.parameters())
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    adaptation.prepare(backbone)
+                if not is_trained:
+                    backbone.requires_grad_(False)  # what was added as well
+                names = adaptation.freeze(backbone)
+                frozen |= {full_name(f"{path}.{name}") for name in names}
+                if path != BACKBONE:
+                    self._shared_with |= {f"{path}.{n}": f"{BACKBONE}.{n}" for n in names}
+        if not frozen:
+            return
+        if not self.trained():
+            raise ConfigError("adaptation: nothing is left to train, the method has no head")
+        self._share()
+        self.override_roles(lambda name, role: Role.FROZEN if name in frozen else role)
 
     def role(self, name: str) -> Role:
         """The role of a tensor by its full name.
@@ -95,6 +133,8 @@ class Learner(nn.Module):
 
     def start_round(self, received: Received, *, with_terms: bool = True) -> None:
         """Called before a client's first step of a round: for the method, then for every term."""
+        if self._adaptation is not None:
+            self._adaptation.start_round(self.method.backbone, received.round)  # type: ignore[arg-type]
         if isinstance(self.method, StartsRounds):
             self.method.start_round(received)
         for term in self._terms() if with_terms else ():
@@ -134,7 +174,21 @@ class Learner(nn.Module):
 
     def _tensors(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state_dict(keep_vars=True)
-        return {full_name(name): tensor for name, tensor in state.items()}
+        own = ((n, tensor) for n, tensor in state.items() if n not in self._shared_with)
+        return {full_name(name): tensor for name, tensor in own}
+
+    def _share(self) -> None:
+        """Puts tensors of the trained backbone in the places of those that are equal to them."""
+        for name, source in self._shared_with.items():
+            (path, _, own), (of, _, its) = name.rpartition("."), source.rpartition(".")
+            module, shared = self.get_submodule(path), getattr(self.get_submodule(of), its)
+            (module._parameters if own in module._parameters else module._buffers)[own] = shared
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Moves it to another device, where buffers are shared as before."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._share()
+        return self
 
 
 def full_name(name: str) -> str:
@@ -142,11 +196,18 @@ def full_name(name: str) -> str:
     return name.removeprefix("method.")
 
 
-def build_learner(config: Config, channels: int) -> Learner:
+def build_learner(
+    config: Config, channels: int, load: Callable[[Method], None] = lambda method: None
+) -> Learner:
     """What the configuration's clients train, freshly initialised from the run's seed.
 
     Terms draw their initial values from seeds of their own: a method begins with the same bits
     with and without them.
+
+    Args:
+        config: of the run.
+        channels: of its images.
+        load: puts other weights into the method, before anything is frozen or added.
 
     Raises:
         ConfigError: the method cannot be built for these images.
@@ -155,6 +216,7 @@ def build_learner(config: Config, channels: int) -> Learner:
     merging = config.merging.plugin
     if merging.remembers and isinstance(method, KeepsState):
         method.keep_locally()
+    load(method)
     terms: dict[str, tuple[Term, float]] = {}
     for chosen in config.active_terms:
         with torch.random.fork_rng(devices=[]):
@@ -163,6 +225,7 @@ def build_learner(config: Config, channels: int) -> Learner:
     learner = Learner(method, terms)
     learner.override_roles(merging.override_roles(learner))
     learner.override_roles(_by_batch_norm(BatchNormPolicy.of(config), learner))
+    learner.adapt(config.adaptation.build(), derive(config.seed, "init", "adaptation"))
     return learner
 
 

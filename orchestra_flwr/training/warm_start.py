@@ -1,6 +1,7 @@
 """The initial state of a run, or a warm start with the encoder of another one (`init=`)."""
 
 from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.methods import Method
 from orchestra_flwr.models import Backbone, Encoder, EncoderSpec, load_encoder
 from orchestra_flwr.models.batch_norm import check_frozen
 from orchestra_flwr.training.learner import Learner, build_learner
@@ -21,20 +22,22 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
         ConfigError: it cannot be built, the model's weights cannot be had, or `init` is no encoder
             or one of another kind than the run's; there are no statistics to be frozen.
     """
-    learner = build_learner(config, channels)
     if begun:
-        return learner
+        return build_learner(config, channels)
     encoder = initial_encoder(config)
-    if encoder is not None:
-        weights = encoder.backbone.state_dict()
-        for module in learner.method.modules():
-            if isinstance(module, Backbone):
-                module.load_state_dict(weights)
-    for backbone in learner.method.backbones().values():
-        if encoder is None:
-            backbone.load_weights()
-        check_frozen(backbone)
-    return learner
+
+    def load(method: Method) -> None:
+        if encoder is not None:
+            weights = encoder.backbone.state_dict()
+            for module in method.modules():
+                if isinstance(module, Backbone):
+                    module.load_state_dict(weights)
+        for backbone in method.backbones().values():
+            if encoder is None:
+                backbone.load_weights()
+            check_frozen(backbone)
+
+    return build_learner(config, channels, load)
 
 
 def begins_trained(config: Config) -> bool:

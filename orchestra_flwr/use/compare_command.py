@@ -22,7 +22,7 @@ from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.evaluation import extract_features, label_free_scores
 from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.methods import ordered_backbones
-from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder, recalibrated
+from orchestra_flwr.models import Encoder, load_encoder, recalibrated
 from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.seeding import numpy_generator, torch_generator
 from orchestra_flwr.training import resolve_device, starting_learner, torch_threads
@@ -106,7 +106,7 @@ def _before(
     if not has_statistics(backbone):
         fitting = fit_channels(images, begun.data.channels)
         backbone = recalibrated(backbone, fitting, config.batch_size, begun.data.normalise)
-    return Encoder(EncoderSpec.of(begun), backbone)
+    return Encoder.of(begun, backbone)
 
 
 def _labels(config: CompareConfig, files: list[ImageFile]) -> dict[str, str] | None:

@@ -28,7 +28,8 @@ def refused(*overrides):
 
 def test_all_rooms_are_here():
     assert set(CHOICES) == {
-        *("method", "model", "data", "partition", "shift", "exchange", "server_optimizer"),
+        *("method", "model", "adaptation", "data", "partition", "shift", "exchange"),
+        "server_optimizer",
         *("merging", "optimizer", "schedule", "engine", "clustering", "aggregation", "attack"),
     }
 

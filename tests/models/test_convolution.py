@@ -111,3 +111,9 @@ def test_an_image_keeps_its_bits_wherever_it_lies_in_a_batch():
         with torch.no_grad():
             found.append(layer(batch)[place])
     assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("options", [{"bias": True}, {"groups": 2}])
+def test_what_the_products_do_not_have_is_refused(options):
+    with pytest.raises(ValueError, match="no bias and no groups"):
+        Convolution(4, 4, 3, **options)

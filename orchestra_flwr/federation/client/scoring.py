@@ -1,6 +1,5 @@
 """A client's scores of a model: on its own images, or on the classes that it holds."""
 
-import copy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from orchestra_flwr.evaluation import (
 from orchestra_flwr.evaluation.linear_probe import penalty_of
 from orchestra_flwr.federation.messages.fields import LOCAL_SCORES, PERSONAL
 from orchestra_flwr.methods import classification_head_of, ordered_backbones
-from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, EncoderSpec, recalibrated
+from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, recalibrated
 from orchestra_flwr.seeding import ClientSeed, torch_generator
 from orchestra_flwr.training import Learner
 
@@ -100,4 +99,4 @@ class Scoring:
         return {} if accuracy is None else {PERSONAL: accuracy}
 
     def _encoder(self, backbone: Backbone) -> Encoder:
-        return Encoder(EncoderSpec.of(self.config), copy.deepcopy(backbone))
+        return Encoder.of(self.config, backbone)

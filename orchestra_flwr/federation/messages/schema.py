@@ -120,12 +120,14 @@ class Schemas:
         server: what the server makes.
         wire: bits of the shared state's values.
         plugins: the fingerprint of the users' packages that take part.
+        frozen: what nobody trains.
     """
 
     shared: Schema
     server: Schema
     wire: Wire = "float32"
     plugins: str = ""
+    frozen: Schema = Schema(())
 
     @classmethod
     def of(cls, learner: Learner, config: Config) -> Schemas:
@@ -139,6 +141,7 @@ class Schemas:
             Schema.of(learner, Role.SERVER),
             config.federation.wire,
             fingerprint(config.plugins),
+            Schema.of(learner, Role.FROZEN),
         )
 
     @cached_property
@@ -152,6 +155,7 @@ class Schemas:
     def fingerprint(self) -> str:
         """What server and client compare before they trust each other's arrays."""
         parts = [self.shared.fingerprint, self.server.fingerprint, self.wire, self.plugins]
+        parts += [self.frozen.fingerprint] if self.frozen.size else []
         return "-".join(part for part in parts if part)
 
     @property
@@ -178,7 +182,8 @@ class Schemas:
     def down(self) -> list[str]:
         """The names of the arrays of a message down, in order."""
         shared = self.codec.form(Role.SHARED.value) if self.shared.size else ()
-        return [*shared, *([Role.SERVER.value] if self.server.size else [])]
+        plain = {Role.SERVER: self.server, Role.FROZEN: self.frozen}
+        return [*shared, *(role.value for role, schema in plain.items() if schema.size)]
 
     def as_received(self, shared: np.ndarray) -> np.ndarray:
         """(size,) shared state as clients decode it: the same on every machine, and every time."""
@@ -239,6 +244,8 @@ def pack_state(
         arrays |= schemas.codec.encode(Role.SHARED.value, shared)
     if schemas.server.size:
         arrays[Role.SERVER.value] = schemas.server.pack(learner.state(Role.SERVER))
+    if schemas.frozen.size:
+        arrays[Role.FROZEN.value] = schemas.frozen.pack(learner.state(Role.FROZEN))
     return arrays
 
 
@@ -255,6 +262,10 @@ def unpack_state(arrays: Mapping[str, np.ndarray], learner: Learner, schemas: Sc
         if Role.SERVER.value not in arrays:
             raise ValueError(f"the message holds no {Role.SERVER.value} state")
         schemas.server.unpack(arrays[Role.SERVER.value], learner.state(Role.SERVER))
+    if schemas.frozen.size:
+        if Role.FROZEN.value not in arrays:
+            raise ValueError(f"the message holds no {Role.FROZEN.value} state")
+        schemas.frozen.unpack(arrays[Role.FROZEN.value], learner.state(Role.FROZEN))
 
 
 def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """The server's evaluation of the encoders on its own labelled images."""
 
-import copy
 import logging
 import threading
 from collections import OrderedDict
@@ -19,7 +18,7 @@ from orchestra_flwr.evaluation import evaluate, fewer_voters, label_free_scores
 from orchestra_flwr.evaluation.features import device_of, weights_digest
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, labels_for, ordered_backbones
-from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, EncoderSpec, recalibrated
+from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, recalibrated
 from orchestra_flwr.models.batch_norm import INITIAL, RECALIBRATED, has_statistics
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import resolve_device, torch_threads
@@ -57,7 +56,6 @@ class Evaluator:
         # Images that lie beside class folders cannot be told right from wrong.
         labelled = dataset and replace(dataset, train=dataset.train.labelled)
         self.dataset = labelled and limited_dataset(labelled, config.evaluation.limit)
-        self.spec = EncoderSpec.of(config)
         self._norms = BatchNormPolicy.of(config)
         self._on_progress = on_progress
         self._remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -179,7 +177,8 @@ class Evaluator:
         images, size = self.dataset.train.images, self.config.evaluation.batch_size
         normalise, on_progress = self.config.data.normalise, partial(self._show, name)
         with torch_threads(self.config.training.threads):  # the same bits on every machine
-            return Encoder(self.spec, recalibrated(backbone, images, size, normalise, on_progress))
+            copied = recalibrated(backbone, images, size, normalise, on_progress)
+        return Encoder.of(self.config, copied)
 
     def _go_on(self) -> None:
         if self._is_over.is_set():
@@ -209,7 +208,7 @@ class Evaluator:
         return {**(recalibrated_scores if self.batch_norm == RECALIBRATED else own()), **beside}
 
     def _as_it_is(self, backbone: Backbone) -> Encoder:
-        return Encoder(self.spec, copy.deepcopy(backbone))
+        return Encoder.of(self.config, backbone)
 
     def _score(self, name: str, encoder: Encoder, head: nn.Module | None) -> dict[str, float]:
         # The machine that joined a cluster need not have what the cluster's machines have.

@@ -1,11 +1,14 @@
 """The networks that `model.name` can choose: one file each."""
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import nn
 
 from orchestra_flwr.config import Config, DataConfig, ModelConfig, Normalisation, Plugin
 from orchestra_flwr.models.batch_norm import FreezableNorms, check_batch_norm
+from orchestra_flwr.models.norm_layers import is_norm
 from orchestra_flwr.models.precision import network_pass
 
 
@@ -113,6 +116,22 @@ class Backbone(Plugin, FreezableNorms):
         """Whether it has BatchNorm, so that statistics of images make a difference."""
         return cls.obeys_norm and model.norm == "batch"
 
+    def layer_groups(self) -> list[set[str]]:
+        """Names of the state's tensors by block, from the first layer to the last.
+
+        A block is a layer, or what the network repeats, with the norm behind it. Tensors of the
+        network itself, such as positions, belong to the first.
+        """
+        blocks: list[set[str]] = []
+        for path, module in _layers(self):
+            names = {f"{path}.{name}" for name in module.state_dict()}
+            if blocks and is_norm(module):
+                blocks[-1] |= names
+            elif names:
+                blocks.append(names)
+        own = self.state_dict().keys() - set().union(*blocks)
+        return [own | blocks[0], *blocks[1:]] if blocks else [own]
+
     def load_weights(self) -> None:
         """Loads the pretrained weights that the configuration names, if any.
 
@@ -121,6 +140,15 @@ class Backbone(Plugin, FreezableNorms):
         Raises:
             ConfigError: they cannot be loaded, or do not fit.
         """
+
+
+def _layers(network: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The children of a network in order, sequences of them taken apart."""
+    for name, child in network.named_children():
+        if isinstance(child, nn.Sequential | nn.ModuleList):
+            yield from _layers(child, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", child
 
 
 def build_backbone(model: ModelConfig, channels: int) -> Backbone:

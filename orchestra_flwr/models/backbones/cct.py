@@ -71,6 +71,11 @@ class CCT(Backbone):
         super().check(config)
         check_heads(config.model.width, config.model.settings.heads)
 
+    def layer_groups(self) -> list[set[str]]:
+        """The pooling, which follows the last norm, belongs to the last layer."""
+        *others, last, score = super().layer_groups()
+        return [*others, last | score]
+
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, image_size, image_size) normalised images to (B, dim) features.
 

@@ -5,7 +5,7 @@ import importlib
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -100,6 +100,16 @@ class Timm(Backbone):
         """(B, channels, image_size, image_size) normalised images to (B, dim) features."""
         features: Tensor = self.model(x)
         return features
+
+    def layer_groups(self) -> list[set[str]]:
+        """As timm groups the layers; what it puts into no group follows the last one."""
+        group = importlib.import_module("timm.models").group_parameters
+        matcher = self.model.group_matcher()  # type: ignore[operator]
+        if isinstance(matcher, dict):
+            matcher = {**matcher, "rest": [(".*", (99999,))]}  # timm's number for "as before"
+        # Buffers belong to a group as well: only the names count.
+        state = SimpleNamespace(named_parameters=self.model.state_dict().items)
+        return [{f"model.{name}" for name in names} for names in group(state, matcher).values()]
 
     def load_weights(self) -> None:
         """Loads `model.weights`, which timm adapts to the images' channels and size."""

@@ -1,0 +1,67 @@
+"""Adaptations: what of a network is trained, one class a file; all else is frozen.
+
+A frozen tensor has the role `FROZEN`: clients never change it, and never send it. Methods know
+nothing of it: an adaptation sees their backbones alone, and heads are always trained.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import nn
+
+from orchestra_flwr.config import Plugin
+from orchestra_flwr.models.backbones import Backbone
+from orchestra_flwr.models.batch_norm import statistics_of
+
+
+class Adaptation(Plugin, ABC):
+    """Which tensors of a backbone are trained.
+
+    Args:
+        settings: the plug-in's options.
+    """
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def prepare(self, backbone: Backbone) -> None:
+        """Adds what is trained beside the network's own weights, in place; nothing by default.
+
+        Called once, when the weights that the run begins with are in place. What is drawn from
+        torch's global generator is the same for all backbones of a learner.
+
+        Raises:
+            ConfigError: an option does not fit the network; names the key.
+        """
+
+    def start_round(self, backbone: Backbone, round_: int) -> None:
+        """Called before a client trains a backbone in a round, from 1."""
+
+    def merge(self, backbone: Backbone) -> None:
+        """Makes a network as it was before :meth:`prepare`, with the same features, in place."""
+
+    @abstractmethod
+    def trained(self, backbone: Backbone) -> set[str]:
+        """Names of a backbone's parameters and buffers that training changes.
+
+        Raises:
+            ConfigError: the network has nothing of what is to be trained, or an option does not
+                fit it; names the key.
+        """
+
+    def freeze(self, backbone: Backbone) -> set[str]:
+        """Freezes what is not trained: no gradients, and BatchNorm by its present statistics.
+
+        Returns:
+            Names of the frozen tensors of the backbone's state.
+
+        Raises:
+            ConfigError: as :meth:`trained`.
+        """
+        state = backbone.state_dict(keep_vars=True)
+        frozen = state.keys() - self.trained(backbone)
+        for name in frozen:
+            if isinstance(tensor := state[name], nn.Parameter):
+                tensor.requires_grad_(False)
+        backbone.freeze_norms({path for path, names in statistics_of(backbone) if names <= frozen})
+        return frozen

@@ -1,0 +1,113 @@
+"""Low-rank changes of the weights are trained, by the library peft."""
+
+import importlib
+import re
+
+import torch
+from pydantic import Field
+
+from orchestra_flwr.config import Config, ConfigError, Section
+from orchestra_flwr.extras import require
+from orchestra_flwr.models.adaptations import Adaptation
+from orchestra_flwr.models.backbones import Backbone
+
+# Layers that use their weights as they are; others (standardised ones) could not be merged.
+LAYERS = ("Linear", "Conv2d", "Convolution", "Conv2dSame")
+ATTENTION = "qkv"  # the layer that transformers here and in timm have for queries, keys and values
+ADAPTER = "lora_"  # in the names of what is added
+DOWN, UP = ".lora_A.", ".lora_B."
+
+
+class LoRA(Adaptation):
+    """W + alpha / rank * B A for chosen weights W (n, m), with B (n, rank) and A (rank, m).
+
+    Hu et al., "LoRA", ICLR 2022 (arXiv 2106.09685). A is random, and B is 0: a run begins with the
+    network's own features. The mean of products is not the product of means; with `alternate`
+    clients train B in odd rounds and A in even ones, and the mean is exact: Chen et al., "Robust
+    Federated Finetuning of LLMs via Alternating Optimization of LoRA", NeurIPS 2025 (arXiv
+    2502.01755).
+    """
+
+    class Settings(Section):
+        """Options under `adaptation.` for adaptation=lora."""
+
+        rank: int = Field(8, ge=1, le=4096)
+        alpha: float = Field(16, gt=0)  # the change is scaled by alpha / rank
+        # Last parts of layers' names; None: queries, keys and values, or all layers without these.
+        layers: tuple[str, ...] | None = None
+        alternate: bool = False  # train B and A in turns
+
+    settings: Settings
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuses it without peft, and what remembers the half that a round does not train."""
+        require("adaptation=lora", "timm", "peft")
+        if not config.adaptation.settings.alternate:
+            return
+        if config.server_optimizer.name != "mean":
+            raise ValueError(
+                "adaptation.alternate=true: must be false with "
+                f"server_optimizer={config.server_optimizer.name}, which moves both halves"
+            )
+        if config.training.optimizer_state == "keep":
+            raise ValueError(
+                "adaptation.alternate=true: must be false with training.optimizer_state=keep, "
+                "the halves have different gradients"
+            )
+
+    def prepare(self, backbone: Backbone) -> None:
+        """Puts A and B beside the chosen layers.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        peft, chosen = importlib.import_module("peft"), self._chosen(backbone)
+        config = peft.LoraConfig(
+            r=self.settings.rank,
+            lora_alpha=self.settings.alpha,
+            target_modules="|".join(map(re.escape, chosen)),
+        )
+        peft.inject_adapter_in_model(config, backbone)
+        backbone.to(memory_format=torch.channels_last)
+
+    def start_round(self, backbone: Backbone, round_: int) -> None:
+        """Chooses the half that is trained; B first: without it A has no gradient."""
+        half = UP if round_ % 2 else DOWN
+        for name, parameter in backbone.named_parameters():
+            if ADAPTER in name and self.settings.alternate:
+                parameter.requires_grad_(half in name)
+
+    def merge(self, backbone: Backbone) -> None:
+        """Adds the products to the weights."""
+        for path, module in [*backbone.named_modules()]:
+            if hasattr(module, "get_base_layer"):
+                module.merge()
+                backbone.set_submodule(path, module.get_base_layer())
+
+    def trained(self, backbone: Backbone) -> set[str]:
+        """All that was added."""
+        return {name for name in backbone.state_dict() if ADAPTER in name}
+
+    def _chosen(self, backbone: Backbone) -> list[str]:
+        """Paths of the layers."""
+        found = [
+            path
+            for path, module in backbone.named_modules()
+            if type(module).__name__ in LAYERS and getattr(module, "groups", 1) == 1
+        ]
+        layers = self.settings.layers
+        chosen = [path for path in found if _ends(path, layers or (ATTENTION,))]
+        if layers is None and not chosen:
+            chosen = found
+        if not chosen:
+            ends = sorted({path.rpartition(".")[2] for path in found})
+            raise ConfigError(
+                f"adaptation.layers={list(layers or ())}: the network has no such layer, but "
+                f"{', '.join(ends) or 'none at all'}"
+            )
+        return chosen
+
+
+def _ends(path: str, ends: tuple[str, ...]) -> bool:
+    return any(path == end or path.endswith(f".{end}") for end in ends)
