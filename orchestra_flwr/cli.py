@@ -314,12 +314,13 @@ def _export(config: ExportConfig) -> int:
     from orchestra_flwr.export.exporter import export_saved
     from orchestra_flwr.export.hub_folder import HubError, export_to_hub
     from orchestra_flwr.export.programs import ExportError
+    from orchestra_flwr.export.timm_folder import export_to_timm
+
+    folders = {"hub": export_to_hub, "detectron2": export_to_detectron2, "timm": export_to_timm}
 
     def work() -> None:
-        if config.format == "hub":
-            print(printable(export_to_hub(config)))
-        elif config.format == "detectron2":
-            print(printable(str(export_to_detectron2(config))))
+        if config.format in folders:
+            print(printable(str(folders[config.format](config))))
         else:
             print_export(export_saved(config), config.exported)
 

@@ -180,6 +180,7 @@ usage: orchestra-export run=RUN [key=value ...]      a saved encoder for other r
   run=... int8=true                                 also in 8 bits, with what that costs in accuracy
   run=... any_size=false                            only images of the encoder's size (TensorRT)
   run=encoder.safetensors format=torch_export       a graph for torch.export.load
+  run=... format=timm                               a folder for timm.create_model("local-dir:...")
   run=... format=detectron2                         a ResNet's weights, for a detector
   run=... format=hub push_to_hub=owner/name         with a model card, for the Hugging Face hub
 

@@ -107,6 +107,12 @@ class ModelConfig(Choice):
     projector_hidden: int | None = Field(None, ge=8, le=2**17)  # None: as the method has it
     projector_dim: int = Field(512, ge=8, le=2**17)
 
+    @property
+    def first_weights(self) -> dict[str, Any]:
+        """By its key, what names a source of pretrained weights; empty: weights are random."""
+        values = {f"model.{k}": getattr(self.settings, k) for k in self.plugin.first_weights}
+        return {key: value for key, value in values.items() if value is not None}
+
     @model_validator(mode="after")
     def _groups_divide_the_channels(self) -> Self:
         if self.norm == "group" and self.groups is not None and self.width % self.groups:

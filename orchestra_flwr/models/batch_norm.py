@@ -187,8 +187,7 @@ def check_batch_norm(config: Config) -> None:
     policy, model, merging = BatchNormPolicy.of(config), config.model, config.merging
     chosen = f"model.batch_norm={model.batch_norm}"
     own = f"merging={merging.name}" if merging.plugin.local_norms else policy.asked_by
-    firsts = {f"model.{key}": getattr(model.settings, key) for key in model.plugin.first_weights}
-    for key, value in {"init": config.init, **firsts}.items():
+    for key, value in {"init": config.init, **model.first_weights}.items():
         if value is not None and (policy.name == "local" or merging.plugin.local_norms):
             raise ValueError(
                 f"{key}={value}: must not be given with {own}, whose clients begin "

@@ -42,9 +42,7 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
 
 def begins_trained(config: Config) -> bool:
     """Whether a run begins with weights that were trained before, not with random ones."""
-    model = config.model
-    sources = (getattr(model.settings, name) for name in model.plugin.first_weights)
-    return config.init is not None or any(source is not None for source in sources)
+    return config.init is not None or bool(config.model.first_weights)
 
 
 def initial_encoder(config: Config) -> Encoder | None:

@@ -100,8 +100,7 @@ class Backbone(Plugin, FreezableNorms):
                 model = model.model_copy(update={"image_size": images.size})
             if data.channels == 3:
                 suggested["data.normalise"] = images.normalise
-        pretrained = any(getattr(model.settings, key) is not None for key in cls.first_weights)
-        frozen = pretrained or (init is not None and has_frozen_norms(init))
+        frozen = bool(model.first_weights) or (init is not None and has_frozen_norms(init))
         if frozen and cls.has_batch_norm(model):
             suggested["model.batch_norm"] = "frozen"
         return suggested

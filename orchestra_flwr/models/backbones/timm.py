@@ -169,12 +169,16 @@ def _library() -> ModuleType:
 
 def _created(settings: Timm.Settings, channels: int, **options: Any) -> nn.Module:
     """The model for images of this size and with so many channels, without a classifier."""
-    timm = _library()
-    trained_on = timm.get_pretrained_cfg(settings.timm, allow_unregistered=True)
-    if trained_on is not None and trained_on.fixed_input_size:
-        options["img_size"] = settings.image_size
-    model: nn.Module = timm.create_model(settings.timm, in_chans=channels, num_classes=0, **options)
+    options |= creation_options(settings, channels)
+    model: nn.Module = _library().create_model(settings.timm, num_classes=0, **options)
     return model
+
+
+def creation_options(settings: Timm.Settings, channels: int) -> dict[str, int]:
+    """What timm is told of the images of a network; its size where that cannot change later."""
+    trained_on = _library().get_pretrained_cfg(settings.timm, allow_unregistered=True)
+    has_size = trained_on is not None and trained_on.fixed_input_size
+    return {"in_chans": channels} | ({"img_size": settings.image_size} if has_size else {})
 
 
 def _seeded(settings: Timm.Settings, channels: int, **options: Any) -> nn.Module:

@@ -1,0 +1,70 @@
+"""A network of timm as timm itself reads it: a folder for `timm.create_model("local-dir:...")`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.export.export_config import ExportConfig
+from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.models import Encoder, encoder_of
+from orchestra_flwr.models.backbones.timm import creation_options
+from orchestra_flwr.models.normalisation import STATISTICS
+
+WEIGHTS, SETTINGS = "model.safetensors", "config.json"  # timm's names
+NETWORK = "model."  # what the names of a backbone's tensors begin with
+
+
+def export_to_timm(config: ExportConfig) -> Path:
+    """Writes `model.safetensors` and `config.json`; adapters are merged, as in every encoder.
+
+    Returns:
+        The folder that holds them.
+
+    Raises:
+        ConfigError: no encoder, or none of a network of timm.
+        OSError: a file cannot be written.
+    """
+    encoder = encoder_of(config)
+    name = encoder.spec.model.name
+    if name != "timm":
+        raise ConfigError(f"format=timm: the encoder is model={name}, must be model=timm")
+    state = encoder.backbone.state_dict().items()
+    tensors = {n.removeprefix(NETWORK): t.cpu().contiguous() for n, t in state}
+    folder = config.exported
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / WEIGHTS) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    text = json.dumps(_settings(encoder), indent=2) + "\n"
+    write_atomically(folder / SETTINGS, text.encode())
+    return folder
+
+
+def _settings(encoder: Encoder) -> dict[str, Any]:
+    """timm's description of a network without a classifier, and of its images."""
+    spec, settings = encoder.spec, encoder.spec.model.settings
+    network: Any = encoder.backbone.get_submodule("model")
+    known: dict[str, Any] = network.pretrained_cfg
+    mean, deviation = (
+        [*values, *values[:1] * (spec.channels - len(values))]
+        for values in STATISTICS[spec.normalise]
+    )
+    return {
+        "architecture": settings.timm.partition(".")[0],
+        "num_classes": 0,
+        "num_features": encoder.dim,
+        "model_args": {"num_classes": 0, **creation_options(settings, spec.channels)},
+        "pretrained_cfg": {
+            "input_size": [spec.channels, spec.image_size, spec.image_size],
+            "fixed_input_size": False,
+            "interpolation": "bicubic",
+            "crop_pct": 1.0,
+            "mean": mean,
+            "std": deviation,
+            "num_classes": 0,
+            # Where a classifier goes, and where images come in.
+            **{key: known[key] for key in ("classifier", "first_conv") if key in known},
+        },
+    }
