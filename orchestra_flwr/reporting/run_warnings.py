@@ -35,10 +35,11 @@ def _worse(summary: Mapping[str, Any]) -> str:
             worse.append(f"{title} {percent(before)} to {percent(after)}")
     if not worse:
         return ""
+    pretrained = ", and for a pretrained network model.batch_norm=frozen"
     return (
         f"the encoder is worse than before training ({', '.join(worse)}): try a smaller "
-        "training.lr or fewer federation.rounds, and for a pretrained network "
-        "model.batch_norm=frozen"
+        "training.lr or fewer federation.rounds"
+        + ("" if summary.get("batch_norm") == "frozen" else pretrained)
     )
 
 
