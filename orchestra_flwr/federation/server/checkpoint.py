@@ -42,6 +42,7 @@ class Position:
         last_used: of real clients, by their names: the latest rounds in which their replies and
             their rows were used.
         usual: how far replies moved the model in the last stages.
+        holders: clients of a simulation that have had the frozen weights.
     """
 
     round: int
@@ -54,6 +55,7 @@ class Position:
     exchange: dict[str, Any] = field(default_factory=dict)
     last_used: dict[str, dict[str, int]] = field(default_factory=dict)
     usual: dict[str, list[float]] = field(default_factory=dict)
+    holders: list[str] = field(default_factory=list)
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Position:
         """With one more round in what is counted.

@@ -13,7 +13,8 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
-from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, FrozenWeights
+from orchestra_flwr.federation.messages.schema import Schema, Schemas
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
     forget_noise_key,
@@ -41,7 +42,7 @@ from orchestra_flwr.federation.server.strategy import (
     missing_release_message,
 )
 from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
+from orchestra_flwr.methods import KnowsChance, Role, ordered_backbones, release_of
 from orchestra_flwr.models.batch_norm import INITIAL
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
@@ -142,6 +143,7 @@ class _Run:
             progress.client_done,
             self.privacy.key,
             folder.path,
+            self._frozen_weights(schemas.frozen, begun=begun),
         )
         self.cohorts = Cohorts(
             config,
@@ -156,6 +158,24 @@ class _Run:
         self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
+
+    def _frozen_weights(self, schema: Schema, *, begun: bool) -> FrozenWeights | None:
+        """What nobody trains, written once; a run that goes on begins with what it finds.
+
+        Raises:
+            FederationError: it is not there any more, or damaged.
+        """
+        if not schema.size:
+            return None
+        store, state = FrozenStore(self.folder.frozen), self.learner.state(Role.FROZEN)
+        digest = store.digest if begun else store.save(schema.pack(state))
+        values = store.load(digest) if digest else None
+        if values is None:
+            raise FederationError(f"cannot resume: {self.folder.frozen} has no frozen weights")
+        schema.unpack(values, state)
+        self.members.announce(digest)
+        folder = self.folder.frozen if self.members.share_disk else None
+        return FrozenWeights(values, digest, folder, self.members.holders)
 
     def run(self) -> dict[str, Any]:
         with self._trackers() as self.trackers:
@@ -177,6 +197,7 @@ class _Run:
         if position is not None:
             self.progress.message(f"resumed after round {position.round}")
             self.federation.exchange.load_state(position.exchange)
+            self.members.holders.update(position.holders)
         elif self.config.init is not None:
             self.progress.message(f"begins with the encoder of {self.config.init}")
         for note in self._notes():
@@ -236,6 +257,8 @@ class _Run:
         position = replace(position.after(number, report, spent), drawn=drawn, exchange=exchange)
         if not self.members.share_disk:  # simulated clients' own records are this run's
             position = replace(position, last_used=report.last_used(position.last_used, number))
+        elif self.federation.frozen:
+            position = replace(position, holders=sorted(self.members.holders))
         save_checkpoint(self.folder.checkpoint, self.models, position, self.record.to_json())
         self._show(round_, record, report, evaluation[0], seconds)
         return position
