@@ -166,6 +166,11 @@ class RunFolder:
         return self.path / "clients"
 
     @property
+    def frozen(self) -> Path:
+        """The weights that nobody trains, if there are any."""
+        return self.checkpoint / "frozen"
+
+    @property
     def encoder(self) -> Path:
         """The weights of the encoder that the run saves."""
         return self.path / "encoder.safetensors"

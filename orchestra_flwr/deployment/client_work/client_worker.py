@@ -22,12 +22,14 @@ from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import (
     CONFIG,
+    FROZEN,
     METRICS,
     PERSONAL,
     RUN,
     SMALLEST_GROUP,
     TRAINED,
 )
+from orchestra_flwr.federation.messages.frozen_weights import FrozenStore
 from orchestra_flwr.flower.client_tasks import Request
 from orchestra_flwr.methods import labels_for, release_of
 from orchestra_flwr.plugins import PluginError
@@ -62,6 +64,7 @@ class ClientWorker:
         self._name = name
         self._report = report
         self._folder = folder
+        self._frozen_store = FrozenStore(folder / "frozen")
         self._releases = ReleaseHistory(config, folder)
         self._device = resolve_device(config.device)
         self._images: ImageSet | None = None
@@ -90,6 +93,8 @@ class ClientWorker:
             config = self._accept(task)
             count, size = len(self._load(config)), config.data.image_size
             greeting["images"] = count
+            if FROZEN in task:
+                greeting[FROZEN] = self._frozen_store.load(str(task[FROZEN])) is not None
             self.problem = None
             self._report(
                 f"takes part with {count} images of {size} x {size} pixels: "
@@ -170,6 +175,7 @@ class ClientWorker:
                 images.images,
                 labels,
                 state_folder=folder,
+                frozen_store=self._frozen_store,
                 personal=images.labels if self._config.share.personal_accuracy else None,
                 secret_noise=True,
             )

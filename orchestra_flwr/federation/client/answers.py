@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.messages.failures import Failure
-from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS, MODEL, MODELS
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, FROZEN, METRICS, MODEL, MODELS
 from orchestra_flwr.federation.messages.schema import names_down
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.plugins import is_of_ours
@@ -119,4 +119,6 @@ def _received(client: OrchestraClient, content: RecordDict) -> dict[str, np.ndar
             f"the server's model has schema {schema}, this client's {client.schemas.fingerprint}: "
             f"both must run the same version of {' and '.join(packages)}"
         )
-    return from_record(content.array_records.pop(ARRAYS))
+    arrays = from_record(content.array_records.pop(ARRAYS))
+    client.take_frozen(str(content.config_records[CONFIG].get(FROZEN)), arrays.pop(FROZEN, None))
+    return arrays

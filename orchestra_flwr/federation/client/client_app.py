@@ -19,7 +19,8 @@ from orchestra_flwr.federation.client.answers import answer, evaluate_reply, tra
 from orchestra_flwr.federation.client.attacker import Attacker
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.fields import CLIENTS, CONFIG, RUN
+from orchestra_flwr.federation.messages.fields import CLIENTS, CONFIG, FROZEN_FOLDER, RUN
+from orchestra_flwr.federation.messages.frozen_weights import FrozenStore
 from orchestra_flwr.federation.population import (
     Population,
     evaluation_dataset,
@@ -79,6 +80,7 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
         state_folder=folder,
         own_classes=own,
         personal=None if classes is None else classes[indices],
+        frozen_store=FrozenStore(Path(str(task[FROZEN_FOLDER]))) if FROZEN_FOLDER in task else None,
     )
 
 

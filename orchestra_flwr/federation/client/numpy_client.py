@@ -16,6 +16,7 @@ from orchestra_flwr.federation.client.scoring import Scoring
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
 from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP
+from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, digest_of
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
 from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
 from orchestra_flwr.methods import KeepsState, Received, Role, release_of
@@ -73,6 +74,7 @@ class OrchestraClient(NumPyClient):
         personal: (n,) classes of its images, to evaluate a head of its own on
             (`evaluation.personal_labels`), UNLABELLED where there is none; None: the accuracy is
             not to leave the client.
+        frozen_store: where what nobody trains is, or is kept once it has come.
         secret_noise: whether the noise of private releases is drawn afresh from the system, as it
             must be wherever somebody else knows the run's seed; otherwise it follows from the seed.
 
@@ -92,6 +94,7 @@ class OrchestraClient(NumPyClient):
         state_folder: ClientStateFolder | None = None,
         own_classes: OwnClasses | None = None,
         personal: Tensor | None = None,
+        frozen_store: FrozenStore | None = None,
         secret_noise: bool = False,
     ) -> None:
         least = config.federation.min_images
@@ -105,9 +108,11 @@ class OrchestraClient(NumPyClient):
         self.labels = None if labels is None else shown_labels(config, labels, name)
         self.state_folder = state_folder
         self.scoring = Scoring(config, name, images, own_classes, personal)
+        self.frozen_store = frozen_store
         self.secret_noise = secret_noise
         self.learner = build_learner(config, images.shape[1]).to(images.device)
         self._local_state_changed = False  # since the learner was built
+        self._frozen = ""  # the digest of what nobody trains, where it is in the learner
         self.exchange: Exchange = config.exchange.build()
         self.schemas = Schemas.of(self.learner, config)
         release = release_of(config)
@@ -116,6 +121,31 @@ class OrchestraClient(NumPyClient):
         self.receives = self.schemas.down
         self.returns = list(self.schemas.codec.form(self.schemas.reply))
         self.contributes = list(release.rows) if release else []
+
+    def take_frozen(self, digest: str, values: np.ndarray | None) -> None:
+        """Puts what nobody trains into the learner, unless it is there.
+
+        Args:
+            digest: of it.
+            values: (size,) float32, where they came with the message; they are kept then.
+
+        Raises:
+            ValueError: they are neither here nor in the message, or others than the digest says.
+            OSError: they cannot be kept.
+        """
+        if not self.schemas.frozen.size or digest == self._frozen:
+            return
+        found = values
+        if found is None and self.frozen_store is not None:
+            found = self.frozen_store.load(digest)
+        elif found is not None and digest_of(found) != digest:
+            raise ValueError("the frozen weights are damaged: they have another digest")
+        if found is None:
+            raise ValueError(f"client {self.name} does not have the frozen weights {digest[:16]}")
+        if values is not None and self.frozen_store is not None:
+            self.frozen_store.save(values)
+        self.schemas.frozen.unpack(found, self.learner.state(Role.FROZEN))
+        self._frozen = digest
 
     def state_to_send(
         self, received: np.ndarray | None, trained: np.ndarray, seed: ClientSeed

@@ -11,4 +11,6 @@ MODELS = "models"  # in a task: the names of the models that are sent
 RUN = "run"  # in a task: which run this is, where clients keep state
 TRAINED = "trained"  # in a task: the latest round in which a real client's state was used
 CONTRIBUTED = "contributed"  # in a task: the latest one in which rows that it sent were
+FROZEN = "frozen"  # in greetings and tasks the digest of what nobody trains; an array of the first
+FROZEN_FOLDER = "frozen_folder"  # in a task: where it is, where clients share the disk
 CLIENTS = "clients"  # in a task: the folder for the clients' state, where they share the disk

@@ -120,7 +120,7 @@ class Schemas:
         server: what the server makes.
         wire: bits of the shared state's values.
         plugins: the fingerprint of the users' packages that take part.
-        frozen: what nobody trains.
+        frozen: what nobody trains, which has a way of its own (:mod:`.frozen_weights`).
     """
 
     shared: Schema
@@ -182,8 +182,7 @@ class Schemas:
     def down(self) -> list[str]:
         """The names of the arrays of a message down, in order."""
         shared = self.codec.form(Role.SHARED.value) if self.shared.size else ()
-        plain = {Role.SERVER: self.server, Role.FROZEN: self.frozen}
-        return [*shared, *(role.value for role, schema in plain.items() if schema.size)]
+        return [*shared, *([Role.SERVER.value] if self.server.size else [])]
 
     def as_received(self, shared: np.ndarray) -> np.ndarray:
         """(size,) shared state as clients decode it: the same on every machine, and every time."""
@@ -244,8 +243,6 @@ def pack_state(
         arrays |= schemas.codec.encode(Role.SHARED.value, shared)
     if schemas.server.size:
         arrays[Role.SERVER.value] = schemas.server.pack(learner.state(Role.SERVER))
-    if schemas.frozen.size:
-        arrays[Role.FROZEN.value] = schemas.frozen.pack(learner.state(Role.FROZEN))
     return arrays
 
 
@@ -262,10 +259,6 @@ def unpack_state(arrays: Mapping[str, np.ndarray], learner: Learner, schemas: Sc
         if Role.SERVER.value not in arrays:
             raise ValueError(f"the message holds no {Role.SERVER.value} state")
         schemas.server.unpack(arrays[Role.SERVER.value], learner.state(Role.SERVER))
-    if schemas.frozen.size:
-        if Role.FROZEN.value not in arrays:
-            raise ValueError(f"the message holds no {Role.FROZEN.value} state")
-        schemas.frozen.unpack(arrays[Role.FROZEN.value], learner.state(Role.FROZEN))
 
 
 def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[str, Tensor]:

@@ -50,6 +50,7 @@ class Position:
             their rows were used.
         usual: how far replies moved the model in the last stages.
         best: of the best encoder so far its round and score; empty without any.
+        holders: clients of a simulation that have had the frozen weights.
     """
 
     round: int
@@ -63,6 +64,7 @@ class Position:
     last_used: dict[str, dict[str, int]] = field(default_factory=dict)
     usual: dict[str, list[float]] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
+    holders: list[str] = field(default_factory=list)
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Position:
         """With one more round in what is counted.

@@ -14,6 +14,7 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
+from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, FrozenWeights
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
@@ -43,7 +44,7 @@ from orchestra_flwr.federation.server.strategy import (
     missing_release_message,
 )
 from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
+from orchestra_flwr.methods import KnowsChance, Role, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
@@ -138,6 +139,7 @@ class _Run:
             self._client_done,
             self.privacy.key,
             folder.path,
+            self._frozen_weights(),
         )
         self.cohorts = Cohorts(
             config,
@@ -166,6 +168,25 @@ class _Run:
                 other = config.model_copy(update={"seed": seed})
                 models.begin(name, starting_learner(other, config.data.channels, begun=begun))
         return models
+
+    def _frozen_weights(self) -> FrozenWeights | None:
+        """What nobody trains, written once; a run that goes on begins with what it finds.
+
+        Raises:
+            FederationError: it is not there any more, or damaged.
+        """
+        schema, begun = self.models.schemas.frozen, has_checkpoint(self.folder.checkpoint)
+        if not schema.size:
+            return None
+        store, state = FrozenStore(self.folder.frozen), self.learner.state(Role.FROZEN)
+        digest = store.digest if begun else store.save(schema.pack(state))
+        values = store.load(digest) if digest else None
+        if values is None:
+            raise FederationError(f"cannot resume: {self.folder.frozen} has no frozen weights")
+        schema.unpack(values, state)
+        self.members.announce(digest)
+        folder = self.folder.frozen if self.members.share_disk else None
+        return FrozenWeights(values, digest, folder, self.members.holders)
 
     def run(self) -> dict[str, Any]:
         with self._trackers() as self.trackers:
@@ -198,6 +219,7 @@ class _Run:
         if position is not None:
             self.progress.message(f"resumed after round {position.round}")
             self.federation.exchange.load_state(position.exchange)
+            self.members.holders.update(position.holders)
         elif self.config.init is not None:
             self.progress.message(f"begins with the encoder of {self.config.init}")
         for note in self._notes():
@@ -265,6 +287,8 @@ class _Run:
         position = replace(position, drawn=drawn, exchange=exchange, best=best)
         if not self.members.share_disk:  # simulated clients' own records are this run's
             position = replace(position, last_used=report.last_used(position.last_used, number))
+        elif self.federation.frozen:
+            position = replace(position, holders=sorted(self.members.holders))
         record_json = self.record.to_json()
         save_checkpoint(self.folder.checkpoint, self.models, position, record_json, self.best)
         self._show(round_, record, report, evaluation[0], seconds)

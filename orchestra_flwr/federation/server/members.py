@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
-from orchestra_flwr.federation.messages.fields import CONFIG
+from orchestra_flwr.federation.messages.fields import CONFIG, FROZEN
 from orchestra_flwr.federation.messages.replies import MAX_IMAGES
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
@@ -31,11 +31,13 @@ class Members(Protocol):
         replays: whether a client that is asked for a round once more does the same to the bit.
         share_disk: whether clients can write into the run folder, to keep their state there.
         names: of all clients, in their order; () where they come and go.
+        holders: names of clients that have what nobody trains; the server adds to it.
     """
 
     replays: bool
     share_disk: bool
     names: tuple[str, ...]
+    holders: set[str]
 
     @property
     def images(self) -> Mapping[str, int]:
@@ -47,6 +49,9 @@ class Members(Protocol):
         Raises:
             FederationError: the clients that the run needs do not come.
         """
+
+    def announce(self, frozen: str) -> None:
+        """From now on clients are asked whether they have the frozen weights of this digest."""
 
     def mark_lost(self, names: Collection[str]) -> None:
         """These clients did not answer: they are asked again when they have shown up again."""
@@ -69,8 +74,12 @@ class SimulatedMembers:
     def __init__(self, grid: Grid, parts: Mapping[str, Sized]) -> None:
         self.names = tuple(parts)
         self.images = {name: len(part) for name, part in parts.items()}
+        self.holders: set[str] = set()
         self._grid = grid
         self._nodes: dict[str, int] = {}
+
+    def announce(self, frozen: str) -> None:
+        """Nothing: simulated clients read them where the server has them."""
 
     def connected(self) -> Mapping[str, int]:
         """As :meth:`Members.connected`; the first call waits until a worker has started."""
@@ -128,6 +137,7 @@ class ConnectedMembers:
         self._show = show
         self._pause = pause
         self.images: dict[str, int] = {}
+        self.holders: set[str] = set()
         self._nodes: dict[str, int] = {}
         self._greeted: dict[int, tuple[str, float]] = {}  # node -> message id, when it was sent
         self._answered_nodes: set[int] = set()  # nodes that have answered, with a yes or a no
@@ -156,11 +166,16 @@ class ConnectedMembers:
                 )
             self._pause(POLL_SECONDS)
 
+    def announce(self, frozen: str) -> None:
+        """As :meth:`Members.announce`, when they are greeted."""
+        self._greeting = ConfigRecord({**self._greeting, FROZEN: frozen})
+
     def mark_lost(self, names: Collection[str]) -> None:
         """As :meth:`Members.mark_lost`: their nodes are greeted anew."""
         for name in names:
             node = self._nodes.pop(name, None)
             self.images.pop(name, None)
+            self.holders.discard(name)
             if node is not None:
                 self._answered_nodes.discard(node)
                 self._lost.add(node)
@@ -169,6 +184,7 @@ class ConnectedMembers:
         for name, node in list(self._nodes.items()):
             if node not in present:
                 del self._nodes[name], self.images[name]
+                self.holders.discard(name)
                 self._show(f"client {name} has left")
         self._answered_nodes &= set(present)
         self._lost &= set(present)  # one that comes back counts as new
@@ -226,6 +242,7 @@ class ConnectedMembers:
         # One without a key that was started anew has a new node, and so has its twin.
         twin = self._nodes.get(name, node) != node
         self._nodes[name], self.images[name] = node, images
+        (self.holders.add if answer.get(FROZEN) is True else self.holders.discard)(name)
         place = f", in place of another client {name}: if both run, give one another name"
         self._show(f"client {name} joined with {images} images{place * twin}")
 

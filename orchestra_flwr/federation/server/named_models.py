@@ -15,7 +15,7 @@ from orchestra_flwr.flower.arrays import all_finite
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
 
-SAVED = (Role.SHARED, Role.SERVER, Role.FROZEN)  # all models have the same frozen tensors
+TRAVELLING = (Role.SHARED, Role.SERVER)
 RESIDUALS = "residuals/"  # what the names of residuals in a checkpoint begin with
 OPTIMIZER = "server_optimizer/"  # what the names of moments in a checkpoint begin with
 MODELS = "models/"  # and those of all models but the first
@@ -141,7 +141,7 @@ class Models:
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds: the first model by its tensors' names, and the rest."""
         self.load(self.first)
-        tensors = {n: t for role in SAVED for n, t in self.learner.state(role).items()}
+        tensors = {n: t for role in TRAVELLING for n, t in self.learner.state(role).items()}
         for name, packed in sorted(self._waiting.items()):
             for role, values in packed.items():
                 tensors[f"{MODELS}{name}/{role.value}"] = torch.from_numpy(values)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.exchanges import Exchange
+from orchestra_flwr.federation.messages.frozen_weights import FrozenWeights
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.privacy.release import Release
@@ -67,6 +68,7 @@ class Federation:
         release: what clients contribute beside their state; None: nothing.
         on_client: called with each client's name and whether its reply was used.
         folder: for what does not fit into memory; None: the system's.
+        frozen: what nobody trains; None: all is trained.
         key: the run's secret, from which noise and cohorts are drawn; only with
             `privacy.noise_multiplier`.
 
@@ -81,6 +83,7 @@ class Federation:
     on_client: Callable[[str, bool], None] = lambda client, ok: None
     key: bytes | None = None
     folder: Path | None = None
+    frozen: FrozenWeights | None = None
 
     def __post_init__(self) -> None:
         if self.config.privacy.noise_multiplier > 0 and self.key is None:

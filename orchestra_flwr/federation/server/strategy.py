@@ -17,7 +17,14 @@ from flwr.serverapp.strategy import Strategy
 from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.messages.failures import Failure
-from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, LOCAL_SCORES, MODELS, PERSONAL
+from orchestra_flwr.federation.messages.fields import (
+    ARRAYS,
+    CONFIG,
+    FROZEN,
+    LOCAL_SCORES,
+    MODELS,
+    PERSONAL,
+)
 from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
     Reply,
@@ -31,7 +38,7 @@ from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import with_prefix
 from orchestra_flwr.federation.server.round_report import Dropped, FederationError, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
-from orchestra_flwr.flower.arrays import payload_bytes, to_record
+from orchestra_flwr.flower.arrays import NumpyArray, payload_bytes, record_of, to_record
 
 
 class OrchestraStrategy(Strategy):
@@ -191,6 +198,12 @@ class OrchestraStrategy(Strategy):
             "schema": self._schemas.fingerprint,
             "round": self.round.number,
         }
+        if frozen := self.federation.frozen:
+            task |= frozen.entries
+            if client not in frozen.holders and frozen.folder is None:
+                arrays = record_of({**arrays, FROZEN: NumpyArray(frozen.values)})
+            elif client not in frozen.holders:
+                self.report.bytes_down += frozen.values.nbytes
         # One copy of the arrays for the whole cohort; a client takes its message apart.
         content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(task)})
         self.report.bytes_down += payload_bytes(content)
@@ -221,7 +234,9 @@ class OrchestraStrategy(Strategy):
             )
         except BadReplyError as reason:
             self._drop(_dropped(task.client, message, reason))
+            self._note_holder(task.client, message)
             return None
+        self._note_holder(task.client, message)
         if (reported := reply.metrics["examples"]) > reply.examples:
             self.report.notes.append(
                 f"client {task.client} reports {reported:g} images and joined with "
@@ -230,6 +245,11 @@ class OrchestraStrategy(Strategy):
         elapsed = time.perf_counter() - self._began
         seconds = min(max(0.0, reply.metrics.get("seconds", 0.0)), elapsed)
         return replace(reply, metrics={**reply.metrics, "seconds": seconds})
+
+    def _note_holder(self, client: str, message: Message) -> None:
+        """A client that answered has the frozen weights; one that failed may have lost them."""
+        if frozen := self.federation.frozen:
+            (frozen.holders.discard if message.has_error() else frozen.holders.add)(client)
 
     def _plausibility(self, update: StageUpdate) -> Plausibility:
         """For the replies of the stage. A clip bounds all updates; and what is refused because of

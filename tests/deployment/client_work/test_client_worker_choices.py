@@ -9,7 +9,10 @@ from safetensors import safe_open
 from orchestra_flwr.federation.client.answers import train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, FROZEN, METRICS
+from orchestra_flwr.federation.messages.frozen_weights import digest_of
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.flower.arrays import NumpyArray
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import build_learner
 
@@ -127,3 +130,36 @@ def test_a_client_that_keeps_state_needs_a_name_for_the_run(worker, said, config
     answer = ask(worker(), "train", task(configured("merging=fedbn")))
     assert answer == {"failure": "failed"}
     assert "merging=fedbn: client kitchen keeps state from round to round" in said[-1]
+
+
+def test_frozen_weights_come_once_and_outlive_the_process(
+    worker, configured, ask, greeting, task, tmp_path
+):
+    """A client says whether it has them; what it sends never holds them."""
+    server = configured("method=simclr", "adaptation=head")
+    config = server.for_clients()
+    schemas = Schemas.of(build_learner(config, 3), config)
+    values = np.random.default_rng(0).random(schemas.frozen.size, np.float32)
+    digest = digest_of(values)
+
+    def has(client):
+        return ask(client, "greet", greeting(server, frozen=digest))[CONFIG]["frozen"]
+
+    first = worker()
+    assert not has(first)
+    assert ask(first, "train", task(server, 1, frozen=digest)) == {"failure": "failed"}
+    content = task(server, 1, frozen=digest)
+    content[ARRAYS][FROZEN] = NumpyArray(values)
+    reply = ask(first, "train", content)
+    assert FROZEN not in reply[ARRAYS] and "shared" in reply[ARRAYS]
+    assert has(first)
+    (file,) = (tmp_path / "frozen").iterdir()
+    assert file.name == f"{digest}.float32" and file.stat().st_mode & 0o777 == 0o600
+
+    second = worker()
+    assert has(second)
+    again = ask(second, "train", task(server, 2, frozen=digest))
+    assert FROZEN not in again[ARRAYS]
+    learner = second._latest[1].learner
+    np.testing.assert_array_equal(schemas.frozen.pack(learner.state(Role.FROZEN)), values)
+    assert ask(second, "greet", greeting(server, frozen="../x")) == {"failure": "failed"}

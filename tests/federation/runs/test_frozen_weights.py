@@ -1,12 +1,20 @@
 """What nobody trains, in whole runs: it never goes up, and stays equal to the bit."""
 
+import shutil
+
+import numpy as np
 import pytest
 import torch
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.federation.client.client_app import app as client_app
-from orchestra_flwr.federation.messages.fields import ARRAYS
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.messages import frozen_weights
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, FROZEN, FROZEN_FOLDER
+from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, digest_of
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.methods import Role
 from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, save_encoder
@@ -50,6 +58,13 @@ RUNS = [
 ]
 
 
+def frozen_of(run, config):
+    """What nobody trains, as the run folder has it after the run."""
+    schema = Schemas.of(build_learner(config, 1), config).frozen
+    store = FrozenStore(run.folder.frozen)
+    return schema.views(np.array(store.load(store.digest)))
+
+
 @pytest.mark.parametrize("overrides", RUNS)
 def test_it_stays_and_never_goes_up(tiny, tmp_path, federate, watched, encoder, overrides):
     if "adaptation=lora" in overrides:
@@ -62,19 +77,101 @@ def test_it_stays_and_never_goes_up(tiny, tmp_path, federate, watched, encoder, 
     sizes = set()
 
     def look(client, round_, sent, reply):
-        up = from_record(reply.content[ARRAYS])
-        assert Role.FROZEN.value not in up
+        up, down = from_record(reply.content[ARRAYS]), from_record(sent[ARRAYS])
+        assert FROZEN not in {*up, *down}
         if round_ > 0 and config.federation.wire == "float32":
             sizes.add(up["shared"].size)
 
     run = federate(config, app=watched(look))
     assert sizes <= {sum(tensor.numel() for tensor in shared.values())}
-    assert not differ(frozen, run.state)
+    assert not differ(frozen, frozen_of(run, config)) and not frozen.keys() & run.state.keys()
     own = load_encoder(run.folder.path).backbone.state_dict()
-    assert not differ({n: t for n, t in own.items() if f"backbone.{n}" in frozen},
-                      {n.removeprefix("backbone."): t for n, t in frozen.items()})  # fmt: skip
+    kept = {f"backbone.{name}": tensor for name, tensor in own.items()}
+    assert not differ({n: t for n, t in kept.items() if n in frozen}, frozen)
     moved = [name for name in shared if name.startswith("backbone.") and name.endswith("weight")]
     assert moved and all(not torch.equal(run.state[name], shared[name]) for name in moved)
+
+
+def test_it_counts_once_for_each_client(tiny, tmp_path, federate, encoder):
+    """Clients that never take part never get it."""
+    config = tiny("method=simclr", f"init={encoder}", *QUICK, "federation.rounds=5",
+                  "federation.clients=4", "federation.participation=0.5",
+                  f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    schemas = Schemas.of(build_learner(config, 1), config)
+    run = federate(config, evaluate=False)
+    down = [record["bytes_down"] for record in run.records[1:]]
+    usual = min(down)
+    firsts = [(each - usual) / (4 * schemas.frozen.size) for each in down]
+    assert firsts[0] == 2 and 2 <= sum(firsts) <= 4 and all(n in (0, 1, 2) for n in firsts)
+
+
+class Remembering(SimulatedMembers):
+    """Clients that share no disk with the server: what they are to have is sent to them."""
+
+    share_disk = False
+
+
+def test_without_a_common_disk_it_is_sent_with_the_first_task_alone(
+    tiny, tmp_path, federate, watched, encoder, monkeypatch
+):
+    """Also to a client that has lost it, once more; and each client keeps it."""
+    config = tiny("method=simclr", f"init={encoder}", *QUICK, "federation.rounds=4",
+                  "federation.min_success=0.5", f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    sent_to, lost = [], tmp_path / "clients" / "1"
+    made = OrchestraClient.__init__
+
+    def with_folder(self, config, name, *args, **options):
+        options["frozen_store"] = FrozenStore(tmp_path / "clients" / name)
+        made(self, config, name, *args, **options)
+
+    monkeypatch.setattr(OrchestraClient, "__init__", with_folder)
+
+    def look(client, round_, sent, reply):
+        if FROZEN in sent[ARRAYS]:
+            sent_to.append((client, round_))
+        assert sent[CONFIG][FROZEN] and FROZEN_FOLDER not in sent[CONFIG]
+        if reply.has_content():
+            assert FROZEN not in reply.content[ARRAYS]
+        if (client, round_) == ("1", 1):
+            shutil.rmtree(lost)
+
+    # A process that begins anew has it on its disk alone.
+    frozen_weights._checked.cache_clear()
+    monkeypatch.setattr(frozen_weights, "_checked", frozen_weights._checked.__wrapped__)
+    run = federate(config, app=watched(look), members=Remembering)
+    once = [(client, 1) for client in "0123"]
+    assert sorted(sent_to) == sorted([*once, ("1", 3)])
+    dropped = [(r["round"], d["client"]) for r in run.records for d in r["clients"]["dropped"]]
+    assert dropped == [(2, "1")]
+    size = 4 * Schemas.of(build_learner(config, 1), config).frozen.size
+    down = {r["round"]: r["bytes_down"] for r in run.records}
+    assert down[1] - down[4] > 4 * size and size < down[3] - down[4] < 2 * size
+    assert down[2] == down[4]
+
+
+def test_what_is_damaged_or_missing_is_refused(tiny, tmp_path):
+    config = tiny("method=simclr", "adaptation=head")
+    images = torch.randint(0, 256, (20, 1, 8, 8)).to(torch.uint8)
+    store = FrozenStore(tmp_path / "frozen")
+    client = OrchestraClient(config, "a", images, frozen_store=store)
+    values = np.arange(client.schemas.frozen.size, dtype=np.float32)
+    with pytest.raises(ValueError, match="does not have the frozen weights"):
+        client.take_frozen(digest_of(values), None)
+    with pytest.raises(ValueError, match="are damaged"):
+        client.take_frozen(digest_of(values), values + 1)
+    assert not store.digest
+    with pytest.raises(ValueError, match="must be a SHA-256"):
+        client.take_frozen("../../etc/passwd", None)
+    client.take_frozen(digest_of(values), values)
+    packed = client.schemas.frozen.pack(client.learner.state(Role.FROZEN))
+    np.testing.assert_array_equal(packed, values)
+    again = OrchestraClient(config, "a", images, frozen_store=store)
+    again.take_frozen(digest_of(values), None)
+    (file,) = (tmp_path / "frozen").iterdir()
+    assert store.save(values[:-1]) != file.stem and not file.exists()
+    with (tmp_path / "frozen" / f"{store.digest}.float32").open("r+b") as damaged:
+        damaged.write(b"xxxx")
+    assert store.load(store.digest) is None
 
 
 def test_a_killed_run_resumed_ends_in_the_same_bits(tiny, tmp_path, federate, watched, encoder):
@@ -96,7 +193,17 @@ def test_a_killed_run_resumed_ends_in_the_same_bits(tiny, tmp_path, federate, wa
         file.unlink()
     again = federate(config("torn"), app=client_app, folder=RunFolder.resume(killed.path))
     assert not differ(whole.state, again.state)
-    assert not differ(frozen, again.state)
+    assert not differ(frozen, frozen_of(again, config("torn")))
+    assert again.summary["bytes_down"] == whole.summary["bytes_down"]
+
+
+def test_a_run_that_has_lost_it_does_not_go_on(tiny, tmp_path, federate, encoder):
+    config = tiny("method=simclr", f"init={encoder}", *QUICK, f"run_dir={tmp_path / 'run'}")
+    run = federate(config, evaluate=False)
+    for file in run.folder.frozen.iterdir():
+        file.unlink()
+    with pytest.raises(FederationError, match="has no frozen weights"):
+        federate(config, evaluate=False, folder=RunFolder.resume(run.folder.path))
 
 
 def test_clients_of_another_adaptation_are_refused(tiny):

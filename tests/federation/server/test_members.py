@@ -85,6 +85,22 @@ def test_clients_are_greeted_once_and_known_by_their_own_names(network, said, me
     assert said == ["client b joined with 20 images", "client a joined with 20 images"]
 
 
+def test_who_has_the_frozen_weights_says_so_each_time(network, members):
+    """One that has lost them, and whose node is greeted anew, is sent them again."""
+    network.join(1, "a", frozen=True)
+    network.join(2, "b", frozen=False)
+    network.join(3, "c", frozen="yes")
+    known = members(3)
+    known.announce("f" * 64)
+    known.connected()
+    assert {m.content[CONFIG]["frozen"] for m in network.sent} == {"f" * 64}
+    assert known.holders == {"a"} and "frozen" not in GREETING
+    known.mark_lost(["a"])
+    network.join(1, "a", frozen=False)
+    known.connected()
+    assert known.holders == set()
+
+
 def test_a_second_client_of_a_name_is_said_to_take_the_first_ones_place(network, said, members):
     """As of a copied state folder, without keys: the first one would be left out unnoticed."""
     network.join(1, "a")
@@ -235,7 +251,7 @@ def test_nothing_is_remembered_of_nodes_that_are_gone(network, members):
     network.nodes.clear()
     known.connected()
     left = {name: value for name, value in vars(known).items() if isinstance(value, set | dict)}
-    assert len(left) == 6 and not any(left.values()), left
+    assert len(left) == 7 and not any(left.values()), left
 
 
 def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(network, members):

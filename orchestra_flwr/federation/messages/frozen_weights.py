@@ -1,0 +1,97 @@
+"""What nobody trains: it comes to a client at most once, and is known by its digest ever after.
+
+Clients of a simulation read it where the server has written it. A real client is sent it with its
+first task, unless it says that it has it. It keeps what came in a file named by its digest.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from orchestra_flwr.federation.messages.fields import FROZEN, FROZEN_FOLDER
+from orchestra_flwr.files import make_private_folder, write_atomically
+
+SUFFIX = ".float32"
+
+
+def digest_of(values: np.ndarray) -> str:
+    """The SHA-256, in hexadecimal, of (size,) float32 values."""
+    return hashlib.sha256(np.ascontiguousarray(values, np.float32).data).hexdigest()
+
+
+class FrozenStore:
+    """A folder with the frozen weights of one run: `<digest>.float32`.
+
+    Anybody may put a file there that came by another way, a USB stick for example.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def digest(self) -> str:
+        """That of the weights in the folder; "" without any."""
+        return next((file.stem for file in self._folder.glob(f"*{SUFFIX}")), "")
+
+    def load(self, digest: str) -> np.ndarray | None:
+        """(size,) float32 on the file's memory, only to be read; None: not here, or damaged.
+
+        Raises:
+            ValueError: this is no digest, which a server says: it might name another file.
+        """
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise ValueError(f"frozen={digest!r}: must be a SHA-256 in hexadecimal")
+        try:
+            return _checked(self._folder / f"{digest}{SUFFIX}")
+        except (OSError, ValueError):
+            return None
+
+    def save(self, values: np.ndarray) -> str:
+        """Writes (size,) float32 values and removes all others; returns their digest.
+
+        Raises:
+            OSError: names the file.
+        """
+        digest = digest_of(values)
+        make_private_folder(self._folder)
+        file = self._folder / f"{digest}{SUFFIX}"
+        write_atomically(file, values.tobytes(), mode=0o600)
+        for other in self._folder.glob(f"*{SUFFIX}"):
+            if other != file:
+                other.unlink()
+        return digest
+
+
+@lru_cache(maxsize=2)  # each client of a simulation's process reads the same file
+def _checked(file: Path) -> np.ndarray:
+    values = np.memmap(file, np.float32, "r")
+    if digest_of(values) != file.stem:
+        raise ValueError(f"{file} is damaged")
+    return values
+
+
+@dataclass(frozen=True)
+class FrozenWeights:
+    """Those of a run, at the server.
+
+    Attributes:
+        values: (size,) float32.
+        digest: of the values.
+        folder: where clients find them that share the server's disk; None: clients are sent them.
+        holders: names of the clients that have them.
+    """
+
+    values: np.ndarray
+    digest: str
+    folder: Path | None
+    holders: set[str] = field(default_factory=set)
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """What every task says of them."""
+        place = {} if self.folder is None else {FROZEN_FOLDER: str(self.folder.resolve())}
+        return {FROZEN: self.digest, **place}
