@@ -53,7 +53,7 @@ class BestEncoder:
         if not self._is_last and by_server and why:
             raise FederationError(
                 f"evaluation.best_by={self._by}: {why}; "
-                "evaluation.best_by=score with evaluation.unsupervised=true needs no labels"
+                "evaluation.unsupervised=true with a score without labels needs none"
             )
 
     def consider(self, record: Mapping[str, Any], name: str, backbone: Backbone) -> None:

@@ -128,7 +128,7 @@ def test_random_weights_take_part_only_by_labels(trained, tiny, federate):
     ("overrides", "says"),
     [
         (["exchange=clusters", "evaluation.best_by=knn"], "must be last with exchange=clusters"),
-        ([], "evaluation.best_by=score: needs evaluation.unsupervised=true"),
+        (["evaluation.best_by=score"], "evaluation.best_by=score: needs evaluation.unsupervised"),
         (["evaluation.best_by=lidar"], "evaluation.best_by=lidar: needs"),
     ],
 )
