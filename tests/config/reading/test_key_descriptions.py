@@ -29,6 +29,14 @@ def test_every_key_of_every_command_is_explained(section):
     assert ("(preset=dec_ssl, " in text) == issubclass(section, Config)
 
 
+def test_what_pretrained_weights_suggest_is_shown():
+    pytest.importorskip("timm", reason="needs the extra timm")
+    given = ["data=cifar10", "model=timm", "model.timm=test_resnet", "model.weights=x.safetensors"]
+    values = yaml.safe_load(described(Config, given).every_key())
+    assert values["data"]["image_size"] == values["model"]["image_size"] == 160
+    assert values["model"]["batch_norm"] == "frozen"
+
+
 GROUPS = [
     name
     for name, field in Config.model_fields.items()

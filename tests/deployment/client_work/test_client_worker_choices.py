@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from orchestra_flwr.config import Config
 from orchestra_flwr.federation.client.answers import train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
@@ -108,6 +109,17 @@ def test_a_real_client_keeps_the_statistics_that_it_was_sent(worker, configured,
     assert answer["shared"].numpy().size == sum(
         tensor.numel() for tensor in learner.state(Role.SHARED).values()
     )
+
+
+def test_a_real_client_gets_what_the_servers_weights_suggest(configured):
+    """It decides nothing by itself: it needs neither the weights nor their configuration."""
+    pytest.importorskip("timm", reason="needs the extra timm")
+    weights = ("model=timm", "model.timm=test_resnet", "model.weights=x.safetensors")
+    sent = Config.from_json(configured(*weights).for_clients().to_json())
+    assert (sent.model.batch_norm, sent.data.normalise) == ("frozen", "half")
+    assert sent.data.image_size == sent.model.settings.image_size == 16  # set by the server's user
+    trained = configured(*weights, "model.batch_norm=averaged").for_clients()
+    assert trained.model.batch_norm == "averaged"
 
 
 def test_a_client_says_that_its_state_is_gone(worker, said, tmp_path, configured, ask, task):
