@@ -39,7 +39,7 @@ STATISTICS = {  # by the key of scores before training that the table does not s
 def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Table:
     """Scores before and after training, accuracies in percent; missing ones are shown as "-".
 
-    Scores without labels are those of the saved backbone alone.
+    Scores without labels are those of the saved backbone alone, where they were asked for.
 
     The table is ASCII and valid Markdown, to be pasted into an issue or a README.
 
@@ -60,7 +60,7 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
             pair = [(lookup(of, *keys), _error(of, *keys)) for of in (untrained, trained)]
             gain = _gain(pair[0][0], pair[1][0])
             table.add_row(f"{score}, {name}", *(_cell(*of) for of in pair), gain)
-    for title, keys in LABEL_FREE:
+    for title, keys in LABEL_FREE if "lidar" in trained or "unsupervised" in trained else ():
         before, after = lookup(untrained, *keys), lookup(trained, *keys)
         if after is not None:
             cells = ("-", "-") if before is None else (f"{before:.3g}", f"{after - before:+.3g}")
