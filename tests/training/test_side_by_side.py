@@ -32,6 +32,11 @@ COMBINATIONS = [
     ("method=orchestra", "method.target=false", "optimizer=adam"),
     ("method=byol", "model=resnet18"),
     ("method=simsiam", "model.norm=group"),
+    ("method=orchestra", "adaptation=blocks"),
+    ("method=byol", "adaptation=norms"),
+    ("method=simclr", "adaptation=head"),
+    ("method=orchestra", "adaptation=lora"),
+    ("method=byol", "adaptation=lora", "adaptation.alternate=true"),
 ]
 
 
@@ -79,6 +84,8 @@ def trained(learners, rounds, together):
 
 @pytest.mark.parametrize("chosen", COMBINATIONS, ids=" ".join)
 def test_steps_taken_as_one_are_those_of_each_client(tiny, chosen):
+    if "adaptation=lora" in chosen:
+        pytest.importorskip("peft", reason="needs the extra timm")
     config = tiny("training.batch_size=8", "training.lr=0.003", *chosen)
     learners, rounds = clients(config)
     alone, results = trained(learners, rounds, together=False)

@@ -139,9 +139,12 @@ def test_same_bits_inline_and_on_ray_with_a_killed_worker(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_on_ray_and_resumed_with_another_number_of_workers(sim, tmp_path, tiny_overrides):
-    """The whole run is killed in mid-round."""
-    long = ["federation.rounds=3", "seed=3", "training.local_epochs=30"]
+@pytest.mark.parametrize("adaptation", ["full", "blocks"])
+def test_killed_on_ray_and_resumed_with_another_number_of_workers(
+    sim, tmp_path, tiny_overrides, adaptation
+):
+    """The whole run is killed in mid-round; what nobody trains is what it was."""
+    long = ["federation.rounds=3", "seed=3", "training.local_epochs=30", f"adaptation={adaptation}"]
     inline = tmp_path / "inline"
     assert main([*tiny_overrides, *long, f"run_dir={inline}"]) == 0
 
@@ -154,6 +157,9 @@ def test_killed_on_ray_and_resumed_with_another_number_of_workers(sim, tmp_path,
     resumed, _ = sim("resumed", f"resume={folder}", "engine.workers=1")
     finish(resumed, folder.parent / "resumed")
     assert_same_run(inline, folder)
+    kept = [{f.name: f.read_bytes() for f in each.glob("checkpoint/frozen/*")}
+            for each in (inline, folder)]  # fmt: skip
+    assert kept[0] == kept[1] and bool(kept[0]) == (adaptation != "full")
 
 
 def releases(folder):
