@@ -121,11 +121,7 @@ class _Run:
         names = exchange.models(members.names)
         on_disk = folder.path if exchange.on_disk else None
         self.models = Models(config, self.learner, schemas, names, on_disk)
-        for name in names:
-            if (seed := exchange.seed_of(name, config.seed)) != config.seed:
-                other = config.model_copy(update={"seed": seed})
-                first = starting_learner(other, config.data.channels, begun=begun)
-                self.models.begin(name, first)
+        self._begin_by_other_seeds(exchange, begun=begun)
         self.release = release_of(config)
         self.privacy = RunPrivacy(
             config,
@@ -158,6 +154,15 @@ class _Run:
         self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
+
+    def _begin_by_other_seeds(self, exchange: Exchange, *, begun: bool) -> None:
+        """Gives models the first state that the exchange wants for them."""
+        config = self.config
+        for name in self.models.names:
+            if (seed := exchange.seed_of(name, config.seed)) != config.seed:
+                other = config.model_copy(update={"seed": seed})
+                first = starting_learner(other, config.data.channels, begun=begun)
+                self.models.begin(name, first)
 
     def _frozen_weights(self, schema: Schema, *, begun: bool) -> FrozenWeights | None:
         """What nobody trains, written once; a run that goes on begins with what it finds.
