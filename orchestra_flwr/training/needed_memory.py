@@ -37,7 +37,8 @@ def _state_size(config: Config, channels: int) -> tuple[int, int]:
     """Elements and bytes of the whole state; 0 if it cannot be built on meta tensors."""
     try:
         with sizes_only():
-            tensors = build_learner(config, channels).state_dict().values()
+            state = build_learner(config, channels).state_dict(keep_vars=True)
     except (NotImplementedError, RuntimeError):  # it looks at the values of its own tensors
         return 0, 0
+    tensors = {id(tensor): tensor for tensor in state.values()}.values()  # shared ones once
     return sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors)

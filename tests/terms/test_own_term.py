@@ -88,6 +88,7 @@ def test_it_trains_with_its_own_modules_in_their_roles(tiny, package, method, pr
     assert named == {
         Role.SHARED: ["terms.telling.head.weight", "terms.telling.head.bias"],
         Role.SERVER: [],
+        Role.FROZEN: [],
         Role.LOCAL: ["terms.telling.scale"],
         Role.TRANSIENT: ["terms.telling.seen"],
     }

@@ -379,3 +379,32 @@ def test_a_client_behind_a_proxy_finds_a_server_that_was_started_again(machines,
         assert again.wait() == 0, again.text + client.text
     assert f"the connection to 127.0.0.1:{proxy.port} ended" in client.text
     assert_same_bits(machines.run, simulate(machines, "ab", rounds=3))
+
+
+@pytest.mark.slow
+def test_frozen_weights_reach_each_client_once_in_all_its_runs(machines):
+    """The second run begins with the same encoder, and new processes of the same clients."""
+    machines.make_photos(a=24, b=17)
+    machines.keys(
+        "server", f"folder={machines.security}", "host=localhost", "client=a,b",
+    )  # fmt: skip
+    chosen = ("method=simclr", "adaptation=blocks", f"init={save_an_encoder(machines)}")
+    down = []
+    for name in ("first", "second"):
+        machines.run = machines.folder / name
+        server = machines.server("federation.min_clients=2", "federation.rounds=2", *chosen)
+        server.wait_for("listening on 127.0.0.1")
+        clients = [machines.client(name) for name in ("a", "b")]
+        assert server.wait() == 0, server.text
+        for each in clients:
+            each.end()
+            assert each.wait() == 0, each.text
+        down += [record["bytes_down"] for record in machines.metrics()[1:]]
+    (file,) = (machines.run / "checkpoint" / "frozen").iterdir()
+    sent = 2 * file.stat().st_size
+    assert down[1] == down[2] == down[3] and sent < down[0] - down[1] < sent + 2 * 200
+    for client in ("a", "b"):
+        (kept,) = (machines.folder / "state" / client).rglob("*.float32")
+        assert (kept.name, kept.read_bytes()) == (file.name, file.read_bytes())
+    assert_same_bits(machines.folder / "first", machines.folder / "second")
+    assert_same_bits(machines.run, simulate(machines, ["a", "b"], 2, *chosen))
