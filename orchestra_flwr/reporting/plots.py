@@ -47,7 +47,7 @@ def curves_figure(metrics: Metrics, name: str = "") -> Figure:
     drawn = [
         (_draw_losses, False),
         *([(_draw_scores, False)] * _has_scores(metrics, "knn")),
-        *([(_draw_ranks, True)] * _has_scores(metrics, "effective_rank")),
+        *([(_draw_ranks, True)] * _has_scores(metrics, "lidar")),
         *([(_draw_alignment, False)] * _has_scores(metrics, "score")),
         (_draw_traffic, True),
         (_draw_seconds, True),
