@@ -142,10 +142,13 @@ class OrchestraClient(NumPyClient):
             raise ValueError("the frozen weights are damaged: they have another digest")
         if found is None:
             raise ValueError(f"client {self.name} does not have the frozen weights {digest[:16]}")
-        if values is not None and self.frozen_store is not None:
-            self.frozen_store.save(values)
+        if found.dtype != np.float32:
+            raise ValueError(f"the frozen weights are {found.dtype}, not float32")
         self.schemas.frozen.unpack(found, self.learner.state(Role.FROZEN))
         self._frozen = digest
+        # Nothing is written that is not the run's: a server could fill the disk.
+        if values is not None and self.frozen_store is not None:
+            self.frozen_store.save(values)
 
     def state_to_send(
         self, received: np.ndarray | None, trained: np.ndarray, seed: ClientSeed

@@ -175,3 +175,19 @@ def test_frozen_weights_come_once_and_outlive_the_process(
     learner = second._latest[1].learner
     np.testing.assert_array_equal(schemas.frozen.pack(learner.state(Role.FROZEN)), values)
     assert ask(second, "greet", greeting(server, frozen="../x")) == {"failure": "failed"}
+
+
+@pytest.mark.parametrize("change", ["longer", "float64", "digest"])
+def test_frozen_weights_that_are_not_the_runs_are_never_written(
+    worker, configured, ask, task, tmp_path, change
+):
+    """A server could fill the client's disk otherwise."""
+    server = configured("method=simclr", "adaptation=head")
+    config = server.for_clients()
+    size = Schemas.of(build_learner(config, 3), config).frozen.size
+    values = np.zeros(size + (change == "longer"), np.float64 if change == "float64" else "float32")
+    digest = "0" * 64 if change == "digest" else digest_of(values)
+    content = task(server, 1, frozen=digest)
+    content[ARRAYS][FROZEN] = NumpyArray(values)
+    assert ask(worker(), "train", content) == {"failure": "failed"}
+    assert not (tmp_path / "frozen").exists()
