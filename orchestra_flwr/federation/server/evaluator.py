@@ -86,6 +86,8 @@ class Evaluator:
         """(N, C, H, W) images for scores without labels: test images, or else the others."""
         if self.dataset is None or not self.config.evaluation.unsupervised:
             return None
+        if self._norms.can_recalibrate and not self._has_statistics:
+            return None  # as with labels
         return (self.dataset.test or self.dataset.train).images
 
     @property

@@ -318,3 +318,5 @@ def test_images_without_labels_are_scored_where_that_is_asked_for(tiny):
     both = Evaluator(config, data).scores(method)["target"]
     assert both["knn"] > 0 and both["lidar"] > 1 and both["lidar"] != scores["lidar"]  # test images
     assert Evaluator(tiny(), unlabelled).scores(method) is None
+    one = replace(unlabelled, train=unlabelled.train.select(torch.tensor([0])))
+    assert Evaluator(config, one).scores(method, untrained=True) is None  # BatchNorm needs two
