@@ -1,4 +1,4 @@
-"""Holds figures of docs/results against the committed records of the runs that they are of.
+"""Holds figures of the pages against the committed records of the runs that they are of.
 
     python benchmarks/check_figures.py                  # thirty cells of tables, drawn at random
     python benchmarks/check_figures.py count=all
@@ -14,7 +14,7 @@ import itertools
 import random
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -29,8 +29,11 @@ from orchestra_flwr.reporting.text import lookup
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAIR = "knn / linear"
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*|-?\.\d+")
-COUNTS = {"minutes": lambda s: s["seconds"] / 60,
-          "megabytes": lambda s: (s["bytes_up"] + s["bytes_down"]) / 1e6}  # fmt: skip
+COUNTS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "minutes": lambda summary: summary["seconds"] / 60,
+    "megabytes": lambda summary: (summary["bytes_up"] + summary["bytes_down"]) / 1e6,
+    "megabytes_up": lambda summary: summary["bytes_up"] / 1e6,
+}
 
 
 @dataclass(frozen=True)
