@@ -40,7 +40,12 @@ from orchestra_flwr.config.sections import (
 from orchestra_flwr.config.user_packages import WithPlugins
 
 if TYPE_CHECKING:
-    from orchestra_flwr.config.evaluate import EvaluateConfig, OfSavedEncoder, SavedEncoderConfig
+    from orchestra_flwr.config.evaluate import (
+        EvaluateConfig,
+        OfSavedEncoder,
+        SavedEncoderConfig,
+        encoder_file,
+    )
     from orchestra_flwr.config.reading.compose import described, load, load_config
     from orchestra_flwr.config.reading.hydra_overrides import conf_dir
     from orchestra_flwr.config.reading.overrides import override_text, swept_values
@@ -50,7 +55,7 @@ if TYPE_CHECKING:
 else:
     # Clients get a configuration as JSON, and need not import Hydra.
     _IMPORTED_LATER = {
-        "evaluate": ("EvaluateConfig", "OfSavedEncoder", "SavedEncoderConfig"),
+        "evaluate": ("EvaluateConfig", "OfSavedEncoder", "SavedEncoderConfig", "encoder_file"),
         "reading.compose": ("described", "load", "load_config"),
         "reading.hydra_overrides": ("conf_dir",),
         "reading.overrides": ("override_text", "swept_values"),
@@ -101,6 +106,7 @@ __all__ = [
     "conf_dir",
     "config_to_yaml",
     "described",
+    "encoder_file",
     "is_free",
     "load",
     "load_config",

@@ -45,6 +45,12 @@ class EvaluatedDataConfig(Section):
     augmentation: AugmentationConfig | None
 
 
+def encoder_file(path: str) -> Path:
+    """The encoder's file, which is named itself or by the folder of its run."""
+    named = at_home(path)
+    return named if named.suffix == ".safetensors" else named / "encoder.safetensors"
+
+
 class OfSavedEncoder(WithPlugins, Composed):
     """A command on a saved encoder."""
 
@@ -60,8 +66,7 @@ class OfSavedEncoder(WithPlugins, Composed):
     @property
     def encoder(self) -> Path:
         """The encoder's file."""
-        path = at_home(self.run)
-        return path if path.suffix == ".safetensors" else path / "encoder.safetensors"
+        return encoder_file(self.run)
 
     def beside(self, name: str) -> Path:
         """A folder beside the encoder; of several encoders in one folder each has its own."""

@@ -7,6 +7,7 @@ from orchestra_flwr.models.ema import ema_update
 from orchestra_flwr.models.encoder import (
     Encoder,
     EncoderSpec,
+    encoder_at,
     encoder_of,
     load_encoder,
     save_encoder,
@@ -24,6 +25,7 @@ __all__ = [
     "check_statistics",
     "clean_features",
     "ema_update",
+    "encoder_at",
     "encoder_of",
     "load_encoder",
     "normalise",

@@ -286,10 +286,27 @@ def encoder_of(config: OfSavedEncoder, device: str | torch.device = "cpu") -> En
     Raises:
         ConfigError: there is none, or it is damaged.
     """
+    return encoder_at(f"run={config.run}", config.encoder, device, config.plugins)
+
+
+def encoder_at(
+    named: str, file: Path, device: str | torch.device = "cpu", plugins: Sequence[str] = ()
+) -> Encoder:
+    """The encoder in a file, for a command.
+
+    Args:
+        named: the key and value that name it, for messages.
+        file: of its weights.
+        device: where to put it.
+        plugins: the user's packages.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
     try:
-        return load_encoder(config.encoder, device, config.plugins)
+        return load_encoder(file, device, plugins)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"run={config.run}: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{named}: {' '.join(str(error).split())}") from None
 
 
 def read_description(file: Path) -> dict[str, Any]:

@@ -11,10 +11,9 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from safetensors import SafetensorError
 from torch import Tensor
 
-from orchestra_flwr.config import AugmentationConfig, ConfigError, load_config
+from orchestra_flwr.config import AugmentationConfig, ConfigError, encoder_file, load_config
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
@@ -22,7 +21,7 @@ from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.evaluation import extract_features, label_free_scores
 from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.methods import ordered_backbones
-from orchestra_flwr.models import Encoder, load_encoder, recalibrated
+from orchestra_flwr.models import Encoder, encoder_at, recalibrated
 from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.seeding import numpy_generator, torch_generator
 from orchestra_flwr.training import resolve_device, starting_learner, torch_threads
@@ -54,12 +53,12 @@ def run_compare(config: CompareConfig) -> None:
         ValueError: features that are not finite.
     """
     device = resolve_device(config.device)
-    after = _loaded(config, "after", config.after).to(device)
+    after = _encoder(config, "after", device)
     with opened_images(config.images, "images") as (archive, files):
         labels = _labels(config, files)
         names, images = _images(config, archive, files, labels, after.spec.image_size)
         of_image = None if labels is None else [labels[printable(name)] for name in names]
-        before = _before(config, after, archive, names, images).to(device)
+        before = _before(config, images, device)
         encoders = [(before, _fitting(before, after, archive, names, images)), (after, images)]
         features, scores = zip(*(_measured(config, *each) for each in encoders), strict=True)
         comparison = compare(features, scores, of_image, config.seed)
@@ -81,22 +80,18 @@ def run_compare(config: CompareConfig) -> None:
     _print(comparison, folder, bool(config.queries))
 
 
-def _loaded(config: CompareConfig, key: str, path: str) -> Encoder:
-    try:
-        return load_encoder(at_home(path), plugins=config.plugins)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"{key}={path}: {' '.join(str(error).split())}") from None
+def _encoder(config: CompareConfig, key: str, device: torch.device) -> Encoder:
+    path = getattr(config, key)
+    return encoder_at(f"{key}={path}", encoder_file(path), device, config.plugins)
 
 
-def _before(
-    config: CompareConfig, after: Encoder, archive: Archive, names: Sequence[str], images: Tensor
-) -> Encoder:
+def _before(config: CompareConfig, images: Tensor, device: torch.device) -> Encoder:
     """The encoder that `before` names, or that the run of `after` began with.
 
     Initial BatchNorm statistics are of no images: those of the compared images take their place.
     """
     if config.before is not None:
-        return _loaded(config, "before", config.before)
+        return _encoder(config, "before", device)
     run = at_home(config.after)
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"before: must be given, after={config.after} is no folder of a run")
@@ -106,7 +101,7 @@ def _before(
     if not has_statistics(backbone):
         fitting = fit_channels(images, begun.data.channels)
         backbone = recalibrated(backbone, fitting, config.batch_size, begun.data.normalise)
-    return Encoder.of(begun, backbone)
+    return Encoder.of(begun, backbone).to(device)
 
 
 def _labels(config: CompareConfig, files: list[ImageFile]) -> dict[str, str] | None:

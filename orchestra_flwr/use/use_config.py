@@ -13,25 +13,33 @@ from orchestra_flwr.config import (
     PathText,
     Section,
     WithPlugins,
+    encoder_file,
 )
 from orchestra_flwr.files import at_home
 
 Format = Literal["safetensors", "npz", "parquet"]
 
 
-class UseConfig(OfSavedEncoder):
-    """A saved encoder, images for it, and where the results go."""
+class WithImages(Section):
+    """Images for an encoder, and where the results go."""
 
     images: PathText
     folder: OptionalPathText
-    format: Format
     batch_size: int = Field(ge=1)
     device: Device
 
     @field_validator("images", mode="before")
     @classmethod
     def _images_are_given(cls, value: Any) -> Any:
-        return images_given(value)
+        if not value:
+            raise ValueError("images: must be given, a folder or a zip of images")
+        return str(value)
+
+
+class UseConfig(WithImages, OfSavedEncoder):
+    """A saved encoder, and images for it."""
+
+    format: Format
 
     @property
     def results(self) -> Path:
@@ -79,21 +87,17 @@ class LabelConfig(UseConfig):
         return str(value)
 
 
-class CompareConfig(WithPlugins, Composed):
+class CompareConfig(WithImages, WithPlugins, Composed):
     """`orchestra-compare`."""
 
     file = "compare"
 
     after: PathText
     before: OptionalPathText
-    images: PathText
     labels: OptionalPathText
-    folder: OptionalPathText
     limit: int = Field(ge=10)
     queries: int = Field(ge=0, le=500)
     seed: int = Field(ge=0)
-    batch_size: int = Field(ge=1)
-    device: Device
 
     @field_validator("after", mode="before")
     @classmethod
@@ -102,26 +106,9 @@ class CompareConfig(WithPlugins, Composed):
             raise ValueError("after: must be given, a run folder or an encoder.safetensors")
         return str(value)
 
-    @field_validator("images", mode="before")
-    @classmethod
-    def _images_are_given(cls, value: Any) -> Any:
-        return images_given(value)
-
     @property
     def results(self) -> Path:
         """The folder of the results."""
         if self.folder:
             return at_home(self.folder)
-        after = at_home(self.after)
-        return (after.parent if after.suffix == ".safetensors" else after) / "comparison"
-
-
-def images_given(value: Any) -> str:
-    """The text of `images=`, which must be there.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if not value:
-        raise ValueError("images: must be given, a folder or a zip of images")
-    return str(value)
+        return encoder_file(self.after).parent / "comparison"
