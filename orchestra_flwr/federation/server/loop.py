@@ -14,13 +14,10 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
-from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, FrozenWeights
-from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
     forget_noise_key,
-    has_checkpoint,
     load_checkpoint,
     run_id,
     save_checkpoint,
@@ -28,7 +25,6 @@ from orchestra_flwr.federation.server.checkpoint import (
 from orchestra_flwr.federation.server.cohorts import Cohorts
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
 from orchestra_flwr.federation.server.members import Members
-from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import (
     OF_CLIENTS,
@@ -38,13 +34,14 @@ from orchestra_flwr.federation.server.round_record import (
 )
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
+from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.strategy import (
     OrchestraStrategy,
     check_round,
     missing_release_message,
 )
 from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.methods import KnowsChance, Role, ordered_backbones, release_of
+from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
@@ -52,7 +49,7 @@ from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
 from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
-from orchestra_flwr.training import starting_learner, usable_cpus
+from orchestra_flwr.training import usable_cpus
 from orchestra_flwr.training.process_memory import used_memory
 
 Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
@@ -120,7 +117,7 @@ class _Run:
         self.progress = progress
         self.workers = workers
         exchange: Exchange = config.exchange.build()
-        self.models = self._starting_models(exchange)
+        self.models = starting_models(config, exchange, members, folder)
         self.learner = self.models.learner
         self.release = release_of(config)
         self.privacy = RunPrivacy(
@@ -139,7 +136,7 @@ class _Run:
             self._client_done,
             self.privacy.key,
             folder.path,
-            self._frozen_weights(),
+            frozen_weights(self.models, members, folder),
         )
         self.cohorts = Cohorts(
             config,
@@ -155,38 +152,6 @@ class _Run:
         self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
-
-    def _starting_models(self, exchange: Exchange) -> Models:
-        config, folder = self.config, self.folder
-        begun = has_checkpoint(folder.checkpoint)
-        learner = starting_learner(config, config.data.channels, begun=begun)
-        names = exchange.models(self.members.names)
-        on_disk = folder.path if exchange.on_disk else None
-        models = Models(config, learner, Schemas.of(learner, config), names, on_disk)
-        for name in names:
-            if (seed := exchange.seed_of(name, config.seed)) != config.seed:
-                other = config.model_copy(update={"seed": seed})
-                models.begin(name, starting_learner(other, config.data.channels, begun=begun))
-        return models
-
-    def _frozen_weights(self) -> FrozenWeights | None:
-        """What nobody trains, written once; a run that goes on begins with what it finds.
-
-        Raises:
-            FederationError: it is not there any more, or damaged.
-        """
-        schema, begun = self.models.schemas.frozen, has_checkpoint(self.folder.checkpoint)
-        if not schema.size:
-            return None
-        store, state = FrozenStore(self.folder.frozen), self.learner.state(Role.FROZEN)
-        digest = store.digest if begun else store.save(schema.pack(state))
-        values = store.load(digest) if digest else None
-        if values is None:
-            raise FederationError(f"cannot resume: {self.folder.frozen} has no frozen weights")
-        schema.unpack(values, state)
-        self.members.announce(digest)
-        folder = self.folder.frozen if self.members.share_disk else None
-        return FrozenWeights(values, digest, folder, self.members.holders)
 
     def run(self) -> dict[str, Any]:
         with self._trackers() as self.trackers:
