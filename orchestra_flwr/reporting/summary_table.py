@@ -20,13 +20,13 @@ ASKED_FOR = (  # shown where there are any
     ("linear probe, clients' labels", "linear_labelled"),
     ("classifier itself", "accuracy"),
 )
-LABEL_FREE = (  # by name, and where they stand in a summary
+LABEL_FREE = (  # by name, short enough for a terminal, and where they stand in a summary
     ("effective rank", ("effective_rank",)),
     ("LiDAR", ("lidar",)),
-    ("alignment + 0.2 uniformity", ("score",)),
-    ("effective rank, clients' images", ("unsupervised", "effective_rank")),
-    ("LiDAR, clients' images", ("unsupervised", "lidar")),
-    ("alignment + 0.2 uniformity, clients' images", ("unsupervised", "score")),
+    ("align + 0.2 unif", ("score",)),
+    ("effective rank, clients", ("unsupervised", "effective_rank")),
+    ("LiDAR, clients", ("unsupervised", "lidar")),
+    ("align + 0.2 unif, clients", ("unsupervised", "score")),
 )
 MUCH = 0.02  # a difference of accuracies that is worth a line
 STATISTICS = {  # by the key of scores before training that the table does not show

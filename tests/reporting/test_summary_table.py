@@ -73,9 +73,9 @@ def test_scores_without_labels_have_rows_of_their_own():
     rows = [[c.strip() for c in line.strip("| ").split("|")]
             for line in printed(False, summary, "here").splitlines() if "|" in line]  # fmt: skip
     assert [row[0] for row in rows[2:5]] == ["effective rank", "LiDAR",
-                                            "alignment + 0.2 uniformity"]  # fmt: skip
+                                            "align + 0.2 unif"]  # fmt: skip
     assert rows[3] == ["LiDAR", "-", "21.5", "-"]
-    assert rows[6] == ["LiDAR, clients' images", "10.8", "21.5", "+10.8"]
+    assert rows[6] == ["LiDAR, clients", "10.8", "21.5", "+10.8"]
     assert not any("kNN" in row[0] for row in rows)
 
 
