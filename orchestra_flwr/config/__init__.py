@@ -49,7 +49,12 @@ if TYPE_CHECKING:
     from orchestra_flwr.config.reading.compose import described, load, load_config
     from orchestra_flwr.config.reading.hydra_overrides import conf_dir
     from orchestra_flwr.config.reading.overrides import override_text, swept_values
-    from orchestra_flwr.config.reading.resume import MAY_GROW, RESUME_MAY_CHANGE, is_free
+    from orchestra_flwr.config.reading.resume import (
+        MAY_GROW,
+        RESUME_MAY_CHANGE,
+        WITHOUT_EFFECT,
+        is_free,
+    )
     from orchestra_flwr.config.reading.saved_config import config_to_yaml, read_config_file
     from orchestra_flwr.config.reading.unread import without_unread
 else:
@@ -59,7 +64,7 @@ else:
         "reading.compose": ("described", "load", "load_config"),
         "reading.hydra_overrides": ("conf_dir",),
         "reading.overrides": ("override_text", "swept_values"),
-        "reading.resume": ("MAY_GROW", "RESUME_MAY_CHANGE", "is_free"),
+        "reading.resume": ("WITHOUT_EFFECT", "MAY_GROW", "RESUME_MAY_CHANGE", "is_free"),
         "reading.saved_config": ("config_to_yaml", "read_config_file"),
         "reading.unread": ("without_unread",),
     }
@@ -75,6 +80,7 @@ __all__ = [
     "KEPT_ROUNDS",
     "MAY_GROW",
     "RESUME_MAY_CHANGE",
+    "WITHOUT_EFFECT",
     "AugmentationConfig",
     "BatchNorm",
     "Choice",

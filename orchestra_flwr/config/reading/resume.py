@@ -13,9 +13,8 @@ from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import Composed, ConfigError, parse
 from orchestra_flwr.files import at_home
 
-# What may differ when a run is resumed: where it runs, who takes part and what is shown, but not
-# what is computed.
-RESUME_MAY_CHANGE = (
+# What says where a run is computed, who is waited for and what is shown, but not what is computed.
+WITHOUT_EFFECT = (
     "engine",
     "device",
     "logging",
@@ -27,14 +26,15 @@ RESUME_MAY_CHANGE = (
     "security",
     "federation.min_clients",
     "federation.round_timeout",
-    "federation.max_update",
 )
+# What may differ when a run is resumed: the bound as well, which may be what has stopped the run.
+RESUME_MAY_CHANGE = (*WITHOUT_EFFECT, "federation.max_update")
 MAY_GROW = "federation.rounds"
 
 
 def is_free(override: str) -> bool:
     """Whether an override only changes where a run is computed or what is shown."""
-    return _may_change(override.partition("=")[0].lstrip("+"))
+    return _within(override.partition("=")[0].lstrip("+"), WITHOUT_EFFECT)
 
 
 def resumed(
@@ -71,7 +71,7 @@ def resumed(
     for key in touched(overrides):
         path = key.split(".")
         new, old = plain(OmegaConf.select(composed, key)), _value(saved, path)
-        if _may_change(key):
+        if _within(key, RESUME_MAY_CHANGE):
             _set(saved, path, new)
         elif key == MAY_GROW and new != old:
             _check_growth(run, new, old)
@@ -89,8 +89,9 @@ def resumed(
     return {**saved, **here}
 
 
-def _may_change(key: str) -> bool:
-    return any(key == free or key.startswith(free + ".") for free in RESUME_MAY_CHANGE)
+def _within(key: str, keys: Iterable[str]) -> bool:
+    """Whether a key is one of some, or in a group of theirs."""
+    return any(key == other or key.startswith(other + ".") for other in keys)
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestra_flwr.config import (
-    RESUME_MAY_CHANGE,
+    WITHOUT_EFFECT,
     Config,
     ConfigError,
     Section,
@@ -20,6 +20,7 @@ from orchestra_flwr.experiments.planning.scaling import scaled_override
 from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
 
+CHECK = "max_update"  # of `federation`
 # Overrides that a measure needs.
 NEEDED: Mapping[str, Overrides] = {
     "unsupervised": ("evaluation.unsupervised=true",),
@@ -169,7 +170,8 @@ def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -
     """A run's folder: readable, and equal for two runs only if they compute the same.
 
     Experiments share runs by it. Where a run is computed and what is shown meanwhile makes no
-    difference (`RESUME_MAY_CHANGE`), nor does a term of weight 0.
+    difference (`WITHOUT_EFFECT`), nor does a term of weight 0. `federation.max_update` makes one
+    where it is not the default, so that older runs keep their names.
 
     Args:
         config: of the run.
@@ -180,7 +182,10 @@ def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -
     values = config.model_dump()
     values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
     root = config.data.options.get("root")
-    for key in (*RESUME_MAY_CHANGE, "name", "run_dir", "resume", "resume_round"):
+    usual = type(config.federation).model_fields[CHECK].default
+    if values["federation"][CHECK] == usual:
+        del values["federation"][CHECK]
+    for key in (*WITHOUT_EFFECT, "name", "run_dir", "resume", "resume_round"):
         *path, last = key.split(".")
         section = values
         for part in path:

@@ -76,7 +76,9 @@ def test_a_runs_name_says_what_is_computed_and_nothing_else():
     assert run_name(load_config(["~terms.proximal"])) == base
     weighted = run_name(load_config(["terms.proximal.weight=.1"]))
     assert weighted not in (base, run_name(load_config(["terms.proximal.weight=.2"])))
-    for other in ("seed=1", "training.lr=0.02", "method.ema=0.9", "evaluation.every=1"):
+    assert run_name(load_config(["federation.max_update=20"])) == base  # the default
+    changed = ("seed=1", "training.lr=0.02", "method.ema=0.9", "evaluation.every=1")
+    for other in (*changed, "federation.max_update=null", "federation.max_update=5"):
         assert run_name(load_config([other])) != base
     roots = ["a/one.zip", "b/one.zip", "a/two.zip"]
     one, moved, two = (
@@ -84,6 +86,16 @@ def test_a_runs_name_says_what_is_computed_and_nothing_else():
     )
     assert one == moved != two
     assert run_name(load_config(), "split").startswith("split-affine_digits-")
+
+
+def test_an_attack_is_seen_with_and_without_the_check_of_replies():
+    plan, configs = make_plan("poisoning", "small", seeds=[0])
+    assert len({row.run for row in plan.rows}) == len(plan.rows)
+    unchecked, checked = (
+        cell(plan, configs, rule=rule, attack="2 flip") for rule in ("mean", "mean, checked")
+    )
+    assert unchecked.federation.max_update is None
+    assert checked.federation.max_update == 20
 
 
 def test_a_rule_follows_its_axis_from_what_an_override_sets():
