@@ -6,6 +6,8 @@ clients run.
 
 import hashlib
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +25,18 @@ def torch_generator(
 ) -> torch.Generator:
     """A torch generator on `device` for one purpose."""
     return torch.Generator(device).manual_seed(derive(seed, purpose, *path))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Has torch's own generator of the CPU begin with a seed, and puts it back as it was.
+
+    `torch.manual_seed` would keep the call for GPUs too, with a stack trace that takes
+    milliseconds; networks are made on the CPU.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def numpy_generator(seed: int, purpose: str, *path: int | str) -> np.random.Generator:

@@ -3,10 +3,12 @@
 Its L2 penalty is chosen by cross-validation on the training features, or fixed.
 """
 
+import functools
 import logging
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +19,9 @@ from torch.nn.functional import cross_entropy
 from orchestra_flwr.evaluation.features import check_labelled
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training.devices import torch_threads
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 log = logging.getLogger(__name__)
 
@@ -274,6 +279,14 @@ def _standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(constant, 0.0, 1 / deviation.where(~constant, torch.ones(()).to(mean)))
 
 
+@functools.cache
+def _blas_libraries() -> "ThreadpoolController":
+    """The libraries of linear algebra of this process: to find them takes 10 ms a time."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 def _minimise(
     objective: _Objective, start: NDArray[np.float64] | None, tolerance: float
 ) -> tuple[float, NDArray[np.float64]]:
@@ -284,9 +297,8 @@ def _minimise(
     """
     # Clients, which only score features, do without it.
     from scipy.optimize import minimize
-    from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1, user_api="blas"):  # of scipy's own steps on short vectors
+    with _blas_libraries().limit(limits=1, user_api="blas"):  # of scipy's steps on short vectors
         result = minimize(
             objective,
             np.zeros(objective.shape).reshape(-1) if start is None else start,

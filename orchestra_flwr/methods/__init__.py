@@ -1,6 +1,5 @@
 """What clients learn: one file a method. Methods are found by the names of their files."""
 
-import torch
 from torch import nn
 
 from orchestra_flwr.config import Config, ConfigError
@@ -19,7 +18,7 @@ from orchestra_flwr.methods.contributing import Contributes, release_of, weight_
 from orchestra_flwr.methods.labels import LearnsLabels, classes_of, labels_for, sees_labels
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone
-from orchestra_flwr.seeding import derive
+from orchestra_flwr.seeding import derive, seeded
 
 __all__ = [
     "Batch",
@@ -53,8 +52,7 @@ def build_method(config: Config, channels: int) -> Method:
     Raises:
         ConfigError: the method cannot be built for these images.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "init"))
+    with seeded(derive(config.seed, "init")):
         method: Method = config.method.plugin(config, channels)
     ordered_backbones(method, config.evaluation.backbone)
     return method

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
-import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError
@@ -18,7 +17,7 @@ from orchestra_flwr.methods import (
 )
 from orchestra_flwr.models import Backbone, BatchNormPolicy
 from orchestra_flwr.models.adaptations import Adaptation
-from orchestra_flwr.seeding import derive
+from orchestra_flwr.seeding import derive, seeded
 from orchestra_flwr.terms import Term
 
 BACKBONE = "method.backbone"  # the trained one
@@ -72,8 +71,7 @@ class Learner(nn.Module):
         for path, backbone in [*self.named_modules()]:
             if isinstance(backbone, Backbone):
                 is_trained = any(p.requires_grad for p in backbone.parameters())
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(seed)
+                with seeded(seed):
                     adaptation.prepare(backbone)
                 if not is_trained:
                     backbone.requires_grad_(False)  # what was added as well
@@ -219,8 +217,7 @@ def build_learner(
     load(method)
     terms: dict[str, tuple[Term, float]] = {}
     for chosen in config.active_terms:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(config.seed, "init", "terms", chosen.name))
+        with seeded(derive(config.seed, "init", "terms", chosen.name)):
             terms[chosen.name] = (chosen.build(config, method), chosen.weight)
     learner = Learner(method, terms)
     learner.override_roles(merging.override_roles(learner))

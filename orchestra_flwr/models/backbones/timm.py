@@ -16,6 +16,7 @@ from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
 from orchestra_flwr.models.backbones import Backbone, TrainedOn
 from orchestra_flwr.models.batch_norm import contains_batch_norm
 from orchestra_flwr.models.normalisation import nearest_normalisation
+from orchestra_flwr.seeding import seeded
 
 MAX_SIZE = 512  # of images, in pixels
 PUBLISHED = "pretrained"  # in place of a file: the weights that timm has under the model's name
@@ -183,8 +184,7 @@ def creation_options(settings: Timm.Settings, channels: int) -> dict[str, int]:
 
 def _seeded(settings: Timm.Settings, channels: int, **options: Any) -> nn.Module:
     """:func:`_created` with the same random weights each time; torch's generator is not moved."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return _created(settings, channels, **options)
 
 
