@@ -1,8 +1,9 @@
 from dataclasses import replace
 
+import pytest
 import torch
 
-from orchestra_flwr.seeding import ClientSeed, derive, numpy_generator, torch_generator
+from orchestra_flwr.seeding import ClientSeed, derive, numpy_generator, seeded, torch_generator
 
 
 def test_every_part_of_the_path_matters_and_nothing_else():
@@ -42,3 +43,14 @@ def test_noise_of_a_real_client_is_never_repeated():
     seed = ClientSeed(0, 1, "a", secret_noise=True)
     first, second = seed.noise_key(), seed.noise_key()
     assert len(first) == 32 and first != second
+
+
+def test_a_seeded_block_draws_as_after_manual_seed_and_moves_nothing():
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    before = torch.get_rng_state()
+    with seeded(3):
+        assert torch.equal(torch.rand(4), expected)
+    with pytest.raises(ValueError, match="inside"), seeded(4):
+        raise ValueError("inside")
+    assert torch.equal(torch.get_rng_state(), before)
