@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.engines import Engine
+from orchestra_flwr.federation.engines.trial_step import core_seconds
 from orchestra_flwr.federation.population import (
     Population,
     check_population,
@@ -20,6 +21,7 @@ from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import check_split, recorded_split
 from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
+from orchestra_flwr.reporting.run_estimate import first_estimate
 from orchestra_flwr.training import check_memory, resolve_device, starting_learner
 
 
@@ -73,6 +75,7 @@ def simulate(
     """
     engine = engine or config.engine.build(config)
     _announce(config, population, engine, progress)
+    trial = core_seconds(config, population) if config.resume is None else None
     images = evaluation_dataset(config, population)
     evaluator = Evaluator(config, images, progress.images_evaluated, engine.is_over)
     starting = ExitStack()
@@ -81,6 +84,8 @@ def simulate(
         members = SimulatedMembers(grid, population.parts)
         starting.close()
         progress.message(f"clients at the same time: {workers}")
+        if trial is not None and (line := first_estimate(config, trial, workers)):
+            progress.message(line)
         return run_federation(
             grid,
             config,

@@ -1,5 +1,6 @@
 """How long a run will take and how much memory it needs, said once: as soon as that is known."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -9,6 +10,24 @@ from orchestra_flwr.reporting.text import duration, size
 SHORTEST, LONG = 60, 1800  # seconds: nothing is said below, and what would help is said above
 SOON = 30  # seconds of a round from which its first clients tell how long it takes
 LARGE_IMAGES = 64  # pixels; larger ones are advised against where a run takes long
+
+
+def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
+    """How long training takes by a step that was tried before it; None of a run that is short.
+
+    Args:
+        config: of the run.
+        seconds: that all clients train in all rounds, if one after another.
+        workers: clients that are trained at the same time.
+    """
+    federation = config.federation
+    total = seconds / min(workers, max(1, round(federation.clients * federation.participation)))
+    if total < SHORTEST:
+        return None
+    return (
+        f"training takes about {duration(total)} by a first step that was tried, evaluation not "
+        "counted; the first round tells it better"
+    )
 
 
 class RunEstimate:
@@ -83,8 +102,9 @@ class RunEstimate:
     def _advice(self, total: float) -> Iterator[str]:
         """What would take less time than so many seconds."""
         config, pixels = self._config, self._config.data.image_size
-        if self.evaluation * self._evaluations > total / 2 and config.evaluation.limit is None:
-            yield "evaluation.limit=2000 would take less for evaluations, more than half of it"
+        limit = config.evaluation.limit or math.inf
+        if self.evaluation * self._evaluations > total / 2 and limit > 1000:
+            yield "evaluation.limit=1000 would take less for evaluations, more than half of it"
         if pixels > LARGE_IMAGES:
             yield f"data.image_size={pixels // 2} would take about a quarter"
         several = self._cores >= 2 * config.training.threads and self._clients != 1
