@@ -235,9 +235,10 @@ def _serve(config: ServerConfig) -> int:
     from orchestra_flwr.reporting import Progress, RunFolder
     from orchestra_flwr.training import check_memory
 
+    RunFolder.check(config)
+    check_memory(config, config.data.channels)
     with _phase(config, "reading the images"):
         check(config)
-    check_memory(config, config.data.channels)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return serve(config, folder, progress)

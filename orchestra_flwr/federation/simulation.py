@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -11,6 +12,8 @@ from orchestra_flwr.federation.engines import Engine
 from orchestra_flwr.federation.engines.trial_step import core_seconds
 from orchestra_flwr.federation.population import (
     Population,
+    check_before_images,
+    check_listing,
     check_population,
     evaluation_dataset,
     load_population,
@@ -19,7 +22,7 @@ from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import check_split, recorded_split
-from orchestra_flwr.methods.labels import with_class_names
+from orchestra_flwr.methods.labels import classes_of, sees_labels, with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.reporting.run_estimate import first_estimate
 from orchestra_flwr.training import check_memory, resolve_device, starting_learner
@@ -32,22 +35,32 @@ def prepared(config: Config) -> Iterator[Callable[[RunFolder, Progress], dict[st
     The engine starts what it needs meanwhile, and ends it with the block.
 
     Raises:
-        ConfigError: resources, images or labels that are not there, other images than a resumed
-            run began with, or a model that cannot be built.
+        ConfigError: resources, images or labels that are not there, a run folder that cannot be
+            used, other images than a resumed run began with, or a model that cannot be built.
     """
     engine = check_resources(config)
+    RunFolder.check(config)
+    check_before_images(config)
     engine.begin()  # while images are decoded
     try:
-        population = load_population(config)
+        classes_known = not sees_labels(config) or classes_of(config) is not None
+        if classes_known:
+            _check_model(config)
+        population = load_population(config, partial(check_listing, config))
         check_split(config, population)
         named = with_class_names(config, population.dataset.train.classes)
         check_population(named, population)
-        check_memory(named, config.data.channels)
-        # What cannot be built is refused here.
-        starting_learner(named, config.data.channels, begun=config.resume is not None)
+        if not classes_known:
+            _check_model(named)
         yield lambda folder, progress: simulate(named, population, folder, progress, engine)
     finally:
         engine.end()
+
+
+def _check_model(config: Config) -> None:
+    """Refuses a model that does not fit into the memory, or cannot be built."""
+    check_memory(config, config.data.channels)
+    starting_learner(config, config.data.channels, begun=config.resume is not None)
 
 
 def simulate(
