@@ -87,6 +87,7 @@ def simulate(
         FederationError: the run could not be completed.
     """
     engine = engine or config.engine.build(config)
+    engine.message = progress.message
     _announce(config, population, engine, progress)
     trial = core_seconds(config, population) if config.resume is None else None
     images = evaluation_dataset(config, population)

@@ -292,7 +292,8 @@ def _check_place(run_dir: str | None, path: Path) -> None:
     with _for_this_process(path, f"run_dir={path}") if used else nullcontext():
         if path.is_dir():
             _check_empty(path, run_dir)
-    place = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
+    above = (path, *path.absolute().parents)
+    place = next(each for each in above if os.path.exists(each))  # noqa: PTH110 (never raises)
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
         return
     reason = os.strerror(errno.EACCES if place.is_dir() else errno.ENOTDIR)
