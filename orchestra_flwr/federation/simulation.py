@@ -25,6 +25,7 @@ from orchestra_flwr.federation.split_record import check_split, recorded_split
 from orchestra_flwr.methods.labels import classes_of, sees_labels, with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.reporting.run_estimate import first_estimate
+from orchestra_flwr.reporting.text import counted
 from orchestra_flwr.training import check_memory, resolve_device, starting_learner
 
 
@@ -138,10 +139,9 @@ def _announce(config: Config, population: Population, engine: Engine, progress: 
         images += f" and {len(dataset.test):,} test"
     remote = engine.is_remote(engine.settings)
     device = config.device if remote else resolve_device(config.device)
-    rounds = f"{federation.rounds} round{'s' * (federation.rounds != 1)}"
     progress.message(
         f"method={config.method.name} data={config.data.name}: {images} images, "
-        f"{len(population.parts)} clients, {rounds}"
+        f"{counted(len(population.parts), 'client')}, {counted(federation.rounds, 'round')}"
     )
     progress.message(f"device: {device}, engine={config.engine.name}")
     if engine.remark:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.reporting.text import duration, size
+from orchestra_flwr.reporting.text import counted, duration, size
 
 SHORTEST, LONG = 60, 1800  # seconds: nothing is said below, and what would help is said above
 SOON = 30  # seconds of a round from which its first clients tell how long it takes
@@ -91,12 +91,12 @@ class RunEstimate:
         total = seconds * self._rounds + self.evaluation * self._evaluations
         if total < SHORTEST:
             return
-        plural = "s" * (self._rounds != 1)
+        rounds, verb = counted(self._rounds, "round"), "takes" if self._rounds == 1 else "take"
         memory = f" and {size(self._memory())} of memory" if self._memory else ""
         advice = "; ".join(self._advice(total)) if total >= LONG else ""
         self._message(
-            f"at this pace {self._rounds} round{plural} take{'s' * (not plural)} about "
-            f"{duration(total)}{memory}" + (f" ({advice})" if advice else "")
+            f"at this pace {rounds} {verb} about {duration(total)}{memory}"
+            + (f" ({advice})" if advice else "")
         )
 
     def _advice(self, total: float) -> Iterator[str]:

@@ -23,6 +23,11 @@ def flat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
     return found
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things as text: "1 round", "2 rounds"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as text: "4.2 s", "42 s", "7 min", "2 h 05 min", "3 days"."""
     if seconds < 10:
