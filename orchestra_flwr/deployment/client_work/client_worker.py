@@ -236,7 +236,7 @@ class ClientWorker:
                 "name": "image_folder",
                 "root": local.root,
                 "image_size": config.data.image_size,
-                "train_limit": local.limit,
+                "train_limit": local.most,
                 "cache": local.cache,
             }
             with as_refusal(Failure.DATA_UNREADABLE):
