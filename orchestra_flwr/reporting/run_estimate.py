@@ -24,10 +24,19 @@ def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
     total = seconds / min(workers, max(1, round(federation.clients * federation.participation)))
     if total < SHORTEST:
         return None
+    advice = f"; {_fewer_pixels(config)}" if total >= LONG and _has_large_images(config) else ""
     return (
         f"training takes about {duration(total)} by a first step that was tried, evaluation not "
-        "counted; the first round tells it better"
+        f"counted{advice}"
     )
+
+
+def _has_large_images(config: Config) -> bool:
+    return config.data.image_size > LARGE_IMAGES
+
+
+def _fewer_pixels(config: Config) -> str:
+    return f"data.image_size={config.data.image_size // 2} would take about a quarter"
 
 
 class RunEstimate:
@@ -101,12 +110,12 @@ class RunEstimate:
 
     def _advice(self, total: float) -> Iterator[str]:
         """What would take less time than so many seconds."""
-        config, pixels = self._config, self._config.data.image_size
+        config = self._config
         limit = config.evaluation.limit or math.inf
         if self.evaluation * self._evaluations > total / 2 and limit > 1000:
             yield "evaluation.limit=1000 would take less for evaluations, more than half of it"
-        if pixels > LARGE_IMAGES:
-            yield f"data.image_size={pixels // 2} would take about a quarter"
+        if _has_large_images(config):
+            yield _fewer_pixels(config)
         several = self._cores >= 2 * config.training.threads and self._clients != 1
         if self._workers == 1 and several and config.engine.name != "ray":
             yield f"engine=ray would use {self._cores} cores"

@@ -20,12 +20,14 @@ def test_it_is_the_time_of_an_image_times_those_of_all_rounds(long, monkeypatch)
 
     def step(config, population, count):
         tried.append(count)
-        return 0.32
+        return pace * count
 
     monkeypatch.setattr(trial_step, "train_a_batch", step)
-    found = core_seconds(config, load_population(config))
-    assert found == pytest.approx(0.32 / 16 * 60 * 10000 * 3)  # half of 120 images in each epoch
-    assert tried == [16, 16]  # the first one is said to be slow
+    for pace, counts in ((0.02, [2, 16]), (2, [2])):  # quick ones are tried with more images
+        tried.clear()
+        found = core_seconds(config, load_population(config))
+        assert found == pytest.approx(pace * 60 * 10000 * 3)  # half of 120 images in each epoch
+        assert tried == counts
 
 
 def test_a_real_step_is_tried_and_draws_nothing(long):
@@ -48,3 +50,6 @@ def test_it_is_said_for_so_many_clients_at_the_same_time(tiny):
     assert "about 30 min" in first_estimate(config, 7200, 16)  # no more than there are clients
     assert "about 12 days" in first_estimate(config, 12 * 86400, 1)
     assert first_estimate(config, 100, 2) is None
+    large = tiny("data.image_size=224")
+    assert "data.image_size=112 would take" in first_estimate(large, 7200, 1)
+    assert "image_size" not in first_estimate(large, 600, 1)
