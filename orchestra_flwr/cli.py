@@ -235,33 +235,39 @@ def _serve(config: ServerConfig) -> int:
     from orchestra_flwr.reporting import Progress, RunFolder
     from orchestra_flwr.training import check_memory
 
+    RunFolder.check(config)
+    check_memory(config, config.data.channels)
     with _phase(config, "reading the images"):
         check(config)
-    check_memory(config, config.data.channels)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return serve(config, folder, progress)
 
-    return _run_in_folder(config, run)
+    return _run_in_folder(config, run, timed=True)
 
 
-def _run_in_folder(config: Config, run: Callable[[Any, Any], dict[str, Any]]) -> int:
+def _run_in_folder(
+    config: Config, run: Callable[[Any, Any], dict[str, Any]], *, timed: bool = False
+) -> int:
     from orchestra_flwr.reporting import RunFolder
 
     try:
         with RunFolder.open(config) as folder:
-            return _run_and_show(config, folder, run)
+            return _run_and_show(config, folder, run, timed)
     except OSError as error:
         what = "used" if config.resume else "made"
         raise ConfigError(f"the run folder cannot be {what}: {error}") from None
 
 
-def _run_and_show(config: Config, folder: Any, run: Callable[[Any, Any], dict[str, Any]]) -> int:
+def _run_and_show(
+    config: Config, folder: Any, run: Callable[[Any, Any], dict[str, Any]], timed: bool
+) -> int:
     from orchestra_flwr.federation.server.round_report import FederationError
     from orchestra_flwr.reporting import make_progress, print_summary
 
     def work() -> None:
-        with make_progress(config.logging.progress, config.federation.rounds) as progress:
+        mode, rounds = config.logging.progress, config.federation.rounds
+        with make_progress(mode, rounds, timed=timed) as progress:
             progress.message(f"run folder: {folder.path}")
             if folder.note:
                 progress.message(folder.note)

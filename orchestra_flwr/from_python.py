@@ -80,7 +80,9 @@ def _with_images(lines: list[str], dataset: Any) -> list[str]:
         if line.partition("=")[0] in ("data", "data.name", "data.root", "resume"):
             raise ConfigError(f"{line}: must not be given together with dataset=...")
     lines = [f"data={STORED}", *lines]
-    data = load_config(lines).data
+    config = load_config(lines)
+    RunFolder.check(config)  # before what may take minutes
+    data = config.data
     try:
         file = store(as_dataset(dataset, STORED, data.image_size), data.settings.cache)
     except OSError as error:

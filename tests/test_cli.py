@@ -360,7 +360,8 @@ def test_stopping_while_images_are_decoded_is_one_line(sim, tmp_path, monkeypatc
 
     monkeypatch.setattr(decoding, "decode_image", decode)
     quiet = "logging.progress=off"
-    assert sim("data=image_folder", "data.root=photos", "engine=inline", quiet) == (
+    flat = ("data=image_folder", "data.root=photos", "partition=iid")
+    assert sim(*flat, "engine=inline", quiet) == (
         code, "", "stopped before the run began; nothing was written\n",
     )  # fmt: skip
     assert len(decoded) < 1900

@@ -91,7 +91,8 @@ class Choice(Section):
     def _unknown_option(self, option: str, settings: type[Section]) -> str:
         allowed = [name for name in type(self).model_fields if name not in self.unlisted]
         allowed += settings.model_fields
-        close = difflib.get_close_matches(option, allowed, n=1, cutoff=0.7)
+        ends = [name for name in allowed if option in name.split("_")]
+        close = difflib.get_close_matches(option, allowed, n=1, cutoff=0.7) or ends
         others = [
             self.written(name)
             for name, plugin in self.room.found(self._packages).items()

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticSerializationError
@@ -52,6 +52,7 @@ class Config(WithPlugins, Composed):
     """A whole run, whose choices exist and whose options are checked."""
 
     file = "config"
+    foreign: ClassVar[tuple[str, ...]] = ("federation.min_clients", "federation.min_images")
 
     method: MethodConfig
     terms: dict[str, TermConfig] = Field(default_factory=dict)
@@ -141,10 +142,7 @@ class Config(WithPlugins, Composed):
 
     def unread(self) -> dict[str, str]:
         """Keys that the chosen plug-ins or a simulation do not read, and why."""
-        unread = {
-            f"federation.{key}": "in a simulation, only by a server of real clients"
-            for key in ("min_clients", "min_images")
-        }
+        unread = dict.fromkeys(Config.foreign, "in a simulation, only by a server of real clients")
         if self.model.norm != "group":
             unread["model.groups"] = f"with model.norm={self.model.norm}"
         if self.evaluation.keep == "last":

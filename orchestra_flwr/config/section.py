@@ -47,11 +47,18 @@ class Composed(Section):
         referred: keys in files that only other values refer to; they are left out of the result.
         undecided: keys that are null unless the command line sets them, whatever files of choices
             say.
+        foreign: keys and sections that only another command reads, so that nobody is led to them.
     """
 
     file: ClassVar[str]
     referred: ClassVar[tuple[str, ...]] = ("preset_options",)
     undecided: ClassVar[tuple[str, ...]] = ()
+    foreign: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def is_foreign(cls, key: str) -> bool:
+        """Whether nobody is to be led to a key, by its full name."""
+        return ".paper." in f"{key}." or f"{key}.".startswith(tuple(f"{k}." for k in cls.foreign))
 
     def unread(self) -> dict[str, str]:
         """Keys that have no effect with the values of other keys, and why: "with optimizer=adam".
@@ -88,10 +95,21 @@ def parse(section: type[S], values: Any, path: str = "") -> S:
         raise ConfigError(_describe(error, section, path)) from None
 
 
+ALIKE = 0.6  # how alike the last parts of two keys are at least, of which one is suggested
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
 def suggestion(key: str, allowed: Sequence[str]) -> str:
     """A hint at allowed keys that are spelt like an unknown one, or that end in it."""
-    ends = [name for name in allowed if key in (end := name.rpartition(".")[2], *end.split("_"))]
-    close = difflib.get_close_matches(key, allowed, n=2, cutoff=0.75) or ends[:2]
+    ends = [name for name in allowed if key in (end := _last(name), *end.split("_"))]
+    close = [
+        name
+        for name in difflib.get_close_matches(key, allowed, n=2, cutoff=0.75)
+        if difflib.SequenceMatcher(None, _last(key), _last(name)).ratio() > ALIKE
+    ] or ends[:2]
     return f" (did you mean {' or '.join(close)}?)" if close else " (see --help)"
 
 

@@ -17,6 +17,7 @@ from orchestra_flwr.data.partitions import (
     earth_movers_distance,
     partition,
     partition_by_name,
+    try_partition,
 )
 from orchestra_flwr.data.shifts import Shift, shift_images
 from orchestra_flwr.data.sources import Source, load_dataset
@@ -47,4 +48,5 @@ __all__ = [
     "shift_images",
     "shrink_warning",
     "survey",
+    "try_partition",
 ]

@@ -30,8 +30,14 @@ class ClientDataConfig(Section):
 
     root: OptionalPathText
     image_size: int | None = Field(ge=8, le=512)  # None: as the server says
-    limit: int | None = Field(ge=1)
+    train_limit: int | None = Field(ge=1)
+    limit: int | None = Field(None, ge=1)  # its former name
     cache: OptionalPathText
+
+    @property
+    def most(self) -> int | None:
+        """At most so many images; None: all."""
+        return self.limit if self.train_limit is None else self.train_limit
 
 
 class ClientTrainingConfig(Section):

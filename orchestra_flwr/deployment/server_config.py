@@ -17,6 +17,7 @@ class ServerConfig(Config):
     """A run with real clients, and where its server listens."""
 
     file = "server"
+    foreign = ("federation.clients", "engine", "partition")
 
     host: str = Field(min_length=1)
     port: int = Field(ge=0, le=65535)  # 0: any free one

@@ -99,6 +99,8 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
 def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> None:
     """Prints a row for every run: its values, its accuracies with their gain, its folder.
 
+    What training made worse is marked.
+
     Above them is a row for each encoder before training, with the values that all of its runs have.
     A run that was resumed with more rounds has no accuracies, and a line below says so.
     """
@@ -147,7 +149,9 @@ def _score(score: float | None) -> str:
 
 
 def _gain(before: float | None, after: float | None) -> str:
-    return "-" if before is None or after is None else f"{100 * (after - before):+.1f}"
+    if before is None or after is None:
+        return "-"
+    return f"{100 * (after - before):+.1f}" + " (worse)" * (after < before)
 
 
 def _unseeded(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The simulated population: all images and which client holds which."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,11 +17,12 @@ from orchestra_flwr.data import (
     load_dataset,
     partition_by_name,
     shift_images,
+    try_partition,
 )
 from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.evaluation.linear_probe import penalty_of
 from orchestra_flwr.methods import labels_for, release_of
-from orchestra_flwr.methods.labels import shown_labels
+from orchestra_flwr.methods.labels import shown_labels, with_class_names
 from orchestra_flwr.models import BatchNormPolicy
 from orchestra_flwr.seeding import torch_generator
 
@@ -38,13 +40,19 @@ class Population:
     parts: dict[str, np.ndarray]
 
 
-def load_population(config: Config) -> Population:
+def load_population(
+    config: Config, listed: Callable[[Dataset], None] = lambda dataset: None
+) -> Population:
     """Loads the images and splits them; the same everywhere for the same configuration.
+
+    Args:
+        config: of the run.
+        listed: as in :func:`load_dataset`.
 
     Raises:
         ConfigError: images that cannot be had, or a split that they do not allow.
     """
-    dataset = load_dataset(config.data)
+    dataset = load_dataset(config.data, listed)
     clients = config.federation.clients
     parts = partition_by_name(config.partition, dataset.train, clients, config.seed)
     return Population(dataset, parts)
@@ -99,11 +107,8 @@ def own_classes(
         ConfigError: training or test images have no labels, or none of its classes is tested.
     """
     train, test = everybodys.labelled, population.dataset.test
-    if train.labels is None or test is None or test.labels is None:
-        raise ConfigError(
-            f"evaluation.clients=true: data={config.data.name} must have labelled training and "
-            "test images"
-        )
+    _check_scored(config, population.dataset)
+    assert train.labels is not None and test is not None and test.labels is not None
     everything, own = population.dataset.train, torch.from_numpy(population.parts[client])
     assert everything.labels is not None
     own = own[everything.labels[own] != UNLABELLED]
@@ -125,6 +130,47 @@ def own_classes(
     return OwnClasses(bank, queries, targets, held, few, penalty)
 
 
+def _check_scored(config: Config, dataset: Dataset) -> None:
+    """Refuses clients' scores for which images lack labels."""
+    train, test = dataset.train, dataset.test
+    if config.evaluation.personal_by_clients and train.labels is None:
+        raise ConfigError(
+            f"evaluation.personal_labels={config.evaluation.personal_labels}: "
+            f"data={config.data.name} must have labelled training images"
+        )
+    tested = train.labels is not None and test is not None and test.labels is not None
+    if config.evaluation.clients and not tested:
+        raise ConfigError(
+            f"evaluation.clients=true: data={config.data.name} must have labelled training and "
+            "test images"
+        )
+
+
+def check_before_images(config: Config) -> None:
+    """Tells what is wrong with a simulation that no image needs to be read for.
+
+    Raises:
+        ConfigError: noise beside BatchNorm, or a file that the partition cannot use.
+    """
+    _check_batch_norm(config)
+    config.partition.build().check_files(config.data.channels, config.data.image_size)
+
+
+def check_listing(config: Config, dataset: Dataset) -> None:
+    """Tells what is wrong with a simulation by its images' labels and files alone.
+
+    Args:
+        config: of the run.
+        dataset: its images without pixels; not all need be readable.
+
+    Raises:
+        ConfigError: as :func:`load_population` and :func:`check_population`.
+    """
+    try_partition(config.partition, dataset.train, config.federation.clients, config.seed)
+    labels_for(with_class_names(config, dataset.train.classes), dataset.train.labelled)
+    _check_scored(config, dataset)
+
+
 def _check_batch_norm(config: Config) -> None:
     # The server recalibrates with its images, which in a simulation are those of all clients.
     noise = config.privacy.noise_multiplier
@@ -142,16 +188,10 @@ def check_population(config: Config, population: Population) -> None:
     Raises:
         ConfigError: labels that the images do not have, or other classes; what
             :meth:`Shift.check_images` refuses; all clients have fewer
-            than `privacy.k_min` different images, or one has too many for `privacy.delta`; noise
-            beside BatchNorm.
+            than `privacy.k_min` different images, or one has too many for `privacy.delta`.
     """
-    _check_batch_norm(config)
     labels_for(config, population.dataset.train)
-    if config.evaluation.personal_by_clients and population.dataset.train.labels is None:
-        raise ConfigError(
-            f"evaluation.personal_labels={config.evaluation.personal_labels}: "
-            f"data={config.data.name} must have labelled training images"
-        )
+    _check_scored(config, population.dataset)
     if config.evaluation.clients:
         for client in population.parts:
             own_classes(config, population, client, population.dataset.train)

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.engines import Engine
+from orchestra_flwr.federation.engines.trial_step import core_seconds
 from orchestra_flwr.federation.population import (
     Population,
+    check_before_images,
+    check_listing,
     check_population,
     evaluation_dataset,
     load_population,
@@ -18,8 +22,10 @@ from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import check_split, recorded_split
-from orchestra_flwr.methods.labels import with_class_names
+from orchestra_flwr.methods.labels import classes_of, sees_labels, with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
+from orchestra_flwr.reporting.run_estimate import first_estimate
+from orchestra_flwr.reporting.text import counted
 from orchestra_flwr.training import check_memory, resolve_device, starting_learner
 
 
@@ -30,22 +36,32 @@ def prepared(config: Config) -> Iterator[Callable[[RunFolder, Progress], dict[st
     The engine starts what it needs meanwhile, and ends it with the block.
 
     Raises:
-        ConfigError: resources, images or labels that are not there, other images than a resumed
-            run began with, or a model that cannot be built.
+        ConfigError: resources, images or labels that are not there, a run folder that cannot be
+            used, other images than a resumed run began with, or a model that cannot be built.
     """
     engine = check_resources(config)
+    RunFolder.check(config)
+    check_before_images(config)
     engine.begin()  # while images are decoded
     try:
-        population = load_population(config)
+        classes_known = not sees_labels(config) or classes_of(config) is not None
+        if classes_known:
+            _check_model(config)
+        population = load_population(config, partial(check_listing, config))
         check_split(config, population)
         named = with_class_names(config, population.dataset.train.classes)
         check_population(named, population)
-        check_memory(named, config.data.channels)
-        # What cannot be built is refused here.
-        starting_learner(named, config.data.channels, begun=config.resume is not None)
+        if not classes_known:
+            _check_model(named)
         yield lambda folder, progress: simulate(named, population, folder, progress, engine)
     finally:
         engine.end()
+
+
+def _check_model(config: Config) -> None:
+    """Refuses a model that does not fit into the memory, or cannot be built."""
+    check_memory(config, config.data.channels)
+    starting_learner(config, config.data.channels, begun=config.resume is not None)
 
 
 def simulate(
@@ -72,7 +88,9 @@ def simulate(
         FederationError: the run could not be completed.
     """
     engine = engine or config.engine.build(config)
+    engine.message = progress.message
     _announce(config, population, engine, progress)
+    trial = core_seconds(config, population) if config.resume is None else None
     images = evaluation_dataset(config, population)
     evaluator = Evaluator(config, images, progress.images_evaluated, engine.is_over)
     starting = ExitStack()
@@ -81,6 +99,8 @@ def simulate(
         members = SimulatedMembers(grid, population.parts)
         starting.close()
         progress.message(f"clients at the same time: {workers}")
+        if trial is not None and (line := first_estimate(config, trial, workers)):
+            progress.message(line)
         return run_federation(
             grid,
             config,
@@ -119,10 +139,9 @@ def _announce(config: Config, population: Population, engine: Engine, progress: 
         images += f" and {len(dataset.test):,} test"
     remote = engine.is_remote(engine.settings)
     device = config.device if remote else resolve_device(config.device)
-    rounds = f"{federation.rounds} round{'s' * (federation.rounds != 1)}"
     progress.message(
         f"method={config.method.name} data={config.data.name}: {images} images, "
-        f"{len(population.parts)} clients, {rounds}"
+        f"{counted(len(population.parts), 'client')}, {counted(federation.rounds, 'round')}"
     )
     progress.message(f"device: {device}, engine={config.engine.name}")
     if engine.remark:

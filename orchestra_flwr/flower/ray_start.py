@@ -34,9 +34,11 @@ class RayStart:
 
     Args:
         init_args: of `ray.init`.
+        tries: how often it is tried.
     """
 
-    def __init__(self, init_args: dict[str, Any]) -> None:
+    def __init__(self, init_args: dict[str, Any], tries: int = 2) -> None:
+        self._tries = tries
         self._started: Future[None] = Future()
         self._is_over = threading.Event()
         # No daemon: a process that ends meanwhile waits, so that nothing of Ray outlives it.
@@ -45,8 +47,8 @@ class RayStart:
     def _run(self, init_args: dict[str, Any]) -> None:
         with _one_at_a_time:
             try:
-                ray = load_ray()
-                _start(init_args)
+                ray = _load_ray()
+                _start(init_args, self._tries)
             except BaseException as error:  # wait() raises it in the thread that needs Ray
                 self._started.set_exception(error)
                 return
@@ -67,18 +69,25 @@ class RayStart:
         self._is_over.set()
 
 
-def _start(init_args: dict[str, Any]) -> None:
-    """Starts Ray, of which Flower then makes use; a second time if a busy machine lets it fail."""
+def _load_ray() -> Any:
+    try:
+        return load_ray()
+    except (ImportError, OSError) as error:  # an installation that is damaged
+        raise RayStartError(str(error)) from None
+
+
+def _start(init_args: dict[str, Any], tries: int) -> None:
+    """Starts Ray, of which Flower then makes use; again if a busy machine lets it fail."""
     import ray
 
-    for again in (False, True):
+    for left in reversed(range(tries)):
         try:
             with _environment_of_its_processes():
                 ray.init(logging_level=logging.CRITICAL, **init_args)
             return
         except Exception as error:  # whatever Ray raises where it does not start
             ray.shutdown()
-            if again:
+            if not left:
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise RayStartError(reason) from None
             logger.warning("Ray did not start: starting it again")

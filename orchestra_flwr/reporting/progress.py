@@ -26,6 +26,8 @@ def make_progress(
     mode: Literal["auto", "live", "plain", "off"],
     rounds: int,
     console: Console | None = None,
+    *,
+    timed: bool = False,
 ) -> Progress:
     """The display for `logging.progress`.
 
@@ -33,14 +35,15 @@ def make_progress(
         mode: auto is live where stdout is a terminal and plain elsewhere.
         rounds: the number of the last round.
         console: where to write; stdout if None.
+        timed: whether lines begin with the time of day, as those of a server do.
     """
     if mode == "auto":
         terminal = sys.stdout.isatty() if console is None else console.is_terminal
         mode = "live" if terminal and os.environ.get("TERM") != "dumb" else "plain"
     if mode == "live":
-        return LiveProgress(rounds, console or Console(force_terminal=True))
+        return LiveProgress(rounds, console or Console(force_terminal=True), timed=timed)
     if mode == "plain":
-        return PlainProgress(rounds, console.file if console else None)
+        return PlainProgress(rounds, console.file if console else None, timed=timed)
     return Progress(rounds)
 
 
@@ -141,9 +144,10 @@ class Progress:
 class PlainProgress(Progress):
     """A line a round, and within long rounds one every half minute; for files and CI logs."""
 
-    def __init__(self, rounds: int, file: IO[str] | None = None) -> None:
+    def __init__(self, rounds: int, file: IO[str] | None = None, *, timed: bool = False) -> None:
         super().__init__(rounds)
         self._file = file
+        self._timed = timed
         self._round_began = self._last_line = time.monotonic()
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
@@ -197,7 +201,7 @@ class PlainProgress(Progress):
 
     def message(self, text: str) -> None:
         """One line, flushed."""
-        print(printable(text), file=self._file, flush=True)
+        print(_now(self._timed) + printable(text), file=self._file, flush=True)
 
     def phase(self, text: str) -> AbstractContextManager[None]:
         """Lines at growing intervals; ends the phase that a round began."""
@@ -208,8 +212,9 @@ class PlainProgress(Progress):
 class LiveProgress(Progress):
     """Bars for rounds and clients with the latest metrics; evaluated rounds stay above as lines."""
 
-    def __init__(self, rounds: int, console: Console) -> None:
+    def __init__(self, rounds: int, console: Console, *, timed: bool = False) -> None:
         super().__init__(rounds)
+        self._timed = timed
         self._bars = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -286,7 +291,8 @@ class LiveProgress(Progress):
 
     def message(self, text: str) -> None:
         """A line above the bars."""
-        self._bars.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        line = _now(self._timed) + printable(text)
+        self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, text: str) -> Iterator[None]:
@@ -297,6 +303,11 @@ class LiveProgress(Progress):
         finally:
             self._bars.remove_task(bar)
             self._bars.refresh()  # else it is drawn once more below the next line
+
+
+def _now(timed: bool) -> str:
+    """What a line begins with."""
+    return time.strftime("%H:%M:%S ") if timed else ""
 
 
 def _join(*facts: str) -> str:

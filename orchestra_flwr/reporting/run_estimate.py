@@ -1,14 +1,42 @@
 """How long a run will take and how much memory it needs, said once: as soon as that is known."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.reporting.text import duration, size
+from orchestra_flwr.reporting.text import counted, duration, size
 
 SHORTEST, LONG = 60, 1800  # seconds: nothing is said below, and what would help is said above
 SOON = 30  # seconds of a round from which its first clients tell how long it takes
 LARGE_IMAGES = 64  # pixels; larger ones are advised against where a run takes long
+
+
+def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
+    """How long training takes by a step that was tried before it; None of a run that is short.
+
+    Args:
+        config: of the run.
+        seconds: that all clients train in all rounds, if one after another.
+        workers: clients that are trained at the same time.
+    """
+    federation = config.federation
+    total = seconds / min(workers, max(1, round(federation.clients * federation.participation)))
+    if total < SHORTEST:
+        return None
+    advice = f"; {_fewer_pixels(config)}" if total >= LONG and _has_large_images(config) else ""
+    return (
+        f"training takes about {duration(total)} by a first step that was tried, evaluation not "
+        f"counted{advice}"
+    )
+
+
+def _has_large_images(config: Config) -> bool:
+    return config.data.image_size > LARGE_IMAGES
+
+
+def _fewer_pixels(config: Config) -> str:
+    return f"data.image_size={config.data.image_size // 2} would take about a quarter"
 
 
 class RunEstimate:
@@ -72,21 +100,22 @@ class RunEstimate:
         total = seconds * self._rounds + self.evaluation * self._evaluations
         if total < SHORTEST:
             return
-        plural = "s" * (self._rounds != 1)
+        rounds, verb = counted(self._rounds, "round"), "takes" if self._rounds == 1 else "take"
         memory = f" and {size(self._memory())} of memory" if self._memory else ""
         advice = "; ".join(self._advice(total)) if total >= LONG else ""
         self._message(
-            f"at this pace {self._rounds} round{plural} take{'s' * (not plural)} about "
-            f"{duration(total)}{memory}" + (f" ({advice})" if advice else "")
+            f"at this pace {rounds} {verb} about {duration(total)}{memory}"
+            + (f" ({advice})" if advice else "")
         )
 
     def _advice(self, total: float) -> Iterator[str]:
         """What would take less time than so many seconds."""
-        config, pixels = self._config, self._config.data.image_size
-        if self.evaluation * self._evaluations > total / 2 and config.evaluation.limit is None:
-            yield "evaluation.limit=2000 would take less for evaluations, more than half of it"
-        if pixels > LARGE_IMAGES:
-            yield f"data.image_size={pixels // 2} would take about a quarter"
+        config = self._config
+        limit = config.evaluation.limit or math.inf
+        if self.evaluation * self._evaluations > total / 2 and limit > 1000:
+            yield "evaluation.limit=1000 would take less for evaluations, more than half of it"
+        if _has_large_images(config):
+            yield _fewer_pixels(config)
         several = self._cores >= 2 * config.training.threads and self._clients != 1
         if self._workers == 1 and several and config.engine.name != "ray":
             yield f"engine=ray would use {self._cores} cores"

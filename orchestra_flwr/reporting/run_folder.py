@@ -1,10 +1,12 @@
 """The folder of a run: its configuration, metrics, summary, checkpoint and encoder."""
 
+import errno
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Self
@@ -48,6 +50,22 @@ class RunFolder:
         self.plugins = plugins
 
     @classmethod
+    def check(cls, config: Config, outputs: str | Path = "outputs") -> None:
+        """Refuses what :meth:`open` would refuse, before images are read; writes nothing.
+
+        Raises:
+            ConfigError: as :meth:`open`, or a file of a run to resume cannot be read.
+        """
+        if config.resume is not None:
+            try:
+                with _for_this_process(Path(config.resume), f"resume={config.resume}"):
+                    cls._checked(config.resume, config.resume_round)
+            except OSError as error:
+                raise ConfigError(f"the run folder cannot be used: {error}") from None
+        else:
+            _check_place(config.run_dir, Path(config.run_dir or Path(outputs) / config.name))
+
+    @classmethod
     @contextmanager
     def open(cls, config: Config, outputs: str | Path = "outputs") -> Iterator[Self]:
         """The folder of a configuration's run, new or resumed, for this process alone.
@@ -61,19 +79,14 @@ class RunFolder:
         else:
             path = _made_folder(config, outputs)
             key = f"run_dir={path}"
-        try:
-            with locked(path, LOCK) as lock:
-                note = ""
-                if config.resume is not None:
-                    note = cls.resume(path, config.resume_round).note
-                    _write_rounds(path, config.federation.rounds)
-                else:
-                    _begin(path, config)
-                yield cls(path, lock, note, config.plugins)
-        except FolderInUseError as owner:
-            raise ConfigError(
-                f"{key}: {owner} writes to this folder; wait until it has ended, or stop it"
-            ) from None
+        with _for_this_process(path, key) as lock:
+            note = ""
+            if config.resume is not None:
+                note = cls.resume(path, config.resume_round).note
+                _write_rounds(path, config.federation.rounds)
+            else:
+                _begin(path, config)
+            yield cls(path, lock, note, config.plugins)
 
     @classmethod
     def create(cls, config: Config, outputs: str | Path = "outputs") -> Self:
@@ -104,6 +117,14 @@ class RunFolder:
                 the checkpoint, or there is no checkpoint of that round.
             OSError: a file cannot be read or written.
         """
+        folder, earlier = cls._checked(path, round_)
+        if round_ is not None and earlier is not None:
+            folder._go_back(round_)
+        return folder
+
+    @classmethod
+    def _checked(cls, path: str | Path, round_: int | None) -> tuple[Self, Path | None]:
+        """A folder whose run can go on, and the checkpoint of an earlier round, if one is asked."""
         folder = cls(Path(path))
         if not (folder.path / "config.yaml").is_file():
             raise ConfigError(f"resume={path}: no run folder (it holds no config.yaml)")
@@ -113,9 +134,7 @@ class RunFolder:
             folder.read_metrics()
         except ValueError as error:  # in what the checkpoint has not seen, or of an earlier version
             raise ConfigError(f"{error}; remove it, or start a new run") from None
-        if round_ is not None and earlier is not None:
-            folder._go_back(round_)
-        return folder
+        return folder, earlier
 
     def _earlier_checkpoint(self, round_: int) -> Path | None:
         """The checkpoint of a round; None: it is the latest one."""
@@ -252,24 +271,57 @@ def _made_folder(config: Config, outputs: str | Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _no_folder(config.run_dir, error) from None
+        raise _no_folder(config.run_dir, error.strerror) from None
     return path
+
+
+@contextmanager
+def _for_this_process(path: Path, key: str) -> Iterator[IO[bytes]]:
+    try:
+        with locked(path, LOCK) as lock:
+            yield lock
+    except FolderInUseError as owner:
+        raise ConfigError(
+            f"{key}: {owner} writes to this folder; wait until it has ended, or stop it"
+        ) from None
+
+
+def _check_place(run_dir: str | None, path: Path) -> None:
+    """Refuses a folder that holds something or cannot be made; None: a folder below `path`."""
+    used = (path / LOCK).is_file()  # otherwise locking would leave a trace
+    with _for_this_process(path, f"run_dir={path}") if used else nullcontext():
+        if path.is_dir():
+            _check_empty(path, run_dir)
+    above = (path, *path.absolute().parents)
+    place = next(each for each in above if os.path.exists(each))  # noqa: PTH110 (never raises)
+    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+        return
+    reason = os.strerror(errno.EACCES if place.is_dir() else errno.ENOTDIR)
+    if run_dir is None:
+        raise ConfigError(f"the run folder cannot be made: {place}: {reason}")
+    raise _no_folder(run_dir, reason)
 
 
 def _begin(path: Path, config: Config) -> None:
     """Writes `config.yaml` into a folder that holds nothing yet but a lock."""
-    run_dir = config.run_dir or str(path)
+    _check_empty(path, config.run_dir or str(path))
+    write_atomically(path / "config.yaml", config_to_yaml(config).encode())
+
+
+def _check_empty(path: Path, run_dir: str | None) -> None:
+    """Refuses a run's own folder that holds something; None: it will be made."""
+    if run_dir is None:
+        return
     try:
-        # A kill in the middle of the last line below leaves a temporary file.
+        # A kill in the middle of writing config.yaml leaves a temporary file.
         unfinished = {entry.name for entry in path.glob(".config.yaml.*.tmp")}
         names = {entry.name for entry in path.iterdir()} - {LOCK} - unfinished
     except OSError as error:
-        raise _no_folder(run_dir, error) from None
+        raise _no_folder(run_dir, error.strerror) from None
     if "config.yaml" in names:
         raise ConfigError(f"run_dir={run_dir}: already holds a run (resume={run_dir} continues it)")
     if names:
         raise ConfigError(f"run_dir={run_dir}: already holds files; a new run needs a new folder")
-    write_atomically(path / "config.yaml", config_to_yaml(config).encode())
 
 
 def _write_rounds(path: Path, rounds: int) -> None:
@@ -281,9 +333,9 @@ def _write_rounds(path: Path, rounds: int) -> None:
         write_atomically(file, config_to_yaml(saved).encode())
 
 
-def _no_folder(run_dir: str, error: OSError) -> ConfigError:
+def _no_folder(run_dir: str, reason: str | None) -> ConfigError:
     return ConfigError(
-        f"run_dir={run_dir}: must be a new folder, which cannot be made here ({error.strerror})"
+        f"run_dir={run_dir}: must be a new folder, which cannot be made here ({reason})"
     )
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.reporting.text import duration, lookup, percent, size
+from orchestra_flwr.reporting.text import counted, duration, lookup, percent, size
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))
 ASKED_FOR = (  # shown where there are any
@@ -188,7 +188,7 @@ def _is_scores(value: Any) -> bool:
 def _cost(summary: Mapping[str, Any]) -> str:
     facts = []
     if summary.get("rounds") is not None:
-        facts.append(f"{summary['rounds']} round" + "s" * (summary["rounds"] != 1))
+        facts.append(counted(summary["rounds"], "round"))
     if summary.get("seconds") is not None:
         facts.append(duration(summary["seconds"]))
     for direction in ("up", "down"):

@@ -23,13 +23,20 @@ def flat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
     return found
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things as text: "1 round", "2 rounds"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def duration(seconds: float) -> str:
-    """Seconds as text: "4.2 s", "42 s", "7 min", "2 h 05 min"."""
+    """Seconds as text: "4.2 s", "42 s", "7 min", "2 h 05 min", "3 days"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
+    if minutes >= 60 * 48:
+        return f"{round(minutes / 60 / 24)} days"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 

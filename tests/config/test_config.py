@@ -11,7 +11,7 @@ def test_defaults_are_the_demo():
     assert [config.method.name, config.data.name, config.engine.name] == [
         "orchestra",
         "affine_digits",
-        "ray",
+        "auto",
     ]
     assert config.name == "orchestra-affine_digits"
     assert (config.method.settings.ema, config.model.width) == (0.95, 16)

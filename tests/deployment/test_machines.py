@@ -113,6 +113,7 @@ def test_loopback(host, local):
         ("host=", "host=: string should have at least 1"),
         ("federation.min_clients=0", "federation.min_clients=0: input should be greater"),
         ("prot=1", "prot: unknown key (did you mean port?)"),
+        ("federation.client=7", "federation.client: unknown key (did you mean federation.min_clie"),
     ],
 )
 def test_wrong_servers_are_told_in_one_line(override, says):

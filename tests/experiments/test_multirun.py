@@ -110,6 +110,18 @@ def test_the_table_has_a_row_before_training_and_gains(tmp_path):
     assert cells[-1][:6] == ["1", "byol", "50.0 %", "+0.0", "75.0 %", "+25.0"]
 
 
+def test_a_run_that_harmed_is_marked(tmp_path):
+    plan, configs = make_sweep(["seed=0,1", "federation.rounds=3"])
+    for row in plan.rows:
+        made = configs[row.run].model_copy(update={"run_dir": str(tmp_path / row.run)})
+        summary = {"knn": 0.5, "linear": 0.75, "untrained": {"knn": 0.4 + 0.2 * row.seed}}
+        RunFolder.create(made).write_summary(summary)
+    console = Console(width=200, record=True)
+    print_sweep(plan, tmp_path, console)
+    text = console.export_text()
+    assert " +10.0 |" in text and " -10.0 (worse) |" in text and text.count("worse") == 1
+
+
 def test_values_in_brackets_are_shown_as_they_are(tmp_path):
     """[old] would be a colour to rich, and [/] the end of one."""
     roots = "data.root='photos [old]','photos [/]'"

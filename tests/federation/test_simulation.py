@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.engines.inline import InlineEngine
 from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.federation.server.round_report import FederationError
@@ -45,6 +46,16 @@ def test_the_untrained_encoder_is_evaluated_while_an_engine_starts(simulated, mo
     monkeypatch.setattr(InlineEngine, "starts_immediately", False)
     found = run()
     assert found["untrained"] == expected["untrained"] and found["knn"] == expected["knn"]
+
+
+def test_how_long_it_takes_is_said_before_anything_is_evaluated(simulated, monkeypatch):
+    said = []
+    monkeypatch.setattr(simulation, "core_seconds", lambda config, population: 7200.0)
+    monkeypatch.setattr(Watched, "message", lambda self, text: said.append(text))
+    monkeypatch.setattr(Watched, "images_evaluated", lambda *_: said.append("evaluates"))
+    simulated("long")[1]()
+    estimate = next(i for i, line in enumerate(said) if line.startswith("training takes about 2 h"))
+    assert estimate < said.index("evaluates")
 
 
 def test_a_run_that_is_to_end_evaluates_no_further(simulated, monkeypatch):

@@ -112,7 +112,7 @@ def test_it_begins_before_images_are_decoded_and_ends_if_they_cannot_be(monkeypa
     monkeypatch.setattr(simulation, "check_resources", lambda config: engine)
     loaded = simulation.load_population
 
-    def load(config):
+    def load(config, listed):
         calls.append("images")
         return loaded(config)
 

@@ -1,4 +1,5 @@
 import logging
+import re
 import sys
 import threading
 import time
@@ -276,3 +277,13 @@ def test_plain_says_that_the_first_round_has_begun(monkeypatch, capsys):
     begun, first, second = capsys.readouterr().out.splitlines()
     assert begun == "round 1/2 training ..."
     assert first.startswith("round 1/2 training  0/3") and second.startswith("round 2/2 training  ")
+
+
+@pytest.mark.parametrize("mode", ["plain", "live"])
+def test_a_servers_lines_begin_with_the_time(clock, mode):
+    for timed in (True, False):
+        file = StringIO()
+        with make_progress(mode, 2, Console(file=file, width=100), timed=timed) as progress:
+            progress.message("client anna joined with 40 images")
+        found = re.search(r"\d\d:\d\d:\d\d client anna joined", file.getvalue())
+        assert (found is not None) == timed

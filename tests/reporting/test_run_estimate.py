@@ -93,14 +93,14 @@ def test_what_would_take_less_is_said_of_long_runs_only(made, clock, said):
 
 
 def test_evaluations_that_take_most_of_the_time_are_named(made, said):
-    for overrides in ((), ("evaluation.limit=50",)):
+    for overrides in ((), ("evaluation.limit=1000",)):
         estimate = made("engine=ray", *overrides)
         estimate.evaluation = 300
         estimate.round_started(20, 20, clients=4)
         estimate.round_ended(100)
     named, quiet = said
     assert "2 h 13 min and" in named
-    assert "evaluation.limit=2000 would take less for evaluations, more than half" in named
+    assert "evaluation.limit=1000 would take less for evaluations, more than half" in named
     assert "evaluation" not in quiet
 
 

@@ -48,5 +48,8 @@ def test_how_many_images_encoders_are_evaluated_with():
     config = load_config(["data=cifar10", "evaluation.limit=5000"])
     _, line = start_notes(config, Dataset("plain", images, images), "averaged")
     assert line == (
-        "encoders are evaluated with 5,000 training and 5,000 test images (evaluation.limit=5000)"
+        "encoders are evaluated with 5,000 training and 5,000 test images "
+        "(evaluation.limit=5000; null: all)"
     )
+    fewer = load_config(["data=cifar10", "evaluation.limit=5001"])
+    assert len(list(start_notes(fewer, Dataset("plain", images, images), "averaged"))) == 1

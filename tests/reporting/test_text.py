@@ -1,6 +1,6 @@
 import pytest
 
-from orchestra_flwr.reporting.text import duration, lookup, percent, size
+from orchestra_flwr.reporting.text import counted, duration, lookup, percent, size
 
 
 @pytest.mark.parametrize(
@@ -12,10 +12,15 @@ from orchestra_flwr.reporting.text import duration, lookup, percent, size
         (119, "2 min"),
         (3599, "1 h 00 min"),
         (7500, "2 h 05 min"),
+        (250_000, "3 days"),
     ],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+def test_one_thing_is_singular():
+    assert [counted(n, "step") for n in (0, 1, 1200)] == ["0 steps", "1 step", "1,200 steps"]
 
 
 def test_size():

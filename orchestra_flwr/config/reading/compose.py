@@ -220,18 +220,19 @@ def _describe_hydra(
     """Hydra's error in words of the command line."""
     text = " ".join(str(error).split())
     allowed = _all_keys(section) if overrides else []
+    offered = [key for key in allowed if not section.is_foreign(key)]
     for override in overrides:
         key, line = override.key_or_group, override.input_line
         if override.is_delete() and (key not in allowed or key in text):
             return f"{line}: there is nothing to delete"
         is_group = key in file_groups(section) or key.partition(".")[0] in rooms_of(section)
         if key not in allowed and not is_group:  # a preset is a group, and no key
-            return f"{key}: unknown key{suggestion(key, allowed)}"
+            return f"{key}: unknown key{suggestion(key, offered)}"
         below = [name for name in allowed if name.startswith(f"{key}.")]
         if below and f"override '{key}'" in text:
             return f"{line}: must be given by its keys, such as {below[0]}"
     if isinstance(error, ConfigAttributeError | ConfigKeyError) and error.full_key:
-        return f"{error.full_key}: unknown key{suggestion(error.full_key, allowed)}"
+        return f"{error.full_key}: unknown key{suggestion(error.full_key, offered)}"
     return text
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
@@ -65,13 +66,18 @@ class Described:
         return text.lstrip("\n") + "\n"
 
     def words(self) -> list[str]:
-        """All that can begin an argument: "seed=" and, of choices, "method=simclr"."""
-        chosen = [
-            f"{group}={choice}"
-            for group in sorted({*self._groups} - {"terms"})
-            for choice in self._choices(group)
-        ]
-        return [*chosen, *(f"{key}=" for key in _leaves(self.values))]
+        """All that can begin an argument: "seed=" and, where there are few values, "key=value".
+
+        Keys of plug-ins that are not chosen are among them.
+        """
+        values = {key: list[str]() for key in _leaves(self.values)}
+        packages = tuple(self.values.get("plugins") or ())
+        for key, found in _settable(self.section, "", packages):
+            values[key] = sorted({*values.get(key, ()), *found})
+        groups = {group: list(self._choices(group)) for group in self._groups if group != "terms"}
+        values |= {group: choices for group, choices in groups.items() if choices}
+        offered = (key for key in sorted(values) if not self.section.is_foreign(key))
+        return [f"{key}={value}" for key in offered for value in values[key] or [""]]
 
     @property
     def _groups(self) -> list[str]:
@@ -194,6 +200,38 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
+
+
+def _settable(
+    section: type[Section], prefix: str, packages: tuple[str, ...]
+) -> Iterator[tuple[str, list[str]]]:
+    """All keys of a section, of its plug-ins' as well, with their values where these are few."""
+    for name, field in section.model_fields.items():
+        below = field.annotation
+        if name in HIDDEN or (prefix and name == "name"):
+            continue
+        if not (isinstance(below, type) and issubclass(below, Section)):
+            yield f"{prefix}{name}", _few_values(below)
+            continue
+        yield from _settable(below, f"{prefix}{name}.", packages)
+        plugins = below.room.found(packages) if hasattr(below, "room") else {}
+        if prefix and plugins:
+            yield f"{prefix}{name}", list(plugins)
+        for plugin in plugins.values():
+            yield from _settable(plugin.Settings, f"{prefix}{name}.", packages)
+
+
+def _few_values(annotation: Any) -> list[str]:
+    """The values of a type that has few of them, as on a command line; else none."""
+    if get_origin(annotation) is Literal:
+        return [_written(value) for value in get_args(annotation)]
+    if annotation is bool:
+        return ["true", "false"]
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        values = _few_values(parts[0]) if len(parts) == 1 else []
+        return [*values, "null"] if values else []
+    return []
 
 
 def _annotation(section: type[Section], key: str) -> Any:

@@ -96,6 +96,21 @@ def load_files(
     return cached(cache_dir(options.cache), data.name, key, decode, readable)
 
 
+def listing(contents: Contents, data: DataConfig) -> Dataset:
+    """The images that :func:`load_files` would decode, if all can be read, without their pixels."""
+    train, test = contents.train.limited(data.train_limit), contents.test.limited(data.test_limit)
+    sets = [
+        ImageSet(
+            torch.empty(len(part.files), 3, 0, 0, dtype=torch.uint8),
+            part.labels,
+            () if part.labels is None else contents.classes,
+            tuple(file.name for file in part.files),
+        )
+        for part in (train, test)
+    ]
+    return Dataset(data.name, sets[0], sets[1] if len(sets[1]) else None)
+
+
 def _dataset(name: str, contents: Contents, decoded: Decoded) -> Dataset:
     """The decoded images with their labels; `decoded` has the training files' images first."""
     train, test, classes = contents.train, contents.test, contents.classes

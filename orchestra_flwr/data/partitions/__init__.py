@@ -21,15 +21,25 @@ class Partition(Plugin, ABC):
 
     Class attributes:
         needs_labels: whether images without labels are refused before `split` is called.
+        without_pixels: whether `groups`, where a partition has its own, looks at no pixels, so that
+            a split can be tried before images are decoded.
 
     Args:
         settings: the partition's own options, an object of its `Settings`.
     """
 
     needs_labels: ClassVar[bool] = True
+    without_pixels: ClassVar[bool] = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
+
+    def check_files(self, channels: int, size: int) -> None:
+        """Refuses a file that the options name, before images of this kind are read.
+
+        Raises:
+            ConfigError: it cannot be read, or does not fit.
+        """
 
     def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
         """The groups that are spread over the clients: by default the classes.
@@ -133,6 +143,20 @@ def partition(
         ordered = chosen.cut_order(parts, labels, seed)
         return [np.sort(part[: _size(part, config.share)]) for part in ordered]
     return [_subsample(part, config.share, seed, client) for client, part in enumerate(parts)]
+
+
+def try_partition(config: PartitionConfig, images: ImageSet, clients: int, seed: int) -> None:
+    """Refuses what :func:`partition_by_name` will refuse, by images without their pixels.
+
+    Those without a label count as little as those that turn out not to be readable.
+
+    Raises:
+        ConfigError: as in :func:`partition_by_name`.
+    """
+    chosen: Partition = config.build()
+    if chosen.without_pixels or type(chosen).groups is Partition.groups:
+        tried = images.labelled if chosen.needs_labels else images
+        partition_by_name(config, tried, clients, seed)
 
 
 def partition_by_name(

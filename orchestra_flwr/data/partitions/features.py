@@ -58,6 +58,10 @@ class Features(Partition):
         other = "alpha" if deal == "skew" else "beta"
         return {**super().unread(config), f"partition.{other}": f"with partition.deal={deal}"}
 
+    def check_files(self, channels: int, size: int) -> None:
+        """The encoder."""
+        self._encoder((channels, size, size))
+
     def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
         """The cluster of each image, computed once and stored in the user's cache folder.
 
@@ -68,7 +72,7 @@ class Features(Partition):
                 than groups, or the groups cannot be stored.
         """
         count, whiten = self.settings.groups, self.settings.whiten
-        encoder = self._encoder(images)
+        encoder = self._encoder(tuple(images.images.shape[1:]))
         if len(images) < count:
             raise ConfigError(f"partition.groups={count}: at most one for each of {len(images)}")
         key = _key(encoder, images.images, f"{count} {whiten}")
@@ -96,7 +100,7 @@ class Features(Partition):
         dealer: Partition = PartitionConfig(name=self.settings.deal, **options).build()
         return dealer.split(labels, count, clients, seed)
 
-    def _encoder(self, images: ImageSet) -> Encoder:
+    def _encoder(self, shape: tuple[int, ...]) -> Encoder:
         named = self.settings.encoder
         try:
             encoder = load_encoder(at_home(named))
@@ -104,10 +108,10 @@ class Features(Partition):
             reason = " ".join(str(error).split())
             raise ConfigError(f"partition.encoder={named}: {reason}") from None
         expected = encoder.spec.channels, encoder.spec.image_size, encoder.spec.image_size
-        if tuple(images.images.shape[1:]) != expected:
+        if shape != expected:
             raise ConfigError(
                 f"partition.encoder={named}: expects images {expected}, "
-                f"these are {tuple(images.images.shape[1:])} (channels, height, width)"
+                f"these are {shape} (channels, height, width)"
             )
         return encoder
 

@@ -28,6 +28,7 @@ class Groups(Partition):
     """
 
     Settings = _Settings
+    without_pixels = True
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The data sets that `data.name` can choose: one file each."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -23,6 +24,10 @@ class Source(Plugin, ABC):
         classes: number of classes; None where it depends on the images.
         max_turn: degrees by which an image can be turned without changing its meaning.
 
+    Attributes:
+        listed: `load` may call it with images without pixels, (N, C, 0, 0), but with their labels
+            and files, before it decodes them: what can be refused by these is refused there.
+
     Args:
         settings: the source's own options, an object of its `Settings`.
         data: the options that all sources have.
@@ -35,6 +40,7 @@ class Source(Plugin, ABC):
     def __init__(self, settings: Any, data: DataConfig) -> None:
         self.settings = settings
         self.data = data
+        self.listed: Callable[[Dataset], None] = lambda dataset: None
 
     @abstractmethod
     def load(self) -> Dataset:
@@ -50,14 +56,21 @@ class Source(Plugin, ABC):
         return ""
 
 
-def load_dataset(config: DataConfig) -> Dataset:
+def load_dataset(
+    config: DataConfig, listed: Callable[[Dataset], None] = lambda dataset: None
+) -> Dataset:
     """Loads the images that the configuration names, the same ones for every run seed.
+
+    Args:
+        config: names them.
+        listed: is called before they are decoded, as far as the source can (:class:`Source`).
 
     Raises:
         ConfigError: the images are missing or cannot be used, or are not what their source
             declares; one line says what to do.
     """
     source: Source = config.build(config)
+    source.listed = lambda dataset: listed(_with_test_images(dataset, config))
     dataset = source.load()
     actual = (dataset.channels, dataset.image_size)
     if actual != (source.channels, config.image_size):
@@ -65,17 +78,18 @@ def load_dataset(config: DataConfig) -> Dataset:
             f"data={config.name}: {type(source).__name__} must give images of {source.channels} "
             f"channels and {config.image_size} pixels, not of {actual[0]} and {actual[1]}"
         )
-    return dataset if config.test_share is None else _with_test_images(dataset, config)
+    return _with_test_images(dataset, config)
 
 
 def _with_test_images(dataset: Dataset, config: DataConfig) -> Dataset:
-    """A share of the labelled training images, of each class alike, becomes the test images.
+    """With `data.test_share` that share of the labelled training images, of each class alike.
 
     Raises:
         ConfigError: there are test images, or no labels, or too few images of each class.
     """
     train, share = dataset.train, config.test_share
-    assert share is not None
+    if share is None:
+        return dataset
     if dataset.test is not None:
         raise ConfigError(
             f"data.test_share={share:g}: must not be given, data={config.name} has test images"

@@ -33,6 +33,7 @@ from orchestra_flwr.federation.messages.frozen_weights import FrozenStore
 from orchestra_flwr.flower.client_tasks import Request
 from orchestra_flwr.methods import labels_for, release_of
 from orchestra_flwr.plugins import PluginError
+from orchestra_flwr.reporting.text import counted
 from orchestra_flwr.training import resolve_device
 
 
@@ -121,7 +122,8 @@ class ClientWorker:
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
-        trained = [f"{metrics['steps']} steps", f"loss {sum(loss):.3f}"] if loss else []
+        steps = counted(int(str(metrics["steps"])), "step")
+        trained = [steps, f"loss {sum(loss):.3f}"] if loss else []
         if metrics.get(SMALLEST_GROUP) == 0:
             unsent = f"fewer than privacy.k_min={received.privacy.k_min} different images"
         without = [f"sent no {label}: {unsent}"] if unsent else []
@@ -234,7 +236,7 @@ class ClientWorker:
                 "name": "image_folder",
                 "root": local.root,
                 "image_size": config.data.image_size,
-                "train_limit": local.limit,
+                "train_limit": local.most,
                 "cache": local.cache,
             }
             with as_refusal(Failure.DATA_UNREADABLE):
@@ -249,8 +251,7 @@ class ClientWorker:
 
 
 def _rounds(config: Config) -> str:
-    count = config.federation.rounds
-    return f"{count} round{'s' * (count != 1)}"
+    return counted(config.federation.rounds, "round")
 
 
 def _describe(error: Exception) -> str:

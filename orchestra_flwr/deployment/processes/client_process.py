@@ -44,7 +44,7 @@ def run_client(config: ClientConfig) -> None:
     keys = client_files(Path(config.security)) if config.tls else None
     root = str(config.data.root)
     count, labelled = survey(root)
-    config.privacy.check_images(min(count, config.data.limit or count))
+    config.privacy.check_images(min(count, config.data.most or count))
     with ExitStack() as stack:
         stack.enter_context(private_umask())  # what Flower writes there as well
         name = _name(config, keys)

@@ -124,6 +124,7 @@ class Composer:
         specific = [axis for axis in values if axis not in shared]
         return [
             *self.settings.machine,
+            "evaluation.limit=null",  # tables hold figures of all images
             *([f"preset={here.preset}"] if here.preset else self._scaled()),
             *here.overrides,
             *dict.fromkeys(o for m in self.experiment.measures for o in NEEDED.get(m, ())),

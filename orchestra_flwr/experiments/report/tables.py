@@ -7,18 +7,21 @@ from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.report.markdown import Table
 from orchestra_flwr.experiments.results.comparison import UNITS, Result
 from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.experiments.results.statistics import Sample
 from orchestra_flwr.reporting.text import duration, lookup, percent, size
 
 NOTHING = "\u2013"
 WORSE = "\u25bc"  # beside a measure that training made worse
+MAX_STARTS = 3  # rows before training; with more, the gains say it
 HIGHER_IS_BETTER = UNITS.keys() - {"drift", "drift_pairs", "classes", "classes_1", "emd"}
 
 
 def results_table(rows: Sequence[Result], plan: Plan) -> Table:
-    """Ours (mean and deviation over the seeds), the paper's and the difference, by measure.
+    """Ours (mean and deviation over the seeds, gain), the paper's and the difference, by measure.
 
-    The best of ours in a measure is highlighted where more than one row has the measure, unless it
-    is worse than before training.
+    Above them is a row for each encoder before training, unless there are many. The best of ours in
+    a measure is highlighted where more than one row has the measure, unless it is worse than before
+    training.
     """
     measures = plan.experiment.measures
     printed = {m for m in measures if any(m in row.paper for row in rows)}
@@ -30,7 +33,14 @@ def results_table(rows: Sequence[Result], plan: Plan) -> Table:
         columns += beside if measure in printed else []
     columns.append("seeds")
     cells, strong = [], set()
-    for number, row in enumerate(rows):
+    for label, before in _untrained(rows, plan.experiment.show.row_axes):
+        line = [label]
+        for measure in measures:
+            line.append(str(before.get(measure, NOTHING)))
+            line += [NOTHING] * len(beside) if measure in printed else []
+        cells.append((*line, NOTHING))
+    above = len(cells)
+    for number, row in enumerate(rows, above):
         line = [row.label(plan.experiment.show.row_axes)]
         for measure in measures:
             if _is_best(row, rows, measure):
@@ -45,7 +55,7 @@ def results_table(rows: Sequence[Result], plan: Plan) -> Table:
         cells.append(tuple(line))
     danger = {
         number
-        for number, row in enumerate(rows)
+        for number, row in enumerate(rows, above)
         if any(run.summary.get("not_private") for run in row.runs)
     }
     return Table(tuple(columns), tuple(cells), frozenset(strong), frozenset(danger))
@@ -136,10 +146,28 @@ def provenance(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
+def _untrained(
+    rows: Sequence[Result], axes: tuple[str, ...]
+) -> Iterator[tuple[str, dict[str, Sample]]]:
+    """Encoders before training, each with a label: those of other rows may be others."""
+    starts: list[tuple[dict[str, Sample], list[str]]] = []
+    for row in rows:
+        same = next((labels for before, labels in starts if before == row.before), None)
+        if same is not None:
+            same.append(row.label(axes))
+        elif row.before:
+            starts.append((row.before, [row.label(axes)]))
+    for before, labels in starts if len(starts) <= MAX_STARTS else ():
+        of = f" ({'; '.join(labels)})" if len(starts) > 1 else ""
+        yield f"before training{of}", before
+
+
 def _ours(row: Result, measure: str) -> str:
-    """A measure of ours, marked where training made it worse."""
+    """A measure of ours with what training added to it, marked where that made it worse."""
+    gain = row.gain(measure)
+    added = "" if gain is None else f" ({gain:+.1f})"
     mark = f" {WORSE}" if measure in HIGHER_IS_BETTER and row.is_worse(measure) else ""
-    return f"{row.ours.get(measure, NOTHING)}{mark}"
+    return f"{row.ours.get(measure, NOTHING)}{added}{mark}"
 
 
 def _of_run(run: Run, measure: str) -> str:

@@ -73,11 +73,15 @@ class Result:
     paper: dict[str, Sample]
     before: dict[str, Sample] = field(default_factory=dict)
 
+    def gain(self, measure: str) -> float | None:
+        """What training added to a measure."""
+        if measure not in self.ours or measure not in self.before:
+            return None
+        return self.ours[measure].mean - self.before[measure].mean
+
     def is_worse(self, measure: str) -> bool:
         """Whether training made a measure worse, of which more is better."""
-        if measure not in self.ours or measure not in self.before:
-            return False
-        return self.ours[measure].mean < self.before[measure].mean
+        return (self.gain(measure) or 0) < 0
 
     def difference(self, measure: str) -> float | None:
         """Ours minus the paper's."""

@@ -1,22 +1,25 @@
 """The inline engine for small runs, Ray for all others."""
 
 import importlib.util
+import math
 from typing import Any
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.federation.engines.inline import InlineEngine, InlineSettings
-from orchestra_flwr.federation.engines.ray import RayEngine, RaySettings
+from orchestra_flwr.federation.engines.ray import RayEngine, RayIsMissingError, RaySettings
 from orchestra_flwr.training import usable_cpus
 
-MIN_EPOCHS = 100  # local epochs; on digits they take about as long as Ray's start, 10 s
+# Local epochs on images of 32 pixels; on digits they take about as long as Ray's start, 10 s.
+MIN_EPOCHS, PIXELS = 100, 32
 
 
 class AutoEngine(Engine):
-    """Ray, but for runs that are small, on one core, or where it is not installed.
+    """Ray, but for runs that are small or on one core, and where it is missing or does not start.
 
-    A run is small with fewer than 100 local epochs, those of all clients in all rounds. Where an
-    option is given, which are those of Ray, Ray is chosen. The bits are the same either way.
+    A run is small with fewer than 100 local epochs, those of all clients in all rounds; of images
+    with four times the pixels, a fourth. Where an option is given, which are those of Ray, Ray is
+    chosen and must start. The bits are the same either way.
     """
 
     Settings = RaySettings
@@ -25,12 +28,12 @@ class AutoEngine(Engine):
 
     def __init__(self, settings: RaySettings, config: Config) -> None:
         super().__init__(settings, config)
-        reason = None if settings != RaySettings() else self._reason_against_ray()
-        self.chosen: Engine = RayEngine(settings, config)
-        if reason is not None:
-            self.chosen = InlineEngine(InlineSettings(), config)
-            self.remark = f"engine=inline was chosen: {reason}"
+        self._may_choose = settings == RaySettings()
+        reason = self._reason_against_ray() if self._may_choose else None
+        self.chosen: Engine = RayEngine(settings, config, tries=1 if self._may_choose else 2)
         self.chosen.is_over = self.is_over
+        if reason is not None:
+            self.remark = self._choose_inline(reason)
         self.starts_immediately = self.chosen.starts_immediately
 
     @classmethod
@@ -51,8 +54,23 @@ class AutoEngine(Engine):
         self.chosen.end()
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
-        """On the chosen engine."""
+        """On the chosen engine; on the inline one where Ray does not start.
+
+        Raises:
+            FederationError: as the chosen engine, or Ray does not start and its options are given.
+        """
+        try:
+            return self.chosen.run(serve, clients)
+        except RayIsMissingError as error:
+            if not self._may_choose:
+                raise
+            self.message(self._choose_inline(f"Ray does not start here: {error.reason}"))
         return self.chosen.run(serve, clients)
+
+    def _choose_inline(self, reason: str) -> str:
+        self.chosen = InlineEngine(InlineSettings(), self.config)
+        self.chosen.is_over = self.is_over
+        return f"engine=inline was chosen: {reason}"
 
     def _reason_against_ray(self) -> str | None:
         federation, training = self.config.federation, self.config.training
@@ -62,6 +80,8 @@ class AutoEngine(Engine):
             return "Ray is not installed"
         if usable_cpus() < 2 * training.threads:
             return "there is one core" + (" for each client" if training.threads > 1 else "")
-        if epochs < MIN_EPOCHS:
-            return f"{epochs:.0f} local epochs in all are fewer than {MIN_EPOCHS}"
+        size = self.config.data.image_size
+        needed = math.ceil(MIN_EPOCHS * min(1, PIXELS / size) ** 2)
+        if epochs < needed:
+            return f"{epochs:.0f} local epochs in all are fewer than {needed}"
         return None

@@ -24,6 +24,7 @@ class Engine(Plugin, ABC):
         is_over: set when the run is to end, as by a signal: what takes long looks at it.
         starts_immediately: whether :meth:`run` calls `serve` without a wait.
         remark: a line about this engine that the run begins with, if there is something to say.
+        message: shows a line to a person while :meth:`run` is at work.
     """
 
     starts_immediately = False
@@ -33,6 +34,7 @@ class Engine(Plugin, ABC):
         self.settings = settings
         self.config = config
         self.is_over = threading.Event()
+        self.message: Callable[[str], None] = lambda text: None
 
     @classmethod
     def is_remote(cls, settings: Any) -> bool:

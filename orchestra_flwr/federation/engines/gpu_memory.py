@@ -11,16 +11,16 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data.batches import batch_sizes
+from orchestra_flwr.federation.engines.trial_step import train_a_batch
 from orchestra_flwr.federation.population import load_population
-from orchestra_flwr.methods import Received, Role, labels_for
-from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import build_learner, resolve_device, train_round
+from orchestra_flwr.training import resolve_device
 
 RESERVE = 1.15  # what is measured varies: by cuDNN's choice of algorithms, by fragmentation
 STEP = 0.01  # shares are rounded up to it: Ray counts in steps of 0.0001
@@ -66,7 +66,7 @@ def _measured_share(config_json: str) -> float:
     return share_of(needed, total)
 
 
-def train_a_batch(config: Config) -> int:
+def train_largest_batch(config: Config) -> int:
     """A client's round with one step, on as many images as the run's largest batch holds.
 
     On the run's device, where all images are as well, as in every worker.
@@ -78,20 +78,9 @@ def train_a_batch(config: Config) -> int:
     size, drop_last = config.training.batch_size, config.training.drop_last
     counts = [len(part) for part in population.parts.values()]
     largest = max(max(batch_sizes(count, size, drop_last=drop_last)) for count in counts)
-    device = resolve_device(config.device)
-    everything = population.dataset.train.images.to(device)
-    images, labels = everything[:largest], labels_for(config, population.dataset.train)
-    learner = build_learner(config, images.shape[1]).to(device)
-    state = {n: t.clone() for role in Role for n, t in learner.state(role).items()}
-    once = config.training.model_copy(update={"local_epochs": 1, "drop_last": False})
-    train_round(
-        learner,
-        images,
-        config.model_copy(update={"training": once}),
-        ClientSeed(0, 1, "0"),
-        labels=None if labels is None else labels[:largest].to(device),
-        received=Received("0", 0, 1, images, state if learner.needs_received else None),
-    )
+    everything = population.dataset.train.to(resolve_device(config.device))
+    dataset = replace(population.dataset, train=everything)
+    train_a_batch(config, replace(population, dataset=dataset), largest)
     return largest
 
 
@@ -99,7 +88,7 @@ def main() -> None:
     """Prints the bytes by which training made the GPU fuller, and the GPU's bytes."""
     config = Config.from_json(sys.stdin.read())
     free_at_first = _free_bytes()
-    train_a_batch(config)
+    train_largest_batch(config)
     # By the driver: context, libraries, and the blocks that torch's allocator keeps after a peak.
     free, total = torch.cuda.mem_get_info()
     print(free_at_first - free, total)

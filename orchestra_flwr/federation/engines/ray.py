@@ -55,13 +55,33 @@ class RaySettings(Section):
         return self
 
 
+class RayIsMissingError(FederationError):
+    """Ray did not start, and nothing was begun; `reason` is its own line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"engine=ray: Ray does not start here: {reason} (is the machine too busy? "
+            "engine=inline needs no Ray)"
+        )
+        self.reason = reason
+
+
 class RayEngine(Engine):
-    """Worker processes of Ray."""
+    """Worker processes of Ray.
+
+    Args:
+        settings, config: as of every engine.
+        tries: how often Ray's start is tried; a busy machine may let the first one fail.
+    """
 
     Settings = RaySettings
 
     settings: RaySettings
     _start: RayStart | None = None
+
+    def __init__(self, settings: RaySettings, config: Config, *, tries: int = 2) -> None:
+        super().__init__(settings, config)
+        self._tries = tries
 
     @classmethod
     def is_remote(cls, settings: RaySettings) -> bool:
@@ -82,7 +102,7 @@ class RayEngine(Engine):
     def begin(self) -> None:
         """Begins to start Ray, unless a cluster is joined; without this :meth:`run` does it."""
         if self.settings.address is None:
-            self._start = RayStart(ray_backend(self.config)["init_args"])
+            self._start = RayStart(ray_backend(self.config)["init_args"], self._tries)
 
     def end(self) -> None:
         """Ends a Ray that was started here."""
@@ -117,10 +137,7 @@ class RayEngine(Engine):
                 self._start.wait()
             yield
         except RayStartError as error:
-            raise FederationError(
-                f"engine=ray: Ray does not start here: {error} (is the machine too busy? "
-                "engine=inline needs no Ray)"
-            ) from None
+            raise RayIsMissingError(str(error)) from None
         finally:
             if begins_here:
                 self.end()

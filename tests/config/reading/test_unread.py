@@ -131,6 +131,8 @@ def test_a_run_takes_of_shared_overrides_what_it_reads():
         ("rounds=5", "rounds: unknown key (did you mean federation.rounds?)"),
         ("lr=1", "lr: unknown key (did you mean training.lr"),
         ("epochs=1", "epochs: unknown key (did you mean training.local_epochs?)"),
+        ("federation.client=7", "unknown key (did you mean federation.clients?)"),  # no server's
+        ("data.limit=7", "(did you mean data.train_limit?)"),
         ("hydra.verbose=true", "hydra.verbose: unknown key"),
         ("+hydra.verbose=true", "+hydra.verbose: unknown key"),
         ("+partition.alpha=3", "partition.alpha: unknown option of partition=iid"),

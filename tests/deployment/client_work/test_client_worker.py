@@ -39,7 +39,7 @@ def test_a_client_hears_that_its_photographs_lose_most_of_their_pixels(
         ([], {"version": "9.9"}, "other_version", f" 9.9, this client {__version__}: install the"),
         ([], {"schema": "other"}, "other_version", "the server's model has schema other"),
         (["data.image_size=24"], {}, "settings_refused", "start it with data.image_size=16, or"),
-        (["data.limit=7"], {}, "too_few_images", "7 different images, the server asks for at"),
+        (["data.train_limit=7"], {}, "too_few_images", "7 different images, the server asks for"),
         ([], {"config": '{"nonsense": 1}'}, "settings_refused", "method: must be given"),
     ],
 )  # fmt: skip

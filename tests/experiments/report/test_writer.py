@@ -60,7 +60,8 @@ def test_a_run_that_harmed_is_marked_and_never_bold(make_experiment, make_run, t
     write_report(tmp_path)
     report = (tmp_path / "report.md").read_text()
     rows = cells(report)
-    assert ["base", f"91.00 {WORSE}", "71.58", "+19.42", "1"] in rows
+    assert ["base", f"91.00 (-4.0) {WORSE}", "71.58", "+19.42", "1"] in rows
+    assert ["before training", "95.00", "\u2013", "\u2013", "\u2013"] in rows
     assert any(row[0] == "alone" and row[6:8] == ["40.0 %", f"50.0 % {WORSE}"] for row in rows)
     assert f"{WORSE}: worse than the same encoder before training." in report
 

@@ -6,10 +6,13 @@ import re
 import pytest
 
 from orchestra_flwr.cli import main
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.federation.engines import auto
 from orchestra_flwr.federation.engines.inline import InlineEngine
 from orchestra_flwr.federation.engines.ray import RayEngine
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.flower import ray_start
+from orchestra_flwr.flower.ray_start import RayStartError
 
 
 @pytest.fixture(autouse=True)
@@ -39,13 +42,15 @@ def engine(tiny):
         (("federation.rounds=10", "training.local_epochs=1"), RayEngine),
         (("federation.rounds=4", "training.local_epochs=3"), RayEngine),
         (("federation.rounds=10", "federation.participation=0.5"), InlineEngine),
+        (("federation.rounds=2", "data.image_size=64"), InlineEngine),
+        (("federation.rounds=3", "data.image_size=64"), RayEngine),
     ],
 )
 def test_fewer_than_100_local_epochs_are_inline(engine, overrides, kind):
     built = engine("training.local_epochs=1", *overrides)
     assert type(built.chosen) is kind
     assert built.starts_immediately == (kind is InlineEngine)
-    small = "engine=inline was chosen: [59]0 local epochs in all are fewer than 100"
+    small = r"engine=inline was chosen: \d0 local epochs in all are fewer than (100|25)"
     assert (built.remark is None) == (kind is RayEngine)
     assert built.remark is None or re.fullmatch(small, built.remark)
 
@@ -85,6 +90,43 @@ def test_a_small_run_is_inline_and_says_so(tiny_overrides, tmp_path, capsys):
     assert "engine=inline was chosen" in capsys.readouterr().out
     first, second = ((f / "encoder.safetensors").read_bytes() for f in folders.values())
     assert first == second
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Ray, which takes its time to say that it does not start."""
+
+    def start(init_args, tries):
+        assert tries == 1
+        raise RayStartError("no room for objects")
+
+    monkeypatch.setattr(ray_start, "_start", start)
+    monkeypatch.setattr(auto, "MIN_EPOCHS", 1)
+
+
+@pytest.mark.usefixtures("broken")
+def test_where_ray_does_not_start_the_run_goes_on_inline(tiny_overrides, tmp_path, capsys):
+    folders = {name: tmp_path / name for name in ("inline", "auto")}
+    for name, folder in folders.items():
+        assert main([*tiny_overrides, f"engine={name}", f"run_dir={folder}"]) == 0
+    said = "engine=inline was chosen: Ray does not start here: no room for objects\n"
+    assert capsys.readouterr().out.count(said) == 1
+    first, second = ((f / "encoder.safetensors").read_bytes() for f in folders.values())
+    assert first == second
+
+
+def test_whoever_asked_for_ray_is_told_that_it_does_not_start(engine, monkeypatch):
+    def start(init_args, tries):
+        assert tries == 2
+        raise RayStartError("no room for objects")
+
+    monkeypatch.setattr(ray_start, "_start", start)
+    with pytest.raises(FederationError, match="Ray does not start here: no room for objects"):
+        engine("engine.workers=2").run(lambda grid, workers: pytest.fail("is served"), 4)
+
+
+def test_it_is_the_default():
+    assert load_config([]).engine.name == "auto"
 
 
 @pytest.mark.slow

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation.engines.gpu_memory import measured_share, share_of, train_a_batch
+from orchestra_flwr.federation.engines.gpu_memory import (
+    measured_share,
+    share_of,
+    train_largest_batch,
+)
 
 GB = 10**9
 
@@ -32,9 +36,9 @@ def test_what_is_measured_is_a_round_with_the_largest_batch(tiny, drop_last, ima
     """Batches of nearly equal size may be larger than training.batch_size: 23 images are one."""
     config = tiny("data.train_limit=23", "federation.clients=1", "partition=iid")
     training = config.training.model_copy(update={"drop_last": drop_last})
-    assert train_a_batch(config.model_copy(update={"training": training})) == images
+    assert train_largest_batch(config.model_copy(update={"training": training})) == images
     with pytest.raises(ValueError):
-        train_a_batch(tiny("method.temperature=-1"))
+        train_largest_batch(tiny("method.temperature=-1"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

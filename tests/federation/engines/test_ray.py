@@ -445,7 +445,7 @@ def test_a_large_population_shares_a_hundred_nodes(tiny, monkeypatch, clients, w
     monkeypatch.setattr(ray_engine.RayEngine, "_ray_is_up", lambda self: nullcontext())
     monkeypatch.setattr(ray_engine, "_run_ray", lambda count, *_: asked.append(count) or {})
     config = tiny("engine=ray")
-    parts = dict.fromkeys(map(str, range(clients)))
+    parts = dict.fromkeys(map(str, range(clients)), ())
     population = Population(load_dataset(config.data), parts)
     simulation.simulate(config, population, None, Progress(1))
     assert asked == [nodes]

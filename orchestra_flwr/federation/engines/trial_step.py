@@ -1,0 +1,58 @@
+"""A client's round with one step, tried on this machine before the run: what it takes."""
+
+import time
+
+import torch
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.population import Population
+from orchestra_flwr.methods import Received, Role, labels_for
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import build_learner, resolve_device, torch_threads, train_round
+
+IMAGES = (2, 16)  # two of 224 pixels take seconds; sixteen small ones have the pace of a batch
+SHORT = 2e7  # pixels' height x width of all images in all epochs, which are trained within a minute
+
+
+def train_a_batch(config: Config, population: Population, count: int) -> float:
+    """Trains one step on the first `count` images; the run's own randomness is not touched.
+
+    Returns:
+        Seconds that the round took, without building its learner.
+    """
+    images = population.dataset.train.images[:count].to(resolve_device(config.device))
+    labels = labels_for(config, population.dataset.train)
+    learner = build_learner(config, images.shape[1]).to(images.device)
+    state = {n: t.clone() for role in Role for n, t in learner.state(role).items()}
+    once = config.training.model_copy(update={"local_epochs": 1, "drop_last": False})
+    began = time.perf_counter()
+    train_round(
+        learner,
+        images,
+        config.model_copy(update={"training": once}),
+        ClientSeed(0, 1, "0"),
+        labels=None if labels is None else labels[:count].to(images.device),
+        received=Received("0", 0, 1, images, state if learner.needs_received else None),
+    )
+    return time.perf_counter() - began
+
+
+def core_seconds(config: Config, population: Population) -> float | None:
+    """Seconds that clients train in all rounds, if one after another; None of runs that are short.
+
+    On a CPU: a GPU, or a cluster's machines, have another pace than the first step shows here.
+    """
+    engine, federation = config.engine, config.federation
+    if engine.plugin.is_remote(engine.settings) or resolve_device(config.device).type != "cpu":
+        return None
+    trained = sum(map(len, population.parts.values())) * federation.participation
+    passes = trained * federation.rounds * config.training.local_epochs
+    if passes * config.data.image_size**2 < SHORT:
+        return None
+    with torch_threads(config.training.threads), torch.random.fork_rng(devices=[]):
+        for most in IMAGES:
+            count = min(most, len(population.dataset.train))
+            seconds = train_a_batch(config, population, count)
+            if seconds > 1:  # else most of it may be what only a first step takes
+                break
+    return seconds / count * passes
