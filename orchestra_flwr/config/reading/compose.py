@@ -15,6 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.reading.chosen_by_data import chosen_by_data
 from orchestra_flwr.config.reading.hydra_overrides import (
     conf_dir,
     conf_folders_of,
@@ -64,6 +65,9 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
     """
     request = _read(section, overrides)
     composed = _compose(section, request)
+    if chosen := chosen_by_data(_as_far_as_it_resolves(composed), request):
+        request = [*chosen, *request]
+        composed = _compose(section, request)
     suggested = _suggested(section, composed, request)
     if composed.get("resume"):
         return parse(section, resumed(section, composed, request, suggested))

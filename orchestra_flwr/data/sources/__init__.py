@@ -45,6 +45,15 @@ class Source(Plugin, ABC):
         """
 
     @classmethod
+    def count(cls, data: DataConfig) -> int | None:
+        """How many training images there are, before they are read; None: not known.
+
+        Raises:
+            ConfigError: they are missing or cannot be used.
+        """
+        return data.train_limit
+
+    @classmethod
     def label(cls, settings: Any) -> str:
         """A name of these images, for figures and names of files; "": the source's name."""
         return ""

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive
-from orchestra_flwr.data.image_files.class_folders import arrange
+from orchestra_flwr.data.image_files.class_folders import arrange, survey
 from orchestra_flwr.data.image_files.file_lists import load_files
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
@@ -22,6 +22,15 @@ class ImageFolder(Source):
         """Two folders have two names."""
         name = Path(settings.root or "").name.removesuffix(".zip")
         return f"image_folder-{name}" if name else ""
+
+    @classmethod
+    def count(cls, data: DataConfig) -> int | None:
+        """The files of training images, at most `data.train_limit`."""
+        root = data.settings.root
+        if not root:
+            return None
+        files, _ = survey(root)
+        return min(files, data.train_limit or files)
 
     def load(self) -> Dataset:
         """Decodes the images, or reads them from the cache.

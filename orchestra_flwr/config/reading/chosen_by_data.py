@@ -1,0 +1,101 @@
+"""Values that a preset chooses by the images, the clients and the machine.
+
+The table stands in the preset's own file, as `preset_options.rows`.
+"""
+
+import logging
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+
+from orchestra_flwr.config.reading.overrides import override_text, read_overrides, values_of
+from orchestra_flwr.config.reading.saved_config import read_config_file
+from orchestra_flwr.config.section import ConfigError, parse
+from orchestra_flwr.config.sections import DataConfig
+
+logger = logging.getLogger(__name__)
+
+
+def chosen_by_data(values: Mapping[str, Any], overrides: Sequence[Override]) -> list[Override]:
+    """Overrides of all rows that fit, without the keys that a command says itself.
+
+    A resumed run keeps what was chosen when it began.
+
+    Args:
+        values: composed and unchecked.
+        overrides: of the command.
+
+    Raises:
+        ConfigError: the configuration of the run to resume is damaged.
+    """
+    rows = (values.get("preset_options") or {}).get("rows", ())
+    if not rows:
+        return []
+    said = {*values_of(overrides)}
+    if values.get("resume"):
+        lines = _saved(rows, Path(str(values["resume"])) / "config.yaml")
+        return [*_unsaid(lines, said).values()]
+    facts = _facts(values)
+    fitting = [row for row in rows if _fits(row, facts)]
+    chosen = _unsaid([line for row in fitting for line in row["choose"]], said)
+    logger.info(
+        "preset=%s: for %s: %s (%s)",
+        values_of(overrides)["preset"],
+        _sentence(facts),
+        " ".join(str(line.input_line) for line in chosen.values()) or "nothing is left to choose",
+        "; ".join(row["because"] for row in fitting),
+    )
+    return [*chosen.values()]
+
+
+def _unsaid(lines: Sequence[str], said: Container[str]) -> dict[str, Override]:
+    """The last override of each key, where a command says neither the key nor its choice."""
+    read = {line.key_or_group: line for line in read_overrides(lines)}
+    return {k: v for k, v in read.items() if k not in said and k.partition(".")[0] not in said}
+
+
+def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
+    """What a run has for the keys of all rows."""
+    saved: Any = read_config_file(file) if file.is_file() else {}
+    lines = []
+    for key in dict.fromkeys(line.partition("=")[0] for row in rows for line in row["choose"]):
+        section, _, option = key.partition(".")
+        value = saved.get(section, {}).get(option or "name")
+        lines += [] if value is None else [override_text(key, value)]
+    return lines
+
+
+def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
+    images = None
+    with suppress(ConfigError):  # the run itself will say what is wrong
+        data = parse(DataConfig, values["data"], "data")
+        images = data.plugin.count(data)
+    return {
+        "images": images,
+        "clients": values["federation"]["clients"],
+        "gpu": _has_gpu(str(values.get("device"))),
+    }
+
+
+def _has_gpu(device: str) -> bool:
+    import torch
+
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.device_count() > 0)
+
+
+def _fits(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    images, clients = facts["images"], facts["clients"]
+    return (
+        ("images_below" not in row or (images is not None and images < row["images_below"]))
+        and ("clients_from" not in row or (clients or 0) >= row["clients_from"])
+        and ("gpu" not in row or facts["gpu"] == row["gpu"])
+    )
+
+
+def _sentence(facts: Mapping[str, Any]) -> str:
+    images = "clients' own" if facts["images"] is None else f"{facts['images']:,}"
+    gpu = "a GPU" if facts["gpu"] else "no GPU"
+    return f"{images} images, {facts['clients']} clients, {gpu}"
