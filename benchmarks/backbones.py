@@ -32,7 +32,6 @@ COMMON = (
 )  # fmt: skip
 LARGE = (
     *COMMON, "training.batch_size=8", "data.image_size=224", "model=timm",
-    "model.batch_norm=frozen",
 )  # fmt: skip
 NETWORKS = (
     "resnet18", "mobilenetv3_large_100", "vit_small_patch16_224", "vit_small_patch14_dinov2",
