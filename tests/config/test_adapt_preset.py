@@ -40,9 +40,10 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
     assert (config.method.name, config.adaptation.name) == ("simclr", "full")
     assert (config.data.image_size, config.federation.rounds) == (64, 24)
     assert config.model.batch_norm == "frozen"  # as its pretrained weights suggest
-    assert config.evaluation.keep == "best"
+    assert config.partition.name == "iid"  # the default needs labels
+    assert (config.evaluation.keep, config.evaluation.best_by) == ("best", "score")
     (line,) = (record.getMessage() for record in caplog.records)
-    assert line.startswith("preset=adapt: for 12 images, 10 clients, no GPU: model.timm=")
+    assert line.startswith("preset=adapt: for 12 images without labels, 10 clients, no GPU: ")
     assert "federation.rounds=24" in line and "few images make few steps" in line
 
 
@@ -58,6 +59,13 @@ def test_many_images_on_a_gpu_have_the_networks_own_size(photos, gpu):
 def test_a_limit_makes_many_images_few(photos):
     config = load_config(["preset=adapt", photos(1000), "data.train_limit=999"])
     assert config.federation.rounds == 24
+
+
+def test_class_folders_are_dealt_out_by_class(tmp_path):
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.jpg").touch()
+    assert config_of(f"data.root={tmp_path / 'photos'}").partition.name == "dirichlet"
 
 
 def test_many_clients_train_norms_alone(photos):
@@ -80,9 +88,22 @@ def test_what_the_command_says_wins(photos):
     assert config.training.lr == 0.003
 
 
+def test_reasons_are_of_what_was_chosen(photos, caplog):
+    with caplog.at_level(logging.INFO, "orchestra_flwr"):
+        config_of(photos(8), "federation.rounds=1")
+    (record,) = caplog.records
+    assert "federation.rounds" not in record.getMessage()
+    assert "few images" not in record.getMessage() and "dealt out" in record.getMessage()
+
+
 def test_a_server_without_images_chooses_by_its_clients(tmp_path):
-    config = load(ServerConfig, ["preset=adapt", "federation.min_clients=60"])
+    config = load(ServerConfig, ["preset=adapt", "federation.min_clients=60"], all_read=True)
     assert (config.adaptation.name, config.federation.rounds) == ("norms", 12)
+
+
+def test_a_servers_own_images_change_nothing_that_only_simulations_read(photos):
+    overrides = ["preset=adapt", "federation.min_clients=2", photos(7)]
+    assert load(ServerConfig, overrides, all_read=True).federation.rounds == 24
 
 
 def test_a_resumed_run_keeps_what_was_chosen(photos, tmp_path, gpu):

@@ -4,6 +4,7 @@ The table stands in the preset's own file, as `preset_options.rows`.
 """
 
 import logging
+import math
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -41,12 +42,13 @@ def chosen_by_data(values: Mapping[str, Any], overrides: Sequence[Override]) -> 
     facts = _facts(values)
     fitting = [row for row in rows if _fits(row, facts)]
     chosen = _unsaid([line for row in fitting for line in row["choose"]], said)
+    written = [str(line.input_line) for line in chosen.values()]
+    why = [row["because"] for row in fitting if {*row["choose"]} & {*written}]
     logger.info(
-        "preset=%s: for %s: %s (%s)",
+        "preset=%s: for %s: %s",
         values_of(overrides)["preset"],
         _sentence(facts),
-        " ".join(str(line.input_line) for line in chosen.values()) or "nothing is left to choose",
-        "; ".join(row["because"] for row in fitting),
+        f"{' '.join(written)} ({'; '.join(why)})" if written else "nothing is left to choose",
     )
     return [*chosen.values()]
 
@@ -69,15 +71,15 @@ def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
 
 
 def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
-    images = None
+    """What rows ask for: without images here, neither `images` nor `labelled`."""
+    facts = {"clients": values["federation"]["clients"], "gpu": _has_gpu(str(values["device"]))}
     with suppress(ConfigError):  # the run itself will say what is wrong
         data = parse(DataConfig, values["data"], "data")
-        images = data.plugin.count(data)
-    return {
-        "images": images,
-        "clients": values["federation"]["clients"],
-        "gpu": _has_gpu(str(values.get("device"))),
-    }
+        found = data.plugin.survey(data)
+        if found is not None:
+            images, labelled = found
+            facts |= {"images": images, "labelled": labelled > 0}
+    return facts
 
 
 def _has_gpu(device: str) -> bool:
@@ -87,15 +89,16 @@ def _has_gpu(device: str) -> bool:
 
 
 def _fits(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    images, clients = facts["images"], facts["clients"]
     return (
-        ("images_below" not in row or (images is not None and images < row["images_below"]))
-        and ("clients_from" not in row or (clients or 0) >= row["clients_from"])
-        and ("gpu" not in row or facts["gpu"] == row["gpu"])
+        ("images_below" not in row or facts.get("images", math.inf) < row["images_below"])
+        and facts["clients"] >= row.get("clients_from", 0)
+        and all(facts.get(name) == row[name] for name in ("gpu", "labelled") if name in row)
     )
 
 
 def _sentence(facts: Mapping[str, Any]) -> str:
-    images = "clients' own" if facts["images"] is None else f"{facts['images']:,}"
+    images = "images of the clients"
+    if "images" in facts:
+        images = f"{facts['images']:,} images with{'' if facts['labelled'] else 'out'} labels"
     gpu = "a GPU" if facts["gpu"] else "no GPU"
-    return f"{images} images, {facts['clients']} clients, {gpu}"
+    return f"{images}, {facts['clients']} clients, {gpu}"

@@ -63,10 +63,10 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
         ConfigError: an unknown key, a key that nothing reads, a wrong value, or a resume with
             another configuration.
     """
-    request = _read(section, overrides)
+    said = request = _read(section, overrides)
     composed = _compose(section, request)
-    if chosen := chosen_by_data(_as_far_as_it_resolves(composed), request):
-        request = [*chosen, *request]
+    if chosen := chosen_by_data(_as_far_as_it_resolves(composed), said):
+        request = [*chosen, *said]
         composed = _compose(section, request)
     suggested = _suggested(section, composed, request)
     if composed.get("resume"):
@@ -75,7 +75,7 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
         OmegaConf.update(composed, key, value)
     config = parse(section, _resolved(section, composed))
     if all_read:
-        refuse_unread(config, request)
+        refuse_unread(config, said)
     return config
 
 

@@ -45,13 +45,13 @@ class Source(Plugin, ABC):
         """
 
     @classmethod
-    def count(cls, data: DataConfig) -> int | None:
-        """How many training images there are, before they are read; None: not known.
+    def survey(cls, data: DataConfig) -> tuple[int, int] | None:
+        """Training images and how many have labels, before they are read; None: not known.
 
         Raises:
             ConfigError: they are missing or cannot be used.
         """
-        return data.train_limit
+        return None
 
     @classmethod
     def label(cls, settings: Any) -> str:

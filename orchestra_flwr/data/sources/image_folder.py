@@ -24,13 +24,14 @@ class ImageFolder(Source):
         return f"image_folder-{name}" if name else ""
 
     @classmethod
-    def count(cls, data: DataConfig) -> int | None:
-        """The files of training images, at most `data.train_limit`."""
+    def survey(cls, data: DataConfig) -> tuple[int, int] | None:
+        """The files of training images, at most `data.train_limit`, and those in class folders."""
         root = data.settings.root
         if not root:
             return None
-        files, _ = survey(root)
-        return min(files, data.train_limit or files)
+        files, labelled = survey(root)
+        limit = data.train_limit or files
+        return min(files, limit), min(labelled, limit)
 
     def load(self) -> Dataset:
         """Decodes the images, or reads them from the cache.
