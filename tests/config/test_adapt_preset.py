@@ -37,7 +37,7 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
         config = load_config(["preset=adapt", photos(12)])
     assert (config.model.name, config.model.options["timm"]) == ("timm", "tf_efficientnet_lite0")
     assert config.model.first_weights == {"model.weights": "pretrained"}
-    assert (config.method.name, config.adaptation.name) == ("simclr", "full")
+    assert (config.method.name, config.adaptation.name) == ("simclr", "norms")
     assert (config.data.image_size, config.federation.rounds) == (64, 24)
     assert config.model.batch_norm == "frozen"  # as its pretrained weights suggest
     assert config.partition.name == "iid"  # the default needs labels
@@ -56,6 +56,12 @@ def test_many_images_on_a_gpu_have_the_networks_own_size(photos, gpu):
     assert config.data.image_size == 224
 
 
+def test_other_images_have_the_size_of_a_machine_without_a_gpu(gpu):
+    gpu(0)
+    config = config_of("data=digits", "federation.rounds=1")
+    assert (config.data.name, config.data.image_size) == ("digits", 64)
+
+
 def test_a_limit_makes_many_images_few(photos):
     config = load_config(["preset=adapt", photos(1000), "data.train_limit=999"])
     assert config.federation.rounds == 24
@@ -68,10 +74,9 @@ def test_class_folders_are_dealt_out_by_class(tmp_path):
     assert config_of(f"data.root={tmp_path / 'photos'}").partition.name == "dirichlet"
 
 
-def test_many_clients_train_norms_alone(photos):
-    config = load_config(["preset=adapt", photos(3), "federation.clients=50"])
-    assert config.adaptation.name == "norms"
-    assert config_of(photos(4), "federation.clients=49").adaptation.name == "full"
+def test_many_clients_send_few_bits(photos):
+    assert config_of(photos(3), "federation.clients=50").federation.wire == "int8"
+    assert config_of(photos(4), "federation.clients=49").federation.wire == "float32"
 
 
 def config_of(*overrides):
@@ -98,7 +103,7 @@ def test_reasons_are_of_what_was_chosen(photos, caplog):
 
 def test_a_server_without_images_chooses_by_its_clients(tmp_path):
     config = load(ServerConfig, ["preset=adapt", "federation.min_clients=60"], all_read=True)
-    assert (config.adaptation.name, config.federation.rounds) == ("norms", 12)
+    assert (config.federation.wire, config.federation.rounds) == ("int8", 12)
 
 
 def test_a_servers_own_images_change_nothing_that_only_simulations_read(photos):

@@ -5,7 +5,7 @@ The table stands in the preset's own file, as `preset_options.rows`.
 
 import logging
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,21 @@ from hydra.core.override_parser.types import Override
 
 from orchestra_flwr.config.reading.overrides import override_text, read_overrides, values_of
 from orchestra_flwr.config.reading.saved_config import read_config_file
-from orchestra_flwr.config.section import ConfigError, parse
+from orchestra_flwr.config.section import ConfigError, Section, parse, section_keys
 from orchestra_flwr.config.sections import DataConfig
 
 logger = logging.getLogger(__name__)
 
 
-def chosen_by_data(values: Mapping[str, Any], overrides: Sequence[Override]) -> list[Override]:
+def chosen_by_data(
+    section: type[Section], values: Mapping[str, Any], overrides: Sequence[Override]
+) -> list[Override]:
     """Overrides of all rows that fit, without the keys that a command says itself.
 
     A resumed run keeps what was chosen when it began.
 
     Args:
+        section: the kind of configuration.
         values: composed and unchecked.
         overrides: of the command.
 
@@ -36,12 +39,19 @@ def chosen_by_data(values: Mapping[str, Any], overrides: Sequence[Override]) -> 
     if not rows:
         return []
     said = {*values_of(overrides)}
+    free = {*section_keys(section)} - said  # an option of a plug-in goes with the choice of it
+
+    def unsaid(lines: Sequence[str]) -> dict[str, Override]:
+        """The last override of each key that the command leaves open."""
+        read = {line.key_or_group: line for line in read_overrides(lines)}
+        return {k: v for k, v in read.items() if k in free or not {k, k.partition(".")[0]} & said}
+
     if values.get("resume"):
         lines = _saved(rows, Path(str(values["resume"])) / "config.yaml")
-        return [*_unsaid(lines, said).values()]
+        return [*unsaid(lines).values()]
     facts = _facts(values)
     fitting = [row for row in rows if _fits(row, facts)]
-    chosen = _unsaid([line for row in fitting for line in row["choose"]], said)
+    chosen = unsaid([line for row in fitting for line in row["choose"]])
     written = [str(line.input_line) for line in chosen.values()]
     why = [row["because"] for row in fitting if {*row["choose"]} & {*written}]
     logger.info(
@@ -51,12 +61,6 @@ def chosen_by_data(values: Mapping[str, Any], overrides: Sequence[Override]) -> 
         f"{' '.join(written)} ({'; '.join(why)})" if written else "nothing is left to choose",
     )
     return [*chosen.values()]
-
-
-def _unsaid(lines: Sequence[str], said: Container[str]) -> dict[str, Override]:
-    """The last override of each key, where a command says neither the key nor its choice."""
-    read = {line.key_or_group: line for line in read_overrides(lines)}
-    return {k: v for k, v in read.items() if k not in said and k.partition(".")[0] not in said}
 
 
 def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:

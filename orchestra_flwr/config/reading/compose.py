@@ -65,7 +65,7 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
     """
     said = request = _read(section, overrides)
     composed = _compose(section, request)
-    if chosen := chosen_by_data(_as_far_as_it_resolves(composed), said):
+    if chosen := chosen_by_data(section, _as_far_as_it_resolves(composed), said):
         request = [*chosen, *said]
         composed = _compose(section, request)
     suggested = _suggested(section, composed, request)
