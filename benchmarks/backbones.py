@@ -1,20 +1,26 @@
 """What a backbone costs a client: weights, features, memory and processor time of a local step.
 
     python benchmarks/backbones.py
+    python benchmarks/backbones.py adapt
 
-method=simclr, batches of 32 images of 32 x 32 pixels in colour, one thread. Each model has a
+method=simclr, batches of 32 images of 32 x 32 pixels in colour, one thread; with `adapt` networks
+of timm and what of them is trained, batches of 8 images of 224 x 224 pixels. Each model has a
 process of its own. Time is that of the processor, so other work on the machine hardly changes it.
 Memory is the peak of the process (VmHWM) over what it was when images and model were there.
 """
 
 import multiprocessing
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import table, write
 
 from orchestra_flwr.config import load_config
+from orchestra_flwr.methods import Role
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 
@@ -23,6 +29,12 @@ STEPS = 3
 COMMON = (
     "method=simclr", "data=cifar10", "training.batch_size=32", "training.local_epochs=1",
     "training.lr=0.003",
+)  # fmt: skip
+LARGE = (
+    *COMMON, "training.batch_size=8", "data.image_size=224", "model=timm",
+)  # fmt: skip
+NETWORKS = (
+    "resnet18", "mobilenetv3_large_100", "vit_small_patch16_224", "vit_small_patch14_dinov2",
 )  # fmt: skip
 MODELS = (
     ("model=resnet18",),
@@ -60,11 +72,60 @@ def measure(overrides: tuple[str, ...]) -> dict[str, float]:
     }
 
 
+def measure_adaptation(network: str, adaptation: str) -> dict[str, float]:
+    """Bytes, and one step, of this process, which has trained nothing else."""
+    torch.set_num_threads(1)
+    config = load_config([*LARGE, f"model.timm={network}", f"adaptation={adaptation}"])
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (8, 3, 224, 224), dtype=torch.uint8, generator=draw)
+    learner = build_learner(config, 3)
+    size = {
+        part: sum(t.numel() for n, t in learner.state(role).items() if n.startswith(part))
+        for part, role in (("backbone", Role.SHARED), ("projector", Role.SHARED))
+    }
+    frozen = sum(t.numel() for t in learner.state(Role.FROZEN).values())
+    train_round(learner, images[:2], config, ClientSeed(0, 1, "0"))  # libraries choose kernels
+    before, started = status("VmRSS"), time.process_time()
+    train_round(learner, images, config, ClientSeed(0, 2, "0"))
+    return {
+        "sent_mib": 4 * size["backbone"] / MIB,
+        "head_mib": 4 * size["projector"] / MIB,
+        "once_mib": 4 * frozen / MIB,
+        "cpu_ms_per_image": 1000 * (time.process_time() - started) / len(images),
+        "memory_mib": (status("VmHWM") - before) / MIB,
+    }
+
+
+def in_own_process(function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+    """A result of a process that has done nothing else."""
+    with multiprocessing.get_context("fork").Pool(1) as process:
+        return process.apply(function, arguments)
+
+
+def main_adapt() -> None:
+    """Networks of timm at the size that they are made for, whole and with adapters."""
+    results = {
+        f"{network} {adaptation}": in_own_process(measure_adaptation, network, adaptation)
+        for network in NETWORKS
+        for adaptation in ("full", "lora")
+    }
+    write("adaptations", {"networks": results})
+    table(
+        ("network, `adaptation=`", "each way", "head", "once", "CPU time of an image", "memory"),
+        [
+            (
+                name,
+                *(f"{of[key]:.2f} MiB" for key in ("sent_mib", "head_mib", "once_mib")),
+                f"{of['cpu_ms_per_image'] / 1000:.2f} s",
+                f"{of['memory_mib']:.0f} MiB",
+            )
+            for name, of in results.items()
+        ],
+    )
+
+
 def main() -> None:
-    results = {}
-    for model in MODELS:
-        with multiprocessing.get_context("fork").Pool(1) as process:
-            results[" ".join(model)] = process.apply(measure, (model,))
+    results = {" ".join(model): in_own_process(measure, model) for model in MODELS}
     write("backbones", {"models": results, "steps": STEPS})
     table(
         ("model", "parameters", "float32", "features", "CPU time of an image", "memory of a step"),
@@ -83,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main_adapt() if "adapt" in sys.argv[1:] else main()

@@ -178,11 +178,11 @@ def _command(
         if shown is not None:
             print(shown, end="")
             return 0
+        _log_to_stderr()
+        logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         config = load(kind, flags.overrides, all_read=True)
         if run is not _take_part:
             require_server(usage.program(text))
-        _log_to_stderr()
-        logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF data costs no image
         stop_on_sigterm()
         return run(config)

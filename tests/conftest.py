@@ -22,6 +22,7 @@ import torch
 
 from orchestra_flwr.evaluation import linear_probe
 from orchestra_flwr.federation.server import members
+from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 from orchestra_flwr.reporting import plots
 
 TINY = (
@@ -66,6 +67,19 @@ def pytest_sessionfinish():
 @functools.cache
 def _composed(overrides):
     return load_config([*TINY, *overrides])
+
+
+@functools.cache
+def _teacher():
+    """A folder with an encoder of gray images: what a method with a teacher distils by default."""
+    config = _composed(())
+    folder = Path(os.environ["FLWR_HOME"]).parent / "teacher"
+    folder.mkdir(exist_ok=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        encoder = Encoder(EncoderSpec.of(config))
+    save_encoder(folder / "encoder.safetensors", encoder)
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -151,6 +165,8 @@ def tiny():
     def make(*overrides):
         if any("plugins=" in override for override in overrides):
             return load_config([*TINY, *overrides])
+        if "method=distill" in overrides and not any("method.teacher=" in o for o in overrides):
+            overrides = (*overrides, f"method.teacher={_teacher()}")
         return _composed(overrides)
 
     return make

@@ -128,6 +128,7 @@ class MethodConfig(Choice):
 
     room: ClassVar = Room("orchestra_flwr.methods", "Method")
     key: ClassVar = "method"
+    paths: ClassVar = ("teacher", "teacher_weights")
     unlisted: ClassVar = ("name", "paper")
 
     views: Views = "default"

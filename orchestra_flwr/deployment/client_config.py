@@ -40,6 +40,14 @@ class ClientDataConfig(Section):
         return self.limit if self.train_limit is None else self.train_limit
 
 
+class ClientMethodConfig(Section):
+    """Options of a method that each client sets itself, whatever its server says of them."""
+
+    teacher: OptionalPathText = None
+    teacher_weights: PathText = "pretrained"
+    teacher_size: int | None = Field(None, ge=8, le=512)
+
+
 class ClientTrainingConfig(Section):
     """How a client uses its machine."""
 
@@ -86,6 +94,7 @@ class ClientConfig(WithPlugins, Composed):
     server: OptionalPathText  # taken as it is written: [::1]:8443 is no list
     name: OptionalPathText = Field(pattern=f"^{NAME_PATTERN}$")
     data: ClientDataConfig
+    method: ClientMethodConfig = ClientMethodConfig()
     training: ClientTrainingConfig
     privacy: ClientPrivacyConfig
     share: ShareConfig = ShareConfig()

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from orchestra_flwr.config import Config, DataConfig, PathText
 from orchestra_flwr.deployment.addresses import uses_tls
+from orchestra_flwr.deployment.client_config import ClientMethodConfig
 from orchestra_flwr.methods import release_of
 
 CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client
@@ -72,6 +73,8 @@ class ServerConfig(Config):
         """Also what real clients decide themselves."""
         unread = super().unread()
         del unread["federation.min_clients"], unread["federation.min_images"]
+        own = [f"method.{name}" for name in ClientMethodConfig.model_fields]
+        unread |= dict.fromkeys(own, "from a server: each client's own command says it")
         return unread | dict.fromkeys(("engine", "partition"), "with real clients, only simulated")
 
     @property

@@ -21,7 +21,7 @@ from orchestra_flwr.data import (
 )
 from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.evaluation.linear_probe import penalty_of
-from orchestra_flwr.methods import labels_for, release_of
+from orchestra_flwr.methods import check_client, labels_for, release_of
 from orchestra_flwr.methods.labels import shown_labels, with_class_names
 from orchestra_flwr.models import BatchNormPolicy
 from orchestra_flwr.seeding import torch_generator
@@ -187,10 +187,13 @@ def check_population(config: Config, population: Population) -> None:
 
     Raises:
         ConfigError: labels that the images do not have, or other classes; what
-            :meth:`Shift.check_images` refuses; all clients have fewer
-            than `privacy.k_min` different images, or one has too many for `privacy.delta`.
+            :meth:`Shift.check_images` and :meth:`ChecksClients.check_client` refuse; all clients
+            have fewer than `privacy.k_min` different images, or one has too many for
+            `privacy.delta`.
     """
     labels_for(config, population.dataset.train)
+    for client in population.parts:
+        check_client(config, client)
     _check_scored(config, population.dataset)
     if config.evaluation.clients:
         for client in population.parts:

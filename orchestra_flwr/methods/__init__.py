@@ -5,6 +5,7 @@ from torch import nn
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.methods.abilities import (
     BoundsInformation,
+    ChecksClients,
     ClipsGradients,
     KeepsState,
     KnowsChance,
@@ -23,6 +24,7 @@ from orchestra_flwr.seeding import derive, seeded
 __all__ = [
     "Batch",
     "BoundsInformation",
+    "ChecksClients",
     "ClipsGradients",
     "Contributes",
     "KeepsState",
@@ -35,6 +37,7 @@ __all__ = [
     "Step",
     "SupportsVmap",
     "build_method",
+    "check_client",
     "classes_of",
     "classification_head_of",
     "labels_for",
@@ -56,6 +59,16 @@ def build_method(config: Config, channels: int) -> Method:
         method: Method = config.method.plugin(config, channels)
     ordered_backbones(method, config.evaluation.backbone)
     return method
+
+
+def check_client(config: Config, client: str) -> None:
+    """Refuses a client that lacks what the method needs of it (:class:`ChecksClients`).
+
+    Raises:
+        ConfigError: what is missing, in one line.
+    """
+    if issubclass(config.method.plugin, ChecksClients):
+        config.method.plugin.check_client(config, client)
 
 
 def classification_head_of(method: Method, backbone: Backbone) -> nn.Module | None:

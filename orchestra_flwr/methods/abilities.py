@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from orchestra_flwr.config import Config
 from orchestra_flwr.methods.batch import Step
 
 
@@ -43,6 +44,23 @@ class StartsRounds(ABC):
     @abstractmethod
     def start_round(self, received: Received) -> None:
         """Called on the client before its first step of a round, after merging."""
+
+
+class ChecksClients(ABC):
+    """Needs something of each client's own, which no server can send."""
+
+    @classmethod
+    @abstractmethod
+    def check_client(cls, config: Config, client: str) -> None:
+        """Called where the client runs, before it takes part.
+
+        Args:
+            config: of the run; on a real client with what its own command says.
+            client: its name.
+
+        Raises:
+            ConfigError: what is missing, in one line.
+        """
 
 
 class KeepsState(ABC):

@@ -15,6 +15,7 @@ from orchestra_flwr.config import Config, Plugin, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods.abilities import (
     BoundsInformation,
+    ChecksClients,
     KeepsState,
     KnowsChance,
     StartsRounds,
@@ -29,7 +30,15 @@ from orchestra_flwr.methods.labels import LearnsLabels, check_labels
 from orchestra_flwr.methods.roles import Role
 from orchestra_flwr.models import Backbone
 
-ABILITIES = (BoundsInformation, Contributes, KeepsState, KnowsChance, LearnsLabels, StartsRounds)
+ABILITIES = (
+    BoundsInformation,
+    ChecksClients,
+    Contributes,
+    KeepsState,
+    KnowsChance,
+    LearnsLabels,
+    StartsRounds,
+)
 PROJECTOR_KEYS = ("model.projector", "model.projector_hidden", "model.projector_dim")
 
 

@@ -23,6 +23,7 @@ from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import Encoder, encoder_at, recalibrated
 from orchestra_flwr.models.batch_norm import has_statistics
+from orchestra_flwr.models.pretrained import pretrained_encoder
 from orchestra_flwr.seeding import numpy_generator, torch_generator
 from orchestra_flwr.training import resolve_device, starting_learner, torch_threads
 from orchestra_flwr.use.encoder_comparison import Accuracy, Comparison, compare
@@ -53,7 +54,8 @@ def run_compare(config: CompareConfig) -> None:
         ValueError: features that are not finite.
     """
     device = resolve_device(config.device)
-    after = _encoder(config, "after", device)
+    file = encoder_file(config.after)
+    after = encoder_at(f"after={config.after}", file, device, config.plugins)
     with opened_images(config.images, "images") as (archive, files):
         labels = _labels(config, files)
         names, images = _images(config, archive, files, labels, after.spec.image_size)
@@ -80,18 +82,19 @@ def run_compare(config: CompareConfig) -> None:
     _print(comparison, folder, bool(config.queries))
 
 
-def _encoder(config: CompareConfig, key: str, device: torch.device) -> Encoder:
-    path = getattr(config, key)
-    return encoder_at(f"{key}={path}", encoder_file(path), device, config.plugins)
-
-
 def _before(config: CompareConfig, images: Tensor, device: torch.device) -> Encoder:
     """The encoder that `before` names, or that the run of `after` began with.
 
     Initial BatchNorm statistics are of no images: those of the compared images take their place.
     """
     if config.before is not None:
-        return _encoder(config, "before", device)
+        return pretrained_encoder(
+            "before",
+            config.before,
+            weights=config.before_weights,
+            size=config.before_size,
+            plugins=config.plugins,
+        ).to(device)
     run = at_home(config.after)
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"before: must be given, after={config.after} is no folder of a run")

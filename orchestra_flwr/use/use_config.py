@@ -94,6 +94,8 @@ class CompareConfig(WithImages, WithPlugins, Composed):
 
     after: PathText
     before: OptionalPathText
+    before_weights: PathText
+    before_size: int | None = Field(ge=8, le=512)
     labels: OptionalPathText
     limit: int = Field(ge=10)
     queries: int = Field(ge=0, le=500)

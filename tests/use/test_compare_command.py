@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.cli import compare_main
@@ -132,3 +133,15 @@ def test_what_cannot_be_compared_is_said_in_a_line(arguments, says, run, photos,
     code, _, err = command(*(argument.format(**places) for argument in arguments))
     assert code == 2 and re.search(says, err), err
     assert not (run / "comparison").exists()
+
+
+def test_a_network_of_timm_is_before(run, photos, command, tmp_path):
+    timm = pytest.importorskip("timm", reason="needs the extra timm")
+    name, weights = "mobilenetv3_small_050", tmp_path / "mobile.safetensors"
+    save_file(timm.create_model(name).state_dict(), weights)
+    code, out, err = command(
+        f"before={name}", f"before_weights={weights}", "before_size=32", f"after={run}",
+        f"images={photos}", "queries=0",
+    )  # fmt: skip
+    assert code == 0, err
+    assert rows(out)[0] == ["score", "before", "after", "difference"]

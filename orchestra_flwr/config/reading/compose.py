@@ -15,6 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.reading.chosen_by_data import chosen_by_data
 from orchestra_flwr.config.reading.hydra_overrides import (
     conf_dir,
     conf_folders_of,
@@ -62,8 +63,11 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
         ConfigError: an unknown key, a key that nothing reads, a wrong value, or a resume with
             another configuration.
     """
-    request = _read(section, overrides)
+    said = request = _read(section, overrides)
     composed = _compose(section, request)
+    if chosen := chosen_by_data(section, _as_far_as_it_resolves(composed), said):
+        request = [*chosen, *said]
+        composed = _compose(section, request)
     suggested = _suggested(section, composed, request)
     if composed.get("resume"):
         return parse(section, resumed(section, composed, request, suggested))
@@ -71,7 +75,7 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
         OmegaConf.update(composed, key, value)
     config = parse(section, _resolved(section, composed))
     if all_read:
-        refuse_unread(config, request)
+        refuse_unread(config, said)
     return config
 
 

@@ -51,6 +51,15 @@ class Source(Plugin, ABC):
         """
 
     @classmethod
+    def survey(cls, data: DataConfig) -> tuple[int, int] | None:
+        """Training images and how many have labels, before they are read; None: not known.
+
+        Raises:
+            ConfigError: they are missing or cannot be used.
+        """
+        return None
+
+    @classmethod
     def label(cls, settings: Any) -> str:
         """A name of these images, for figures and names of files; "": the source's name."""
         return ""

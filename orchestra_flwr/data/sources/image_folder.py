@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive
-from orchestra_flwr.data.image_files.class_folders import arrange
+from orchestra_flwr.data.image_files.class_folders import arrange, survey
 from orchestra_flwr.data.image_files.file_lists import listing, load_files
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
@@ -22,6 +22,16 @@ class ImageFolder(Source):
         """Two folders have two names."""
         name = Path(settings.root or "").name.removesuffix(".zip")
         return f"image_folder-{name}" if name else ""
+
+    @classmethod
+    def survey(cls, data: DataConfig) -> tuple[int, int] | None:
+        """The files of training images, at most `data.train_limit`, and those in class folders."""
+        root = data.settings.root
+        if not root:
+            return None
+        files, labelled = survey(root)
+        limit = data.train_limit or files
+        return min(files, limit), min(labelled, limit)
 
     def load(self) -> Dataset:
         """Decodes the images, or reads them from the cache.

@@ -31,7 +31,7 @@ from orchestra_flwr.federation.messages.fields import (
 )
 from orchestra_flwr.federation.messages.frozen_weights import FrozenStore
 from orchestra_flwr.flower.client_tasks import Request
-from orchestra_flwr.methods import labels_for, release_of
+from orchestra_flwr.methods import check_client, labels_for, release_of
 from orchestra_flwr.plugins import PluginError
 from orchestra_flwr.reporting.text import counted
 from orchestra_flwr.training import resolve_device
@@ -222,6 +222,7 @@ class ClientWorker:
         self._releases.check(received, len(images))
         with as_refusal(Failure.DATA_UNSUITABLE):
             labels_for(config, images)
+        check_client(config, self._name)
         return config
 
     def _load(self, config: Config) -> ImageSet:

@@ -59,7 +59,7 @@ class ReceivedSettings:
         return Config.from_json(text)
 
     def for_this_machine(self, config: Config) -> Config:
-        """The server's configuration with this machine's device, threads and precision.
+        """The server's configuration with this machine's device, threads, precision and teacher.
 
         Raises:
             RefusalError: it exposes single images. The server refuses that too, but it may run
@@ -77,7 +77,10 @@ class ReceivedSettings:
             "precision": local.precision or config.training.precision,
         }
         training = config.training.model_copy(update=machine)
-        return config.model_copy(update={"training": training, "device": self._config.device})
+        options = set(config.method.plugin.Settings.model_fields)
+        method = config.method.model_copy(update=self._config.method.model_dump(include=options))
+        here = {"method": method, "training": training, "device": self._config.device}
+        return config.model_copy(update=here)
 
     def check_model(self, config: Config, server_schema: str) -> None:
         """Refuses a server that trains on other images, another model, or with other plug-ins.

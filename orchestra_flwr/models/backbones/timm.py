@@ -63,11 +63,7 @@ class Timm(Backbone):
         """
         settings: Timm.Settings = config.model.settings
         _check_name(_library(), settings.timm)
-        weights = settings.weights
-        if weights is not None and weights != PUBLISHED and not weights.endswith(SUFFIX):
-            raise ValueError(
-                f"model.weights={weights}: must be null, {PUBLISHED} or a file *{SUFFIX}"
-            )
+        check_weights("model.weights", settings.weights)
         super().check(config)
 
     @classmethod
@@ -154,6 +150,16 @@ class Timm(Backbone):
                 raise _unfit(self.settings, error) from error
         self.model.train(training)
         return int(features.shape[1])
+
+
+def check_weights(key: str, weights: str | None) -> None:
+    """Refuses files that are not safetensors: others may hold code.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if weights is not None and weights != PUBLISHED and not weights.endswith(SUFFIX):
+        raise ValueError(f"{key}={weights}: must be null, {PUBLISHED} or a file *{SUFFIX}")
 
 
 def _library() -> ModuleType:

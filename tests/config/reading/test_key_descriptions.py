@@ -26,7 +26,7 @@ def test_every_key_of_every_command_is_explained(section):
     text = described(section).every_key()
     assert unexplained(text) == []
     assert yaml.safe_load(text).keys() >= {"device", "plugins"}
-    assert ("(preset=dec_ssl, " in text) == issubclass(section, Config)
+    assert ("(preset=adapt, dec_ssl, " in text) == issubclass(section, Config)
 
 
 def test_what_pretrained_weights_suggest_is_shown():

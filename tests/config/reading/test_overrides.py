@@ -43,7 +43,7 @@ QUOTE = "a list is written [a,b], and a value with"
         ("~method", "method: must be given"),
         ("clustering.globl_clusters=3", "clustering.globl_clusters: unknown option of clustering="),
         ("federation=nope", "federation=nope: must be one of dec_ssl, demo, device, silo, small"),
-        ("preset=nope", "preset=nope: must be one of dec_ssl, dec_ssl_released, dec_ssl_s"),
+        ("preset=nope", "preset=nope: must be one of adapt, dec_ssl, dec_ssl_released, dec_ssl_s"),
         ("data={name:nope}", "data=nope: must be one of affine_digits, cifar10"),
         ("logging=1", "logging=1: must be given by its keys"),
         ("plugins.a=1", "plugins.a: unknown key"),

@@ -1,0 +1,108 @@
+"""Values that a preset chooses by the images, the clients and the machine.
+
+The table stands in the preset's own file, as `preset_options.rows`.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+
+from orchestra_flwr.config.reading.overrides import override_text, read_overrides, values_of
+from orchestra_flwr.config.reading.saved_config import read_config_file
+from orchestra_flwr.config.section import ConfigError, Section, parse, section_keys
+from orchestra_flwr.config.sections import DataConfig
+
+logger = logging.getLogger(__name__)
+
+
+def chosen_by_data(
+    section: type[Section], values: Mapping[str, Any], overrides: Sequence[Override]
+) -> list[Override]:
+    """Overrides of all rows that fit, without the keys that a command says itself.
+
+    A resumed run keeps what was chosen when it began.
+
+    Args:
+        section: the kind of configuration.
+        values: composed and unchecked.
+        overrides: of the command.
+
+    Raises:
+        ConfigError: the configuration of the run to resume is damaged.
+    """
+    rows = (values.get("preset_options") or {}).get("rows", ())
+    if not rows:
+        return []
+    said = {*values_of(overrides)}
+    free = {*section_keys(section)} - said  # an option of a plug-in goes with the choice of it
+
+    def unsaid(lines: Sequence[str]) -> dict[str, Override]:
+        """The last override of each key that the command leaves open."""
+        read = {line.key_or_group: line for line in read_overrides(lines)}
+        return {k: v for k, v in read.items() if k in free or not {k, k.partition(".")[0]} & said}
+
+    if values.get("resume"):
+        lines = _saved(rows, Path(str(values["resume"])) / "config.yaml")
+        return [*unsaid(lines).values()]
+    facts = _facts(values)
+    fitting = [row for row in rows if _fits(row, facts)]
+    chosen = unsaid([line for row in fitting for line in row["choose"]])
+    written = [str(line.input_line) for line in chosen.values()]
+    why = [row["because"] for row in fitting if {*row["choose"]} & {*written}]
+    logger.info(
+        "preset=%s: for %s: %s",
+        values_of(overrides)["preset"],
+        _sentence(facts),
+        f"{' '.join(written)} ({'; '.join(why)})" if written else "nothing is left to choose",
+    )
+    return [*chosen.values()]
+
+
+def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
+    """What a run has for the keys of all rows."""
+    saved: Any = read_config_file(file) if file.is_file() else {}
+    lines = []
+    for key in dict.fromkeys(line.partition("=")[0] for row in rows for line in row["choose"]):
+        section, _, option = key.partition(".")
+        value = saved.get(section, {}).get(option or "name")
+        lines += [] if value is None else [override_text(key, value)]
+    return lines
+
+
+def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What rows ask for: without images here, neither `images` nor `labelled`."""
+    facts = {"clients": values["federation"]["clients"], "gpu": _has_gpu(str(values["device"]))}
+    with suppress(ConfigError):  # the run itself will say what is wrong
+        data = parse(DataConfig, values["data"], "data")
+        found = data.plugin.survey(data)
+        if found is not None:
+            images, labelled = found
+            facts |= {"images": images, "labelled": labelled > 0}
+    return facts
+
+
+def _has_gpu(device: str) -> bool:
+    import torch
+
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.device_count() > 0)
+
+
+def _fits(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    return (
+        ("images_below" not in row or facts.get("images", math.inf) < row["images_below"])
+        and facts["clients"] >= row.get("clients_from", 0)
+        and all(facts.get(name) == row[name] for name in ("gpu", "labelled") if name in row)
+    )
+
+
+def _sentence(facts: Mapping[str, Any]) -> str:
+    images = "images of the clients"
+    if "images" in facts:
+        images = f"{facts['images']:,} images with{'' if facts['labelled'] else 'out'} labels"
+    gpu = "a GPU" if facts["gpu"] else "no GPU"
+    return f"{images}, {facts['clients']} clients, {gpu}"

@@ -1,0 +1,101 @@
+"""A client's teacher: a network that stays on the client, and what it makes of the images there.
+
+It is no module of the method: it has no role, is no part of the state, and nothing can send it.
+"""
+
+import hashlib
+from collections import OrderedDict
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.files import at_home
+from orchestra_flwr.models import Encoder
+from orchestra_flwr.models.pretrained import pretrained_encoder
+from orchestra_flwr.seeding import torch_generator
+
+CLIENT = "{client}"  # in the teacher's name: the client's
+MAX_KEPT = 512  # clients of a process whose targets are kept; 2 KB an image with 512 numbers
+
+_TARGETS: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
+
+
+def teacher_of(config: Config, client: str) -> Encoder:
+    """The teacher of one client.
+
+    Raises:
+        ConfigError: the client has none, or it cannot be read.
+    """
+    options = config.method.settings
+    if not options.teacher:
+        raise ConfigError(
+            f"method.teacher: client {client} has none; give a run folder, an encoder.safetensors "
+            "or a name of timm.list_models()"
+        )
+    name = options.teacher.replace(CLIENT, client)
+    files = (name, options.teacher_weights)
+    return _read(files, options.teacher_size, tuple(config.plugins), _stamps(*files))
+
+
+def targets_of(config: Config, client: str, images: Tensor) -> Tensor:
+    """What a client's teacher makes of its images as they are: unit vectors.
+
+    They have `model.projector_dim` numbers: the teacher's features are turned and cut, or filled
+    up, to this width by a fixed random matrix with orthonormal rows or columns, so that any two
+    teachers fit one model. Cosines stay as they are where the width is not smaller, and nearly so
+    otherwise (Johnson and Lindenstrauss, 1984).
+
+    Args:
+        config: of the run.
+        client: its name.
+        images: (n, C, H, W) uint8.
+
+    Returns:
+        (n, `model.projector_dim`) float32 on the images' device. A process computes them once.
+
+    Raises:
+        ConfigError: as :func:`teacher_of`.
+        ValueError: features that are not finite.
+    """
+    teacher = teacher_of(config, client)
+    pixels = images.cpu().contiguous()
+    digest = hashlib.sha256(pixels.numpy().data).digest()
+    width, batch = config.model.projector_dim, config.training.batch_size
+    key = (teacher, digest, images.shape, images.device, width, batch, config.seed)
+    if key not in _TARGETS:
+        features = teacher.to(images.device).encode(pixels, batch)
+        if not torch.isfinite(features).all():
+            raise ValueError("features of the teacher (method.teacher) are not finite")
+        turned = features @ _turn(teacher.dim, width, config.seed)
+        _TARGETS[key] = F.normalize(turned, dim=1).to(images.device)
+    _TARGETS.move_to_end(key)
+    while len(_TARGETS) > MAX_KEPT:
+        _TARGETS.popitem(last=False)
+    return _TARGETS[key]
+
+
+def _turn(inputs: int, outputs: int, seed: int) -> Tensor:
+    """(inputs, outputs) with orthonormal columns, or rows where there are more outputs."""
+    generator = torch_generator(seed, "teacher", inputs, outputs)
+    most, least = max(inputs, outputs), min(inputs, outputs)
+    columns: Tensor = torch.linalg.qr(torch.randn(most, least, generator=generator)).Q
+    return columns if inputs >= outputs else columns.T
+
+
+@lru_cache(maxsize=1)
+def _read(
+    files: tuple[str, str], size: int | None, plugins: tuple[str, ...], stamps: tuple[float, ...]
+) -> Encoder:
+    name, weights = files
+    return pretrained_encoder("method.teacher", name, weights=weights, size=size, plugins=plugins)
+
+
+def _stamps(*names: str) -> tuple[float, ...]:
+    """When files were written: a teacher that is trained anew is another one."""
+    paths = [at_home(name) for name in names]
+    files: list[Path] = [p / "encoder.safetensors" if p.is_dir() else p for p in paths]
+    return tuple(file.stat().st_mtime for file in files if file.is_file())

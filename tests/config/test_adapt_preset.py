@@ -1,0 +1,123 @@
+"""preset=adapt: values by the images, the clients and the machine."""
+
+import logging
+
+import pytest
+import torch
+
+from orchestra_flwr.config import config_to_yaml, load, load_config
+from orchestra_flwr.deployment.server_config import ServerConfig
+
+pytest.importorskip("timm", reason="needs the extra timm")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Makes a folder of so many files; nothing reads them."""
+
+    def make(count):
+        folder = tmp_path / f"photos{count}"
+        folder.mkdir()
+        for number in range(count):
+            (folder / f"{number}.jpg").touch()
+        return f"data.root={folder}"
+
+    return make
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Sets how many GPUs are visible."""
+    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def test_few_images_without_a_gpu(photos, gpu, caplog):
+    gpu(0)
+    with caplog.at_level(logging.INFO, "orchestra_flwr"):
+        config = load_config(["preset=adapt", photos(12)])
+    assert (config.model.name, config.model.options["timm"]) == ("timm", "tf_efficientnet_lite0")
+    assert config.model.first_weights == {"model.weights": "pretrained"}
+    assert (config.method.name, config.adaptation.name) == ("simclr", "norms")
+    assert (config.data.image_size, config.federation.rounds) == (64, 24)
+    assert config.model.batch_norm == "frozen"  # as its pretrained weights suggest
+    assert config.partition.name == "iid"  # the default needs labels
+    assert (config.evaluation.keep, config.evaluation.best_by) == ("best", "score")
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("preset=adapt: for 12 images without labels, 10 clients, no GPU: ")
+    assert "federation.rounds=24" in line and "few images make few steps" in line
+
+
+def test_many_images_on_a_gpu_have_the_networks_own_size(photos, gpu):
+    gpu(1)
+    config = load_config(["preset=adapt", photos(1000)])
+    assert (config.data.image_size, config.federation.rounds) == (224, 12)
+    gpu(0)
+    config = load_config(["preset=adapt", photos(1001), "device=cuda"])
+    assert config.data.image_size == 224
+
+
+def test_other_images_have_the_size_of_a_machine_without_a_gpu(gpu):
+    gpu(0)
+    config = config_of("data=digits", "federation.rounds=1")
+    assert (config.data.name, config.data.image_size) == ("digits", 64)
+
+
+def test_a_limit_makes_many_images_few(photos):
+    config = load_config(["preset=adapt", photos(1000), "data.train_limit=999"])
+    assert config.federation.rounds == 24
+
+
+def test_class_folders_are_dealt_out_by_class(tmp_path):
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.jpg").touch()
+    assert config_of(f"data.root={tmp_path / 'photos'}").partition.name == "dirichlet"
+
+
+def test_many_clients_send_few_bits(photos):
+    assert config_of(photos(3), "federation.clients=50").federation.wire == "int8"
+    assert config_of(photos(4), "federation.clients=49").federation.wire == "float32"
+
+
+def config_of(*overrides):
+    return load_config(["preset=adapt", *overrides])
+
+
+def test_what_the_command_says_wins(photos):
+    """Options of a choice that is not taken are left out with it."""
+    config = config_of(
+        photos(5), "model=convnet", "federation.rounds=2", "adaptation=blocks", "adaptation.last=2"
+    )
+    assert (config.model.name, config.federation.rounds) == ("convnet", 2)
+    assert (config.adaptation.name, config.adaptation.options) == ("blocks", {"last": 2})
+    assert config.training.lr == 0.003
+
+
+def test_reasons_are_of_what_was_chosen(photos, caplog):
+    with caplog.at_level(logging.INFO, "orchestra_flwr"):
+        config_of(photos(8), "federation.rounds=1")
+    (record,) = caplog.records
+    assert "federation.rounds" not in record.getMessage()
+    assert "few images" not in record.getMessage() and "dealt out" in record.getMessage()
+
+
+def test_a_server_without_images_chooses_by_its_clients(tmp_path):
+    config = load(ServerConfig, ["preset=adapt", "federation.min_clients=60"], all_read=True)
+    assert (config.federation.wire, config.federation.rounds) == ("int8", 12)
+
+
+def test_a_servers_own_images_change_nothing_that_only_simulations_read(photos):
+    overrides = ["preset=adapt", "federation.min_clients=2", photos(7)]
+    assert load(ServerConfig, overrides, all_read=True).federation.rounds == 24
+
+
+def test_a_resumed_run_keeps_what_was_chosen(photos, tmp_path, gpu):
+    gpu(0)
+    few = photos(6)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(config_to_yaml(config_of(few)))
+    gpu(1)
+    (tmp_path / "photos6" / "7.jpg").touch()
+    again = config_of(few, f"resume={run}")
+    assert (again.data.image_size, again.federation.rounds) == (64, 24)
