@@ -145,6 +145,10 @@ class Config(WithPlugins, Composed):
             f"federation.{key}": "in a simulation, only by a server of real clients"
             for key in ("min_clients", "min_images")
         }
+        if not self.privacy.secure_aggregation:
+            unread["privacy.full_weight"] = "without privacy.secure_aggregation=true"
+        else:
+            unread["federation.max_weight"] = "with secure aggregation, privacy.full_weight is"
         if self.model.norm != "group":
             unread["model.groups"] = f"with model.norm={self.model.norm}"
         if self.evaluation.keep == "last":

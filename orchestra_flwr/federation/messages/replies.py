@@ -149,7 +149,7 @@ def _contributions(record: ArrayRecord, release: Release, images: int) -> dict[s
         longest *= images
     least = 0 if release.may_be_empty else 1
     for name, (rows, width) in release.rows.items():
-        array = _array(record, name, np.dtype(np.float32), rows * width)
+        array = checked_array(record, name, np.dtype(np.float32), rows * width)
         if array.ndim != 2 or not least <= array.shape[0] <= rows or array.shape[1] != width:
             raise BadReplyError(
                 f"{name} of shape {array.shape} instead of ({least} to {rows}, {width})"
@@ -252,7 +252,7 @@ def _shared(
 ) -> np.ndarray:
     arrays = {}
     for name, (dtype, size) in form.items():
-        arrays[name] = _array(record, name, dtype, size)
+        arrays[name] = checked_array(record, name, dtype, size)
         if arrays[name].shape != (size,):
             raise BadReplyError(f"{name} of shape {arrays[name].shape} instead of ({size},)")
     state = schemas.unpack_trained(arrays, received)
@@ -264,7 +264,18 @@ def _shared(
     return state
 
 
-def _array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.ndarray:
+def checked_array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.ndarray:
+    """One array of a reply.
+
+    Args:
+        record: with it.
+        name: of it.
+        dtype: that it must have.
+        size: values that it may have at most.
+
+    Raises:
+        BadReplyError: it is larger, cannot be decoded, has another type, or is not finite.
+    """
     array = record[name]
     # Measured before it is decoded: a reply of a hundred times the size costs nothing more.
     most = dtype.itemsize * size + HEADER
@@ -279,7 +290,8 @@ def _array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.nda
         raise BadReplyError(f"{name} cannot be decoded: it is no array")
     if values.dtype != dtype:
         raise BadReplyError(f"{name} is {values.dtype} instead of {dtype}")
-    _demand_finite(name, values)
+    if dtype.kind == "f":
+        _demand_finite(name, values)
     return values
 
 
