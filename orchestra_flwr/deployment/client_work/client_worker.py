@@ -1,7 +1,6 @@
 """A real client's work: its images stay in memory, and it trains on them when the server asks."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -129,15 +128,15 @@ class ClientWorker:
         round_ = int(task["round"])  # type: ignore[arg-type]
         received = self._settings.received(task)
         if SECURE_STAGE in task:
-            run = str(task.get(RUN, ""))
-            made = partial(self._client, received, run)
+
+            def made() -> OrchestraClient:
+                return self._prepared(received, task)[0]
+
             return self._sums.answer(received, content, made, self._report)
         release = release_of(received)
         label = release.label if release else "state"
         self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
-        client = self._client(received, str(task.get(RUN, "")))
-        self._check_records(received, client, task)
-        unsent = self._releases.record(received, task)
+        client, unsent = self._prepared(received, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
@@ -203,6 +202,12 @@ class ClientWorker:
             self._releases.check(received, len(client.images))
             self._latest = ((received, run), client)
         return self._latest[1]
+
+    def _prepared(self, received: Config, task: ConfigRecord) -> tuple[OrchestraClient, str]:
+        """Who trains, when its release is written down, and why nothing is released, or ""."""
+        client = self._client(received, str(task.get(RUN, "")))
+        self._check_records(received, client, task)
+        return client, self._releases.record(received, task)
 
     def _check_records(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> None:
         """Compares what this client remembers of the run with what its server used of it.

@@ -98,8 +98,8 @@ class SecureAnswers:
         if codec.layout != current.occasion.layout:
             raise SumRefusedError("the server agreed with the others on a vector of another length")
         arrays = received_arrays(client, content)
-        optional = {key: task[key] for key in ("index", "population") if key in task}
-        (trained,), images, metrics = client.fit(
+        optional = {key: task[key] for key in ("contribute", "index", "population") if key in task}
+        (trained, *rows), images, metrics = client.fit(
             [arrays[name] for name in client.receives],
             {"round": round_, "train": True, **optional},
         )
@@ -111,7 +111,9 @@ class SecureAnswers:
         vector = codec.encode(trained, before, numbers, current.count, seed)
         current.mask(asked["alive"], asked["boxes"], vector)
         reply = self._reply(task, sorted(metrics))
-        reply[ARRAYS] = to_record({f"ring{8 * part.itemsize}": part for part in vector})
+        masked = {f"ring{8 * part.itemsize}": part for part in vector}
+        # Rows are differentially private by themselves: other runs have no sum (`excluded.py`).
+        reply[ARRAYS] = to_record({**masked, **dict(zip(client.contributes, rows, strict=True))})
         return reply
 
     @staticmethod

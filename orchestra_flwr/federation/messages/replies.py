@@ -106,7 +106,7 @@ def check_reply(
         before = received(model) if received and schemas.sends_updates else None
         state = _shared(record, schemas, form, before)
     examples = _no_more(int(metrics["examples"]), images)
-    contributions = _contributions(record, release, examples) if release else {}
+    contributions = checked_contributions(record, release, examples) if release else {}
     least = release.min_images if release else None
     smallest = metrics.get(SMALLEST_GROUP)
     sent = any(map(len, contributions.values()))
@@ -142,7 +142,19 @@ def _no_more(examples: int, images: int | None) -> int:
     return examples if images is None else min(examples, images)
 
 
-def _contributions(record: ArrayRecord, release: Release, images: int) -> dict[str, np.ndarray]:
+def checked_contributions(
+    record: ArrayRecord, release: Release, images: int
+) -> dict[str, np.ndarray]:
+    """What a client contributes beside its state, by name.
+
+    Args:
+        record: of its reply.
+        release: what that may be.
+        images: of the client.
+
+    Raises:
+        BadReplyError: an array of another shape or size, not finite, or with too long rows.
+    """
     contributions = {}
     longest = release.max_norm
     if longest is not None and release.norm_per_image:

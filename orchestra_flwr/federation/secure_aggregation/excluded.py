@@ -28,10 +28,12 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str]]:
     if config.aggregation.name != "mean":
         name = f"aggregation={config.aggregation.name}"
         yield name, "mean", "the server sees no single result"
-    if (release := release_of(config)) is not None:
-        name = f"method={config.method.name}"
+    release = release_of(config)
+    if release is not None and not release.is_private:
         allowed = "one without contributions, such as simclr or byol"
-        yield name, allowed, f"clients send {release.label} one by one beside the sum"
+        allowed += f", or {release.made_private_by} be given" * bool(release.made_private_by)
+        why = f"clients send {release.label} one by one beside the sum"
+        yield f"method={config.method.name}", allowed, why
     if privacy.clip is not None:
         why = "nobody but a client itself could check the norm that the account relies on"
         yield f"privacy.clip={privacy.clip:g}", "null", why

@@ -23,8 +23,13 @@ from orchestra_flwr.federation.messages.fields import (
     SECURE_STATE,
     SECURE_TEXT,
 )
-from orchestra_flwr.federation.messages.replies import BadReplyError, Reply, checked_array
-from orchestra_flwr.federation.secure_aggregation.ring_codec import RingCodec
+from orchestra_flwr.federation.messages.replies import (
+    BadReplyError,
+    Reply,
+    checked_array,
+    checked_contributions,
+)
+from orchestra_flwr.federation.secure_aggregation.ring_codec import MOST_METRICS, RingCodec
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped
@@ -50,7 +55,7 @@ class SecureStrategy(OrchestraStrategy):
         """
         self._grid, self._timeout = grid, timeout
         self._states: dict[str, str] = {}
-        self._trained: set[str] = set()
+        self._rows: dict[str, dict[str, np.ndarray]] = {}  # of those whose vectors are in the sum
         self._names: Counter[tuple[str, ...]] = Counter()
         self._codec = RingCodec(self._schemas)
         self._sum = SumServer(run, self.round.number, self._codec.layout)
@@ -118,15 +123,21 @@ class SecureStrategy(OrchestraStrategy):
     def _take_vector(self, client: str, names: Any, content: RecordDict) -> None:
         record = content.get(ARRAYS)
         layout = {f"ring{bits}": (bits, size) for bits, size in self._sum.occasion.layout}
-        if not isinstance(record, ArrayRecord) or record.keys() != layout.keys():
-            raise ValueError(f"the reply lacks its arrays, {', '.join(layout)}")
+        release = self.federation.release
+        expected = [*layout, *(release.rows if release else ())]
+        if not isinstance(record, ArrayRecord) or record.keys() != {*expected}:
+            raise ValueError(f"the reply lacks its arrays, {', '.join(expected)}")
+        images = self.round.images.get(client, 1)
+        rows = checked_contributions(record, release, images) if release else {}
         vector = [
             checked_array(record, name, np.dtype(f"<u{bits // 8}"), size)
             for name, (bits, size) in layout.items()
         ]
+        if not isinstance(names, list) or len(names) > MOST_METRICS:
+            raise ValueError("the names of losses and measures are no list, or too many")
         self._sum.take_vector(client, vector)
         self._names[tuple(map(str, names))] += 1
-        self._trained.add(client)
+        self._rows[client] = rows
         self.federation.on_client(client, True)
 
     def _take_reply(
@@ -140,13 +151,13 @@ class SecureStrategy(OrchestraStrategy):
             text = str(about.get(SECURE_TEXT, "")) if isinstance(about, ConfigRecord) else ""
             self.report.bytes_up += len(text)
             if not 0 < len(text) <= MOST_TEXT or not isinstance(about, ConfigRecord):
-                raise BadReplyError("the reply lacks its text")
-            if SECURE_STATE in about:
-                self._states[client] = str(about[SECURE_STATE])
+                raise BadReplyError("the reply lacks its text, or it is too long")
+            if len(state := str(about.get(SECURE_STATE, ""))) <= MOST_TEXT and state:
+                self._states[client] = state
             take(client, json.loads(text), message.content)
-        except (BadReplyError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = error if isinstance(error, BadReplyError) else BadReplyError(str(error))
-            if client in self._trained:  # what it sent is in the sum
+            if client in self._rows:  # what it sent is in the sum
                 self.report.dropped.append(dropped(client, message, reason))
             else:
                 self._drop(dropped(client, message, reason))
@@ -187,7 +198,11 @@ class SecureStrategy(OrchestraStrategy):
                 "cut"
             )
         images = max(1, round(numbers.images))
-        task, reply = Task(SUM, (model,)), Reply(state, {}, images, metrics, model)
+        stacked = {
+            name: np.concatenate([rows[name] for rows in self._rows.values()])
+            for name in next(iter(self._rows.values()))
+        }
+        task, reply = Task(SUM, (model,)), Reply(state, stacked, images, metrics, model)
         if not plausibility.is_plausible(task, reply):
             ((task, reply, reason),) = plausibility.late()
             if reason is not None:
@@ -195,6 +210,10 @@ class SecureStrategy(OrchestraStrategy):
         self.report.moved.append(plausibility.moved())
         update.add(task, reply)
         self.report.trained = {*survivors}
+        self.report.contributors = {
+            client for client, rows in self._rows.items() if any(map(len, rows.values()))
+        }
+        self.report.smallest_groups = {}  # each client's own, which is in the sum
         self.report.answered += len(survivors)
         self.report.client_seconds *= len(survivors)
         update.apply()

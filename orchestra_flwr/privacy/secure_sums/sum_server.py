@@ -32,6 +32,7 @@ class SumServer:
     def __init__(self, run: str, round_: int, layout: Layout) -> None:
         self.occasion = Occasion(run, round_, secrets.token_hex(16), layout)
         self._roster: dict[str, Advertisement] = {}
+        self._keys: set[bytes] = set()  # of all in the roster
         self._boxes: dict[str, dict[str, bytes]] = {}  # by sender: those that it drew
         self._commitments: dict[str, str] = {}
         self._total: Vector = primitives.zeros(layout)
@@ -40,10 +41,18 @@ class SumServer:
         self._shares: dict[str, dict[str, list[tuple[str, bytes]]]] = {"own": {}, "keys": {}}
 
     def take_keys(self, name: str, fields: Sequence[str]) -> None:
-        """Of the first stage: what :meth:`SumClient.advertise` returned."""
+        """Of the first stage: what :meth:`SumClient.advertise` returned.
+
+        Keys for which all other clients would refuse the sum drop out here: repeated ones, and
+        those with which nobody can agree on a secret.
+        """
         advertised = Advertisement.of(fields)
-        if advertised.name != name:
-            raise ValueError(f"keys of {advertised.name}")
+        keys = {advertised.cipher_key, advertised.mask_key}
+        if advertised.name != name or len(keys) < 2 or keys & self._keys:
+            raise ValueError("keys that are another client's, or one key twice")
+        for key in keys:
+            primitives.agreed(secrets.token_bytes(primitives.SEED_BYTES), key, b"check")
+        self._keys |= keys
         self._roster[name] = advertised
 
     def roster(self) -> list[list[str]]:

@@ -28,7 +28,7 @@ def federation(machines):
     """Keys and photographs of some clients, who all have the list of all."""
 
     def make(names):
-        machines.make_photos(**{name: 6 + i for i, name in enumerate(names)})
+        machines.make_photos(**{name: 16 + i for i, name in enumerate(names)})
         machines.keys("server", f"folder={machines.security}", "host=127.0.0.1",
                       f"client={','.join(names)}")  # fmt: skip
         machines.keys("peers", f"folder={machines.security}")
@@ -87,7 +87,7 @@ def test_the_sum_is_that_of_who_is_left(federation, stage):
     assert {client for _, client, _ in machines.dropped()} == {*gone}
     trained = [n for n in NAMES if n not in gone or stage in ("confirm", "unmask")]
     assert_same(machines, mean_of(machines, overrides, trained))
-    assert "joined with 1 images" in server.text and "joined with 6 images" not in server.text
+    assert "joined with 16 images" in server.text and "joined with 17 images" not in server.text
 
 
 def test_a_killed_server_goes_on_with_sums(federation):

@@ -166,7 +166,7 @@ def test_who_measures_other_things_leaves_the_round_without_losses(tiny, federat
 @pytest.mark.parametrize(("stage", "text"), [
     ("keys", '["0"]'), ("keys", "x"), ("keys", '["1", "00", "00", ""]'), ("shares", '{"boxes": 3}'),
     ("shares", "{}"), ("confirm", "3"), ("unmask", '{"own": {"9": "00"}, "keys": {}}'),
-    ("input", ""),
+    ("input", ""), ("input", '"loss"'), ("keys", "[" * 100_000), ("input", json.dumps(["m"] * 65)),
 ])  # fmt: skip
 def test_a_reply_that_is_none_drops_its_client(tiny, federate, stage, text):
     def change(now, client, reply):
@@ -219,7 +219,9 @@ def test_what_clients_had_to_cut_is_said(tiny, federate, monkeypatch, capsys):
     ("evaluation.unsupervised=true", "evaluation.unsupervised=true: must be false"),
     ("evaluation.clients=true", "evaluation.clients=true: must be false"),
     ("evaluation.personal_labels=5", "evaluation.personal_labels=5: must be null"),
-    ("method=orchestra", "method=orchestra: must be one without contributions"),
+    ("method=orchestra", "method=orchestra: must be one without contributions, such as simclr or "
+     "byol, or clustering=private be given with"),
+    ("method=cbafed", "method=cbafed: must be one without contributions, such as simclr or byol"),
     ("federation.weighting=samples", "federation.weighting=samples: must be uniform, or priv"),
     ("federation.participation=0.3", "federation.clients=6: must be so many that 3 are asked"),
     ("terms.verification.weight=1", "terms.verification.rows=own: must be fixed"),
@@ -234,6 +236,20 @@ def test_what_needs_more_than_the_sum_is_refused(tiny, override, what):
 def test_its_own_key_is_read_with_it_alone(tiny):
     assert "privacy.full_weight" in tiny(*SIMCLR).unread()
     assert "privacy.full_weight" not in tiny(*SECURE).unread()
+
+
+@pytest.mark.slow  # the account takes half a minute
+def test_private_centroids_go_beside_the_sum(tiny, federate):
+    """With noise of their own; the sum changes nothing of them."""
+    private = ("clustering=private", "privacy.epsilon=5", "federation.clients=6",
+               "federation.participation=1", "federation.weighting=uniform", "federation.rounds=3",
+               "evaluation.every=9")  # fmt: skip
+    one = federate(tiny(*private, "privacy.secure_aggregation=true"))
+    other = federate(tiny(*private))
+    centroids = [run.state["global_centroids"] for run in (one, other)]
+    assert torch.allclose(*centroids, atol=1e-3) and centroids[0].any()
+    assert far(one, other) < 1e-3
+    assert one.summary["epsilon_spent"] == other.summary["epsilon_spent"] > 5
 
 
 @pytest.mark.parametrize("more", [

@@ -177,6 +177,23 @@ def test_a_server_takes_no_shares_that_are_none(tools, damage):
         one.server.take_unmasking("c000", damage(shares))
 
 
+@pytest.mark.parametrize("which", ["another's", "twice", "weak", "name"])
+def test_keys_that_would_end_the_sum_for_all_drop_out(tools, which):
+    one = tools.Sum(4)
+    first, second = (one.clients[name].advertise() for name in one.names[:2])
+    one.server.take_keys("c000", first)
+    weak = "01" + "00" * 31
+    damaged = {
+        "another's": [second[0], first[2], *second[2:]],
+        "twice": [*second[:2], second[1], second[3]],
+        "weak": [second[0], weak, *second[2:]],
+        "name": ["c002", *second[1:]],
+    }
+    with pytest.raises(ValueError, match="keys that are another|shared key"):
+        one.server.take_keys("c001", damaged[which])
+    one.server.take_keys("c001", second)
+
+
 def test_a_client_goes_on_from_its_state(tools):
     """As in simulations, whose clients live for a message."""
     one = tools.Sum(4, {"confirm": ["c002"]}, registered=False)
