@@ -143,6 +143,10 @@ class Config(WithPlugins, Composed):
     def unread(self) -> dict[str, str]:
         """Keys that the chosen plug-ins or a simulation do not read, and why."""
         unread = dict.fromkeys(Config.foreign, "in a simulation, only by a server of real clients")
+        if not self.privacy.secure_aggregation:
+            unread["privacy.full_weight"] = "without privacy.secure_aggregation=true"
+        else:
+            unread["federation.max_weight"] = "with secure aggregation, privacy.full_weight is"
         if self.model.norm != "group":
             unread["model.groups"] = f"with model.norm={self.model.norm}"
         if self.evaluation.keep == "last":

@@ -319,6 +319,9 @@ class PrivacyConfig(Section):
     epsilon: float | None = Field(None, ge=1e-4, le=1e5)
     total_epsilon: float | None = Field(None, gt=0)  # of all that a client releases; None: any
     dimensions: int | None = Field(None, ge=1)  # of features before the noise; None: as they are
+    secure_aggregation: bool = False  # the server sees the sum of updates, and no single one
+    # Images (with weighting=batches: batches) from which on a client counts in full, and no more.
+    full_weight: int | None = Field(None, ge=1)
 
 
 class TrainingConfig(Section):

@@ -23,6 +23,7 @@ from orchestra_flwr.config.sections import MAX_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.keys import NAME_PATTERN
 from orchestra_flwr.extras import require
+from orchestra_flwr.privacy.secure_sums import LEAST_COHORT
 
 
 class ClientDataConfig(Section):
@@ -62,6 +63,8 @@ class ClientPrivacyConfig(Section):
     epsilon: float | None = Field(ge=1e-4)  # most for one release, at delta; None: as a run says
     total_epsilon: float | None = Field(ge=1e-4)  # most for all releases of all runs; None: any
     delta: float = Field(ge=1e-12, lt=1)
+    secure_aggregation: bool = False  # true: runs without it are refused
+    min_cohort: int = Field(LEAST_COHORT, ge=LEAST_COHORT)  # clients in a sum, at least
 
     def check_images(self, count: int) -> None:
         """Refuses a bound that protects no image, with so many of them.

@@ -123,8 +123,13 @@ class Verification(SupportsVmap, Term):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses fewer rows than clients."""
+        """Refuses fewer rows than clients, and rows that a sum would not hide."""
         term, clients = config.terms["verification"], config.federation.clients
+        if term.weight > 0 and config.privacy.secure_aggregation and term.settings.rows == "own":
+            raise ValueError(
+                "terms.verification.rows=own: must be fixed with privacy.secure_aggregation=true, "
+                "a row that one client alone changes stands in the sum as it is"
+            )
         capacity = term.settings.capacity
         if term.weight > 0 and capacity is not None and capacity < clients:
             raise ValueError(

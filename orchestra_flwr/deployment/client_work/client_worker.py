@@ -16,6 +16,8 @@ from orchestra_flwr.deployment.client_work.received_settings import (
 )
 from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal, failure_of
 from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
+from orchestra_flwr.deployment.client_work.sums import Sums
+from orchestra_flwr.deployment.keys.peers import Signatures
 from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
@@ -26,6 +28,7 @@ from orchestra_flwr.federation.messages.fields import (
     METRICS,
     PERSONAL,
     RUN,
+    SECURE_STAGE,
     SMALLEST_GROUP,
     TRAINED,
 )
@@ -33,6 +36,7 @@ from orchestra_flwr.federation.messages.frozen_weights import FrozenStore
 from orchestra_flwr.flower.client_tasks import Request
 from orchestra_flwr.methods import check_client, labels_for, release_of
 from orchestra_flwr.plugins import PluginError
+from orchestra_flwr.privacy.secure_sums import SumRefusedError
 from orchestra_flwr.reporting.text import counted
 from orchestra_flwr.training import resolve_device
 
@@ -50,15 +54,21 @@ class ClientWorker:
         name: the client's name.
         folder: for the record of releases, and for the state of this client in runs.
         report: takes a line about what happens.
+        signatures: of secure aggregation; None: this client has no keys.
 
     Raises:
-        ConfigError: the record of releases cannot be read, or the device is not there.
+        ConfigError: the record of releases or of sums cannot be read, or the device is not there.
     """
 
     KINDS: ClassVar = {"query": "greet", "train": "train", "evaluate": "evaluate"}  # as Flower's
 
     def __init__(
-        self, config: ClientConfig, name: str, folder: Path, report: Callable[[str], None]
+        self,
+        config: ClientConfig,
+        name: str,
+        folder: Path,
+        report: Callable[[str], None],
+        signatures: Signatures | None = None,
     ) -> None:
         self._config = config
         self._settings = ReceivedSettings(config)
@@ -67,6 +77,7 @@ class ClientWorker:
         self._folder = folder
         self._frozen_store = FrozenStore(folder / "frozen")
         self._releases = ReleaseHistory(config, folder)
+        self._sums = Sums(config, name, folder, signatures)
         self._device = resolve_device(config.device)
         self._images: ImageSet | None = None
         self._image_size: int | None = None
@@ -93,7 +104,9 @@ class ClientWorker:
         try:
             config = self._accept(task)
             count, size = len(self._load(config)), config.data.image_size
-            greeting["images"] = count
+            # Of a sum the server learns how many images all have together, and not each.
+            secure = config.privacy.secure_aggregation
+            greeting["images"] = config.federation.min_images if secure else count
             if FROZEN in task:
                 greeting[FROZEN] = self._frozen_store.load(str(task[FROZEN])) is not None
             self.problem = None
@@ -101,6 +114,8 @@ class ClientWorker:
                 f"takes part with {count} images of {size} x {size} pixels: "
                 f"{config.method.name}, {config.model.name}, {_rounds(config)}"
             )
+            if secure:
+                self._report(self._sums.promise)
         except (RefusalError, ConfigError, PluginError) as refusal:
             greeting["refusal"] = failure_of(refusal).word
             if str(refusal) != self.problem:  # the server asks again and again
@@ -113,12 +128,16 @@ class ClientWorker:
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
         received = self._settings.received(task)
+        if SECURE_STAGE in task:
+
+            def made() -> OrchestraClient:
+                return self._prepared(received, task)[0]
+
+            return self._sums.answer(received, content, made, self._report)
         release = release_of(received)
         label = release.label if release else "state"
         self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
-        client = self._client(received, str(task.get(RUN, "")))
-        self._check_records(received, client, task)
-        unsent = self._releases.record(received, task)
+        client, unsent = self._prepared(received, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
@@ -185,6 +204,12 @@ class ClientWorker:
             self._releases.check(received, len(client.images))
             self._latest = ((received, run), client)
         return self._latest[1]
+
+    def _prepared(self, received: Config, task: ConfigRecord) -> tuple[OrchestraClient, str]:
+        """Who trains, when its release is written down, and why nothing is released, or ""."""
+        client = self._client(received, str(task.get(RUN, "")))
+        self._check_records(received, client, task)
+        return client, self._releases.record(received, task)
 
     def _check_records(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> None:
         """Compares what this client remembers of the run with what its server used of it.
@@ -256,4 +281,4 @@ def _rounds(config: Config) -> str:
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, RefusalError) else describe(error)
+    return str(error) if isinstance(error, RefusalError | SumRefusedError) else describe(error)

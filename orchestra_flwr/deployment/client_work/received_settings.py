@@ -62,9 +62,15 @@ class ReceivedSettings:
         """The server's configuration with this machine's device, threads, precision and teacher.
 
         Raises:
-            RefusalError: it exposes single images. The server refuses that too, but it may run
-                other code than ours.
+            RefusalError: it exposes single images (the server refuses that too, but it may run
+                other code than ours), or shows single updates to a server that shall see sums.
         """
+        if self._config.privacy.secure_aggregation and not config.privacy.secure_aggregation:
+            raise RefusalError(
+                "the server would see this client's own update, and privacy.secure_aggregation="
+                "true here allows sums only: set it at the server as well",
+                Failure.PRIVACY_REFUSED,
+            )
         release = release_of(config)
         if release is not None and release.exposes:
             raise RefusalError(

@@ -9,6 +9,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.plugins import PluginError
 from orchestra_flwr.privacy.client_ledger import BudgetSpentError
+from orchestra_flwr.privacy.secure_sums import SumRefusedError
 
 
 class RefusalError(ValueError):
@@ -40,6 +41,8 @@ def failure_of(error: Exception) -> Failure:
     """The word for an exception that came out of this client's work."""
     if isinstance(error, RefusalError):
         return error.failure
+    if isinstance(error, SumRefusedError):
+        return Failure.PRIVACY_REFUSED
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return Failure.OUT_OF_MEMORY
     if isinstance(error, PluginError):

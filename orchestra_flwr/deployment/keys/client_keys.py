@@ -145,7 +145,7 @@ def client_files(folder: Path) -> ClientFiles:
     ca, key, public = folder / "ca.crt", folder / "client.key", folder / "client.pub"
     make = f"make client.key and client.pub with: {COMMAND} client folder={quoted(folder)}"
     authorities = load_authorities(ca, "copy ca.crt from the server's folder to this place")
-    private = _load_private_key(key, make)
+    private = load_private_key(key, make)
     data = read(public, f"put it back, or delete {key.name} and {make}")
     published = PublicKey.parse(data, str(public))
     if private.public_key() != published.key:
@@ -193,7 +193,12 @@ def default_name(unique: str) -> str:
     return f"client-{unique}"
 
 
-def _load_private_key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
+def load_private_key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
+    """A client's private key.
+
+    Raises:
+        ConfigError: it is missing, damaged, or none.
+    """
     data = read(path, remedy)
     try:
         key = load_ssh_private_key(data, password=None)

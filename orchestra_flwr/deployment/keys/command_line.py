@@ -16,6 +16,7 @@ from orchestra_flwr.deployment.keys.subcommands import (
     RevokeOptions,
     ServerOptions,
     make_client,
+    make_peers,
     make_server,
     register_client,
     revoke_client,
@@ -28,6 +29,7 @@ SUBCOMMANDS: dict[str, tuple[type[Options], Callable[[Any], None]]] = {
     "register": (RegisterOptions, register_client),
     "revoke": (RevokeOptions, revoke_client),
     "list": (Options, show),
+    "peers": (Options, make_peers),
 }
 USAGE = f"""\
 usage: {COMMAND} COMMAND [key=value ...]
@@ -55,6 +57,8 @@ register  lets a client take part: puts its public key on the list, as clients/N
 revoke    takes a client off the list: removes clients/NAME.pub
   name=    of the client
 list      prints name, fingerprint, time of registration and age of every client's key
+peers     makes peers.pem, the keys of all that are registered, for every client's folder: with it
+          secure aggregation holds against a server that does not follow the protocol
 
   folder=  of certificates and keys, of every command (security)
 

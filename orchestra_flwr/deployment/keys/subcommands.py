@@ -26,6 +26,7 @@ from orchestra_flwr.deployment.keys.client_registry import (
     revoke,
 )
 from orchestra_flwr.deployment.keys.key_files import COMMAND, MAX_BYTES, NewFile, quoted, write_all
+from orchestra_flwr.deployment.keys.peers import peers_file
 from orchestra_flwr.deployment.keys.server_keys import (
     DEFAULT_DAYS,
     MAX_DAYS,
@@ -154,6 +155,21 @@ def show(options: Options) -> None:
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         print("  ".join(cells).rstrip())
+
+
+def make_peers(options: Options) -> None:
+    """Writes the keys of all that are registered into one file, for every client."""
+    folder = _existing(options.folder)
+    clients = registered(folder)
+    if not clients:
+        raise ConfigError(f"no client is registered in {folder}: register them first")
+    file = peers_file(folder, {name: client.key for name, client in clients.items()})
+    write_all([file])
+    print(f"made {file.path} with the keys of {len(clients)} clients\n\nnext:")
+    print(
+        "- copy it to the security folder of every client, in a way that the server does not "
+        "control, and start them again; when a client is registered or revoked, do so once more"
+    )
 
 
 def _print_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:

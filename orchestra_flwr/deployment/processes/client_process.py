@@ -19,6 +19,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
     client_files,
     default_name,
 )
+from orchestra_flwr.deployment.keys.peers import signatures
 from orchestra_flwr.deployment.processes.expiry import warning_daily
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, scratch_folder
 from orchestra_flwr.deployment.processes.supernode import SOCKET, Health, Supernode
@@ -57,7 +58,8 @@ def run_client(config: ClientConfig) -> None:
         report(f"{count} images in {root} ({kind})")
         report(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
         stack.enter_context(warning_daily(keys.dated if keys else (), report))
-        worker = ClientWorker(config, name, folder, report)
+        signed = signatures(keys) if keys else None
+        worker = ClientWorker(config, name, folder, report, signed)
         health = Health(folder, lambda: worker.problem)
         supernode = Supernode(
             str(config.server), keys, scratch, folder, health=health, report=report

@@ -60,11 +60,17 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
             which are as large as the model: no copy shall wait until the training is over.
 
     Raises:
-        ValueError: the server's model is another one than this client's.
+        ValueError: the server's model is another one than this client's, or the run's updates are
+            only sent in a sum.
         TrainingError: a loss that is not finite.
     """
+    if client.config.privacy.secure_aggregation:
+        raise ValueError(
+            "privacy.secure_aggregation=true: this run's updates are sent masked, and the server "
+            "asks for one as it is"
+        )
     task = content.config_records[CONFIG]
-    received = _received(client, content)
+    received = received_arrays(client, content)
     models = [str(name) for name in task.get(MODELS) or ["model"]]  # type: ignore[union-attr]
     names = [name for part in names_down(client.schemas, models) for name in part]
     keys = ("contribute", "index", "population", "stage")
@@ -97,7 +103,7 @@ def evaluate_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     """
     if not client.config.evaluation.asks_clients:
         raise ValueError("evaluation.unsupervised=false: this run asks its clients for no scores")
-    received = _received(client, content)
+    received = received_arrays(client, content)
     _, examples, scores = client.evaluate(
         [received.pop(name) for name in client.receives],
         {"round": content.config_records[CONFIG]["round"]},
@@ -110,7 +116,7 @@ def evaluate_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     )
 
 
-def _received(client: OrchestraClient, content: RecordDict) -> dict[str, np.ndarray]:
+def received_arrays(client: OrchestraClient, content: RecordDict) -> dict[str, np.ndarray]:
     """The arrays of a message down, which loses them."""
     schema = str(content.config_records[CONFIG]["schema"])
     if schema != client.schemas.fingerprint:

@@ -18,8 +18,15 @@ from orchestra_flwr.federation.attacks import attackers
 from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.attacker import Attacker
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.client.secure_answers import simulated_answer
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.fields import CLIENTS, CONFIG, FROZEN_FOLDER, RUN
+from orchestra_flwr.federation.messages.fields import (
+    CLIENTS,
+    CONFIG,
+    FROZEN_FOLDER,
+    RUN,
+    SECURE_STAGE,
+)
 from orchestra_flwr.federation.messages.frozen_weights import FrozenStore
 from orchestra_flwr.federation.population import (
     Population,
@@ -47,7 +54,14 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of the client that the message names."""
-    return answer(message, lambda content: train_reply(_addressed_client(content), content))
+    return answer(message, _trained)
+
+
+def _trained(content: RecordDict) -> RecordDict:
+    task = content.config_records[CONFIG]
+    if SECURE_STAGE not in task:
+        return train_reply(_addressed_client(content), content)
+    return simulated_answer(str(task["client"]), content, lambda: _addressed_client(content))
 
 
 @app.evaluate()

@@ -177,7 +177,8 @@ class OrchestraClient(NumPyClient):
 
         Returns:
             The arrays named by `returns` (only after training: the shared state, moved by at most
-            `privacy.clip`, or what changed of it), followed by those named by `contributes`; the
+            `privacy.clip`, or what changed of it; with `privacy.secure_aggregation` the state as
+            it is, which must not be sent), followed by those named by `contributes`; the
             number of images; metrics: mean loss parts, steps, seconds, `model` (which one was
             trained) and the method's own.
 
@@ -383,6 +384,8 @@ class OrchestraClient(NumPyClient):
             if clip is not None:
                 state = clipped_state(before, state, clip)
         state = self.state_to_send(before, state, work.seed)
+        if self.config.privacy.secure_aggregation:
+            return [state]  # as it is: federation/client/secure_answers.py masks it
         arrays = self.schemas.pack_trained(state, before, work.seed.generator("wire"))
         return [arrays[name] for name in self.returns]
 

@@ -14,3 +14,6 @@ CONTRIBUTED = "contributed"  # in a task: the latest one in which rows that it s
 FROZEN = "frozen"  # in greetings and tasks the digest of what nobody trains; an array of the first
 FROZEN_FOLDER = "frozen_folder"  # in a task: where it is, where clients share the disk
 CLIENTS = "clients"  # in a task: the folder for the clients' state, where they share the disk
+# Of secure aggregation, in tasks and replies: which of its stages, what it says (JSON), and, of
+# simulated clients alone, what a client remembers until the next one.
+SECURE_STAGE, SECURE_TEXT, SECURE_STATE = "secure_stage", "secure_text", "secure_state"

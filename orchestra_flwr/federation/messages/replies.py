@@ -106,7 +106,7 @@ def check_reply(
         before = received(model) if received and schemas.sends_updates else None
         state = _shared(record, schemas, form, before)
     examples = _no_more(int(metrics["examples"]), images)
-    contributions = _contributions(record, release, examples) if release else {}
+    contributions = checked_contributions(record, release, examples) if release else {}
     least = release.min_images if release else None
     smallest = metrics.get(SMALLEST_GROUP)
     sent = any(map(len, contributions.values()))
@@ -142,14 +142,26 @@ def _no_more(examples: int, images: int | None) -> int:
     return examples if images is None else min(examples, images)
 
 
-def _contributions(record: ArrayRecord, release: Release, images: int) -> dict[str, np.ndarray]:
+def checked_contributions(
+    record: ArrayRecord, release: Release, images: int
+) -> dict[str, np.ndarray]:
+    """What a client contributes beside its state, by name.
+
+    Args:
+        record: of its reply.
+        release: what that may be.
+        images: of the client.
+
+    Raises:
+        BadReplyError: an array of another shape or size, not finite, or with too long rows.
+    """
     contributions = {}
     longest = release.max_norm
     if longest is not None and release.norm_per_image:
         longest *= images
     least = 0 if release.may_be_empty else 1
     for name, (rows, width) in release.rows.items():
-        array = _array(record, name, np.dtype(np.float32), rows * width)
+        array = checked_array(record, name, np.dtype(np.float32), rows * width)
         if array.ndim != 2 or not least <= array.shape[0] <= rows or array.shape[1] != width:
             raise BadReplyError(
                 f"{name} of shape {array.shape} instead of ({least} to {rows}, {width})"
@@ -252,7 +264,7 @@ def _shared(
 ) -> np.ndarray:
     arrays = {}
     for name, (dtype, size) in form.items():
-        arrays[name] = _array(record, name, dtype, size)
+        arrays[name] = checked_array(record, name, dtype, size)
         if arrays[name].shape != (size,):
             raise BadReplyError(f"{name} of shape {arrays[name].shape} instead of ({size},)")
     state = schemas.unpack_trained(arrays, received)
@@ -264,7 +276,18 @@ def _shared(
     return state
 
 
-def _array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.ndarray:
+def checked_array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.ndarray:
+    """One array of a reply.
+
+    Args:
+        record: with it.
+        name: of it.
+        dtype: that it must have.
+        size: values that it may have at most.
+
+    Raises:
+        BadReplyError: it is larger, cannot be decoded, has another type, or is not finite.
+    """
     array = record[name]
     # Measured before it is decoded: a reply of a hundred times the size costs nothing more.
     most = dtype.itemsize * size + HEADER
@@ -279,7 +302,8 @@ def _array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) -> np.nda
         raise BadReplyError(f"{name} cannot be decoded: it is no array")
     if values.dtype != dtype:
         raise BadReplyError(f"{name} is {values.dtype} instead of {dtype}")
-    _demand_finite(name, values)
+    if dtype.kind == "f":
+        _demand_finite(name, values)
     return values
 
 

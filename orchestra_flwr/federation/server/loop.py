@@ -14,6 +14,7 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
+from orchestra_flwr.federation.secure_aggregation.secure_strategy import SecureStrategy
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
@@ -292,12 +293,16 @@ class _Run:
                 self.models.copy(source, target)
             if not stage.tasks:
                 continue
+            self.progress.round_started(round_.number, len(stage.tasks), label)
+            timeout = self.config.federation.round_timeout
+            if self.config.privacy.secure_aggregation:
+                secure = SecureStrategy(self.federation, round_, stage, report)
+                secure.exchange(self.grid, timeout, run_id(self.folder.checkpoint))
+                continue
             strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
             messages = strategy.configure_train(
                 round_.number, ArrayRecord(), ConfigRecord(), self.grid
             )
-            self.progress.round_started(round_.number, len(stage.tasks), label)
-            timeout = self.config.federation.round_timeout
             replies = self.grid.send_and_receive(messages, timeout=timeout)
             strategy.aggregate_train(round_.number, replies)
         for note in [*report.notes, *map(str, report.left_out)]:

@@ -85,21 +85,24 @@ class OrchestraStrategy(Strategy):
             grid: not read.
         """
         for task, record in self._messages_per_task():
-            entries: dict[str, Any] = {
-                **config,
-                **self.round.state_location,
-                **self.round.last_used.get(task.client, {}),
-                "train": self.round.trains,
-                "contribute": task.client not in self.round.exhausted,
-            }
-            if task.client in self.round.indices:
-                entries["index"] = self.round.indices[task.client]
-                entries["population"] = len(self.round.indices)
-            if self.number > 0:
-                entries["stage"] = self.number
-            if len(task.models) > 1:
-                entries[MODELS] = list(task.models)
+            entries = {**config, **self._task_entries(task)}
             yield self._message(MessageType.TRAIN, task.client, record, entries)
+
+    def _task_entries(self, task: Task) -> dict[str, Any]:
+        entries: dict[str, Any] = {
+            **self.round.state_location,
+            **self.round.last_used.get(task.client, {}),
+            "train": self.round.trains,
+            "contribute": task.client not in self.round.exhausted,
+        }
+        if task.client in self.round.indices:
+            entries["index"] = self.round.indices[task.client]
+            entries["population"] = len(self.round.indices)
+        if self.number > 0:
+            entries["stage"] = self.number
+        if len(task.models) > 1:
+            entries[MODELS] = list(task.models)
+        return entries
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -153,7 +156,7 @@ class OrchestraStrategy(Strategy):
             try:
                 images, values = check_scores(message, self._schemas, ranges, optional, joined)
             except BadReplyError as reason:
-                self.report.unscored.append(_dropped(task.client, message, reason))
+                self.report.unscored.append(dropped(task.client, message, reason))
                 self.federation.on_client(task.client, False)
             else:
                 self.federation.on_client(task.client, True)
@@ -190,7 +193,19 @@ class OrchestraStrategy(Strategy):
     def _message(
         self, kind: str, client: str, arrays: ArrayRecord, entries: Mapping[str, Any]
     ) -> Message:
-        """A message down; its bytes are counted."""
+        """A message down with models; its bytes are counted."""
+        task = dict(entries)
+        if frozen := self.federation.frozen:
+            task |= frozen.entries
+            if client not in frozen.holders and frozen.folder is None:
+                arrays = record_of({**arrays, FROZEN: NumpyArray(frozen.values)})
+            elif client not in frozen.holders:
+                self.report.bytes_down += frozen.values.nbytes
+        return self._envelope(kind, client, arrays, task)
+
+    def _envelope(
+        self, kind: str, client: str, arrays: ArrayRecord, entries: Mapping[str, Any]
+    ) -> Message:
         task = {
             **entries,
             "client": client,
@@ -198,12 +213,6 @@ class OrchestraStrategy(Strategy):
             "schema": self._schemas.fingerprint,
             "round": self.round.number,
         }
-        if frozen := self.federation.frozen:
-            task |= frozen.entries
-            if client not in frozen.holders and frozen.folder is None:
-                arrays = record_of({**arrays, FROZEN: NumpyArray(frozen.values)})
-            elif client not in frozen.holders:
-                self.report.bytes_down += frozen.values.nbytes
         # One copy of the arrays for the whole cohort; a client takes its message apart.
         content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(task)})
         self.report.bytes_down += payload_bytes(content)
@@ -233,7 +242,7 @@ class OrchestraStrategy(Strategy):
                 received=update.as_received,
             )
         except BadReplyError as reason:
-            self._drop(_dropped(task.client, message, reason))
+            self._drop(dropped(task.client, message, reason))
             self._note_holder(task.client, message)
             return None
         self._note_holder(task.client, message)
@@ -326,6 +335,7 @@ def missing_release_message(federation: Federation, round_: Round, report: Round
     return f"round {round_.number}: no client sent {release.label}, {why}, {more}"
 
 
-def _dropped(client: str, message: Message, reason: BadReplyError) -> Dropped:
+def dropped(client: str, message: Message, reason: BadReplyError) -> Dropped:
+    """A client whose reply cannot be used."""
     silent = message.has_error() and Failure.of(message.error.code) is None
     return Dropped(client, str(reason), silent)

@@ -5,6 +5,7 @@ It is the real client but for its training: what an attacker or a broken board w
 
 import json
 import os
+import signal
 import sys
 import time
 
@@ -23,11 +24,15 @@ class Rogue(client_worker.ClientWorker):
     def train(self, content):
         what = BEHAVIOUR.get(str(content.config_records[CONFIG]["round"]), "good")
         print(f"rogue: {what}", flush=True)
+        if what == f"die in {content.config_records[CONFIG].get('secure_stage')}":
+            os.kill(os.getpid(), signal.SIGKILL)
         if what == "hang":
             time.sleep(1000)
         if what == "slow":
             time.sleep(8)
         reply = super().train(content)
+        if METRICS not in reply:  # a stage of secure aggregation
+            return reply
         arrays = reply.array_records[ARRAYS]
         shared = arrays["shared"].numpy() if "shared" in arrays else None
         metrics = reply.metric_records[METRICS]

@@ -1,0 +1,149 @@
+"""How a client answers the stages of secure aggregation, in simulations and deployments."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.client.answers import received_arrays
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.messages.fields import (
+    ARRAYS,
+    CONFIG,
+    SECURE_STAGE,
+    SECURE_STATE,
+    SECURE_TEXT,
+)
+from orchestra_flwr.federation.secure_aggregation.ring_codec import Numbers, RingCodec
+from orchestra_flwr.flower.arrays import to_record
+from orchestra_flwr.methods import Role
+from orchestra_flwr.privacy.secure_sums import Confirmations, Occasion, SumClient, SumRefusedError
+from orchestra_flwr.privacy.secure_sums.sum_client import Sign, Verify
+from orchestra_flwr.seeding import ClientSeed
+
+
+@dataclass
+class SecureAnswers:
+    """One client's answers in the sums of its runs; it is in one sum at a time.
+
+    Attributes:
+        name: of the client.
+        least: clients that a sum must have.
+        sign: as for :class:`SumClient`.
+        verify: as for :class:`SumClient`.
+        confirmations: of all its sums.
+        current: the sum that it is in.
+    """
+
+    name: str
+    least: int = 0
+    sign: Sign | None = None
+    verify: Verify | None = None
+    confirmations: Confirmations = field(default_factory=Confirmations)
+    current: SumClient | None = None
+
+    def answer(self, content: RecordDict, client: Callable[[], OrchestraClient]) -> RecordDict:
+        """The reply to a task of one of the stages.
+
+        Args:
+            content: of the message, which loses its arrays.
+            client: makes the client that trains; called in the stage in which it does.
+
+        Raises:
+            SumRefusedError: the server asks for what this client does not do.
+            ValueError: as :func:`train_reply`.
+            TrainingError: a loss that is not finite.
+        """
+        task = content.config_records[CONFIG]
+        stage = str(task[SECURE_STAGE])
+        try:
+            asked = json.loads(str(task[SECURE_TEXT]))
+            if stage == "keys":
+                return self._reply(task, self._begun(asked, int(str(task["round"]))).advertise())
+            if self.current is None:
+                raise SumRefusedError(f"asked for stage {stage} of a sum that it is not in")
+            if stage == "shares":
+                return self._reply(task, self.current.share(asked["roster"]))
+            if stage == "input":
+                return self._masked(self.current, asked, content, client())
+            if stage == "confirm":
+                signed = self.current.confirm(asked["survivors"], self.confirmations)
+                return self._reply(task, signed)
+            if stage == "unmask":
+                return self._reply(task, self.current.unmask(asked["signatures"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SumRefusedError(f"stage {stage}: a message that is none: {error!r}") from error
+        raise SumRefusedError(f"{stage!r} is no stage of secure aggregation")
+
+    def _begun(self, asked: Any, round_: int) -> SumClient:
+        layout = tuple((int(bits), int(size)) for bits, size in asked["layout"])
+        occasion = Occasion(str(asked["run"]), round_, str(asked["attempt"]), layout)
+        self.current = SumClient(
+            self.name, occasion, sign=self.sign, verify=self.verify, least=self.least
+        )
+        return self.current
+
+    def _masked(
+        self, current: SumClient, asked: Any, content: RecordDict, client: OrchestraClient
+    ) -> RecordDict:
+        """Trains, and masks what came of it."""
+        task = content.config_records[CONFIG]
+        round_ = int(str(task["round"]))
+        if not task["train"] or round_ != current.occasion.round:
+            raise SumRefusedError(f"round {round_} is not that of the sum, or trains nothing")
+        codec = RingCodec(client.schemas)
+        if codec.layout != current.occasion.layout:
+            raise SumRefusedError("the server agreed with the others on a vector of another length")
+        arrays = received_arrays(client, content)
+        optional = {key: task[key] for key in ("contribute", "index", "population") if key in task}
+        (trained, *rows), images, metrics = client.fit(
+            [arrays[name] for name in client.receives],
+            {"round": round_, "train": True, **optional},
+        )
+        del metrics["model"]
+        before = client.schemas.codec.decode(Role.SHARED.value, arrays)
+        weight = weight_of_images(client.config, images)
+        numbers = Numbers(weight, images, 0, metrics)
+        seed = ClientSeed(client.config.seed, round_, self.name)
+        vector = codec.encode(trained, before, numbers, current.count, seed)
+        current.mask(asked["alive"], asked["boxes"], vector)
+        reply = self._reply(task, sorted(metrics))
+        masked = {f"ring{8 * part.itemsize}": part for part in vector}
+        # Rows are differentially private by themselves: other runs have no sum (`excluded.py`).
+        reply[ARRAYS] = to_record({**masked, **dict(zip(client.contributes, rows, strict=True))})
+        return reply
+
+    @staticmethod
+    def _reply(task: ConfigRecord, text: Any) -> RecordDict:
+        about = {"schema": task["schema"], SECURE_TEXT: json.dumps(text)}
+        return RecordDict({CONFIG: ConfigRecord(about)})
+
+
+def weight_of_images(config: Config, images: int) -> float:
+    """What a client with so many images counts in a sum, from 0 to 1."""
+    federation, full = config.federation, config.privacy.full_weight
+    if federation.weighting == "uniform" or full is None:
+        return 1.0
+    if federation.weighting == "batches":
+        images = max(1, images // config.training.batch_size)
+    return min(images, full) / full
+
+
+def simulated_answer(
+    name: str, content: RecordDict, client: Callable[[], OrchestraClient]
+) -> RecordDict:
+    """As :meth:`SecureAnswers.answer`, of a simulated client, which lives for one message.
+
+    What it must remember travels with its replies and comes back with the next message: who
+    simulates has all clients' images anyway. A real client's secrets never leave its memory.
+    """
+    task = content.config_records[CONFIG]
+    state = str(task.get(SECURE_STATE, ""))
+    answers = SecureAnswers(name, current=SumClient.from_state(state) if state else None)
+    reply = answers.answer(content, client)
+    assert answers.current is not None
+    reply.config_records[CONFIG][SECURE_STATE] = answers.current.state()
+    return reply

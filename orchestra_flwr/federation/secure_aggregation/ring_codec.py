@@ -1,0 +1,157 @@
+"""Updates as integers that can be added up without a look at them, and back.
+
+Each tensor has a range that server and clients know, for it follows from the model that was sent.
+What exceeds it is cut, and clients that had to cut are counted, in the sum. A value is rounded at
+random and without bias to one of as many levels as fit into the ring for all clients together, so
+that no sum can overflow. Matrices have 16 bits with any `federation.wire` but float32. Vectors,
+whose range is wide (a variance may fall from 1 to 1e-4), have 32, and with float32 all values.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.seeding import ClientSeed
+
+MOST_METRICS = 64  # losses and measures of a client
+FIXED = ("weight", "images", "cut")  # the numbers before them
+# Of numbers: 2^-24 is the smallest, 2^26 the largest, and a thousand of these stay below 2^63.
+UNIT, LARGEST = 2.0**-24, 2.0**26
+LEAST_RANGE = 0.05  # of a tensor that is zero, or nearly so
+WIDE = 64  # by how much the range of 32 bits is wider
+CHUNK = 1 << 18  # values that are worked at a time: they stay in a core's cache
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a client sends beside its update, each times its weight; of a sum, the sums.
+
+    Attributes:
+        weight: what its update counts, from 0 to 1.
+        images: that it trained on.
+        cut: 1 if some of its update was out of range, else 0.
+        metrics: losses and measures, by name.
+    """
+
+    weight: float
+    images: float
+    cut: float
+    metrics: Mapping[str, float]
+
+
+class RingCodec:
+    """Encodes one client's update, and decodes the sum of all.
+
+    Args:
+        schemas: of the run.
+    """
+
+    def __init__(self, schemas: Schemas) -> None:
+        self._spans = list(zip(schemas.shared.entries, schemas.shared.spans, strict=True))
+        self._narrow = schemas.wire != "float32"
+        self._size = schemas.shared.size
+
+    def _bits(self, shape: Sequence[int]) -> int:
+        return 16 if self._narrow and len(shape) >= 2 else 32
+
+    @property
+    def layout(self) -> tuple[tuple[int, int], ...]:
+        """Bits and number of integers of each part: 16 bits if there are such, 32, and 64."""
+        counts = {16: 0, 32: 0}
+        for (_, shape), span in self._spans:
+            counts[self._bits(shape)] += span.stop - span.start
+        parts = tuple((bits, count) for bits, count in counts.items() if count)
+        return (*parts, (64, len(FIXED) + MOST_METRICS))
+
+    def encode(
+        self,
+        trained: np.ndarray,
+        received: np.ndarray,
+        numbers: Numbers,
+        clients: int,
+        seed: ClientSeed,
+    ) -> list[np.ndarray]:
+        """A client's integers, in the parts of the layout.
+
+        Args:
+            trained: (size,) float32 state after training.
+            received: (size,) float32 state before it.
+            numbers: of the client; `cut` is found here.
+            clients: of which there may be a sum, at most.
+            seed: of the rounding.
+
+        Raises:
+            ValueError: values that are not finite, or more metrics than there is room for.
+        """
+        generator = np.random.default_rng(seed.generator("wire").initial_seed())
+        parts: dict[int, list[np.ndarray]] = {16: [], 32: []}
+        cut = False
+        for (name, shape), span in self._spans:
+            bits = self._bits(shape)
+            levels, step = self._levels(bits, received[span], clients)
+            update = trained[span] - received[span]
+            if not np.isfinite(update).all():
+                raise ValueError(f"the update of {name} is not finite")
+            scaled = update.astype(np.float64) * (numbers.weight / step)
+            cut = cut or bool(np.abs(scaled).max(initial=0) > levels)
+            scaled += generator.random(scaled.shape)
+            integers = np.clip(np.floor(scaled), -levels, levels)
+            parts[bits].append(integers.astype(f"<i{bits // 8}").view(f"<u{bits // 8}"))
+        found = [np.concatenate(arrays) for arrays in parts.values() if arrays]
+        return [*found, self._as_integers(numbers, cut)]
+
+    def decode(
+        self, total: Sequence[np.ndarray], received: np.ndarray, clients: int, names: Sequence[str]
+    ) -> tuple[np.ndarray, Numbers]:
+        """The mean of the clients' states, and the sums of their numbers.
+
+        Args:
+            total: the sum of what clients encoded.
+            received: as for :meth:`encode`.
+            clients: as for :meth:`encode`.
+            names: of the metrics.
+
+        Raises:
+            ValueError: the sum of the weights is not positive.
+        """
+        *parts, last = total
+        numbers = self._as_numbers(last, names)
+        if not numbers.weight > 0:
+            raise ValueError("the weights of all clients together are not positive")
+        places = {8 * part.itemsize: 0 for part in parts}
+        arrays = {8 * part.itemsize: part.view(f"<i{part.itemsize}") for part in parts}
+        mean = received.copy()
+        for (_, shape), span in self._spans:
+            bits = self._bits(shape)
+            _, step = self._levels(bits, received[span], clients)
+            start = places[bits]
+            places[bits] = stop = start + span.stop - span.start
+            mean[span] += arrays[bits][start:stop] * (step / numbers.weight)
+        return mean, numbers
+
+    @staticmethod
+    def _levels(bits: int, received: np.ndarray, clients: int) -> tuple[int, float]:
+        """The largest integer of a client, and what 1 stands for."""
+        largest = max(LEAST_RANGE, float(np.abs(received).max(initial=0)))
+        levels = (2 ** (bits - 1) - 1) // clients
+        return levels, largest * (WIDE if bits == 32 else 1) / levels
+
+    @staticmethod
+    def _as_integers(numbers: Numbers, cut: bool) -> np.ndarray:
+        if len(numbers.metrics) > MOST_METRICS:
+            raise ValueError(f"{len(numbers.metrics)} metrics, at most {MOST_METRICS} have room")
+        values = [numbers.weight, numbers.images, float(cut)]
+        values += [value * numbers.weight for _, value in sorted(numbers.metrics.items())]
+        if not all(map(math.isfinite, values)):
+            raise ValueError("a loss or a measure is not finite")
+        row = np.zeros(len(FIXED) + MOST_METRICS, np.int64)
+        row[: len(values)] = [round(min(max(v, -LARGEST), LARGEST) / UNIT) for v in values]
+        return row.view("<u8")
+
+    @staticmethod
+    def _as_numbers(row: np.ndarray, names: Sequence[str]) -> Numbers:
+        weight, images, cut, *metrics = (row.view("<i8") * UNIT).tolist()
+        return Numbers(weight, images, cut, dict(zip(sorted(names), metrics, strict=False)))

@@ -1,0 +1,229 @@
+"""A round whose results the server sees as one sum: the five stages of the protocol, as messages.
+
+Plausibility is judged of the sum. A round without a sum ends the run in one line, and nothing of
+it is known then; `resume=` goes on after the round before.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from orchestra_flwr.federation.exchanges import Task
+from orchestra_flwr.federation.messages.failures import describe_error
+from orchestra_flwr.federation.messages.fields import (
+    ARRAYS,
+    CONFIG,
+    SECURE_STAGE,
+    SECURE_STATE,
+    SECURE_TEXT,
+)
+from orchestra_flwr.federation.messages.replies import (
+    BadReplyError,
+    Reply,
+    checked_array,
+    checked_contributions,
+)
+from orchestra_flwr.federation.secure_aggregation.ring_codec import MOST_METRICS, RingCodec
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.server.stage_update import StageUpdate
+from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped
+from orchestra_flwr.privacy.secure_sums import SumFailedError, SumServer
+
+MOST_TEXT = 1 << 24  # characters of a client's text: that of a thousand clients is shorter
+SUM = "all of them"  # stands for a client where the sum does
+
+
+class SecureStrategy(OrchestraStrategy):
+    """The only stage of a round of `exchange=star`; arguments as :class:`OrchestraStrategy`."""
+
+    def exchange(self, grid: Grid, timeout: float, run: str) -> None:
+        """Runs the round and updates the model.
+
+        Args:
+            grid: of the clients.
+            timeout: seconds of each stage of the protocol.
+            run: the run's identifier.
+
+        Raises:
+            FederationError: too few clients are left, or the sum is not plausible.
+        """
+        self._grid, self._timeout = grid, timeout
+        self._states: dict[str, str] = {}
+        self._rows: dict[str, dict[str, np.ndarray]] = {}  # of those whose vectors are in the sum
+        self._names: Counter[tuple[str, ...]] = Counter()
+        self._codec = RingCodec(self._schemas)
+        self._sum = SumServer(run, self.round.number, self._codec.layout)
+        self.report.asked += len(self.stage.tasks)
+        try:
+            total = self._summed()
+        except SumFailedError as error:
+            first = self.report.dropped[:1]
+            why = "".join(f"; client {each.client}: {each.reason}" for each in first)
+            raise FederationError(
+                f"round {self.round.number}: no sum with secure aggregation: {error}{why}. "
+                "Nothing is known of the clients' updates"
+            ) from error
+        self._apply(total)
+
+    def _summed(self) -> list[np.ndarray]:
+        server = self._sum
+        layout = [list(part) for part in server.occasion.layout]
+        asked = {"run": server.occasion.run, "attempt": server.occasion.attempt, "layout": layout}
+        everybody = [task.client for task in self.stage.tasks]
+        self._ask("keys", everybody, lambda _: asked, server.take_keys)
+        roster = {"roster": server.roster()}
+        clients = [fields[0] for fields in roster["roster"]]
+        self._ask("shares", clients, lambda _: roster, server.take_shares)
+        alive = server.alive
+        self._ask_for_vectors(alive)
+        survivors = server.survivors
+        self._ask("confirm", survivors, lambda _: {"survivors": survivors}, server.take_signature)
+        signatures = {"signatures": server.signatures}
+        signed = sorted(server.signatures)
+        self._ask("unmask", signed, lambda _: signatures, server.take_unmasking)
+        return server.total()
+
+    def _ask(
+        self,
+        stage: str,
+        clients: Sequence[str],
+        text: Callable[[str], Any],
+        take: Callable[[str, Any], None],
+    ) -> None:
+        """One stage without arrays: `text` makes what a client is asked, `take` takes its reply."""
+        messages = (self._question(stage, client, text(client)) for client in clients)
+        replies = self._grid.send_and_receive(messages, timeout=self._timeout)
+        for client, message in zip(clients, replies, strict=True):
+            self._take_reply(client, message, lambda name, reply, _: take(name, reply))
+
+    def _ask_for_vectors(self, clients: Sequence[str]) -> None:
+        """The stage in which clients train."""
+        tasks = tuple(task for task in self.stage.tasks if task.client in clients)
+        training = _Training(
+            self.federation, self.round, replace(self.stage, tasks=tasks), self.report, self.number
+        )
+        training.entries = lambda client: self._entries("input", client, {
+            "alive": clients, "boxes": self._sum.boxes_for(client)
+        })  # fmt: skip
+        messages = training.configure_train(
+            self.round.number, ArrayRecord(), ConfigRecord(), self._grid
+        )
+        replies = self._grid.send_and_receive(messages, timeout=self._timeout)
+        for task, message in zip(tasks, replies, strict=True):
+            self._count_received_bytes(message)
+            self._note_holder(task.client, message)
+            self._take_reply(task.client, message, self._take_vector)
+
+    def _take_vector(self, client: str, names: Any, content: RecordDict) -> None:
+        record = content.get(ARRAYS)
+        layout = {f"ring{bits}": (bits, size) for bits, size in self._sum.occasion.layout}
+        release = self.federation.release
+        expected = [*layout, *(release.rows if release else ())]
+        if not isinstance(record, ArrayRecord) or record.keys() != {*expected}:
+            raise ValueError(f"the reply lacks its arrays, {', '.join(expected)}")
+        images = self.round.images.get(client, 1)
+        rows = checked_contributions(record, release, images) if release else {}
+        vector = [
+            checked_array(record, name, np.dtype(f"<u{bits // 8}"), size)
+            for name, (bits, size) in layout.items()
+        ]
+        if not isinstance(names, list) or len(names) > MOST_METRICS:
+            raise ValueError("the names of losses and measures are no list, or too many")
+        self._sum.take_vector(client, vector)
+        self._names[tuple(map(str, names))] += 1
+        self._rows[client] = rows
+        self.federation.on_client(client, True)
+
+    def _take_reply(
+        self, client: str, message: Message, take: Callable[[str, Any, RecordDict], None]
+    ) -> None:
+        """Whoever does not answer well drops out."""
+        try:
+            if message.has_error():
+                raise BadReplyError(describe_error(message.error))
+            about = message.content.get(CONFIG)
+            text = str(about.get(SECURE_TEXT, "")) if isinstance(about, ConfigRecord) else ""
+            self.report.bytes_up += len(text)
+            if not 0 < len(text) <= MOST_TEXT or not isinstance(about, ConfigRecord):
+                raise BadReplyError("the reply lacks its text, or it is too long")
+            if len(state := str(about.get(SECURE_STATE, ""))) <= MOST_TEXT and state:
+                self._states[client] = state
+            take(client, json.loads(text), message.content)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            reason = error if isinstance(error, BadReplyError) else BadReplyError(str(error))
+            if client in self._rows:  # what it sent is in the sum
+                self.report.dropped.append(dropped(client, message, reason))
+            else:
+                self._drop(dropped(client, message, reason))
+
+    def _question(self, stage: str, client: str, text: Any) -> Message:
+        entries = self._entries(stage, client, text)
+        return self._envelope(MessageType.TRAIN, client, ArrayRecord(), entries)
+
+    def _entries(self, stage: str, client: str, text: Any) -> dict[str, Any]:
+        written = json.dumps(text)
+        self.report.bytes_down += len(written)
+        remembered = {SECURE_STATE: self._states[client]} if client in self._states else {}
+        return {SECURE_STAGE: stage, SECURE_TEXT: written, **remembered}
+
+    def _apply(self, total: list[np.ndarray]) -> None:
+        """Makes the sum the model's new state, if it can be what training made of it."""
+        survivors = self._sum.survivors
+        update = StageUpdate(self.federation, self.round, self.stage, self.report, self.number)
+        plausibility = self._plausibility(update)
+        model = self._models.first
+        names = self._names.most_common(1)[0][0]
+        try:
+            state, numbers = self._codec.decode(
+                total, update.as_received(model), len(self._sum.roster()), names
+            )
+        except ValueError as error:
+            raise FederationError(f"round {self.round.number}: {error}") from error
+        for span, is_variance in self._schemas.shared.statistics:
+            if is_variance:  # rounding may have taken one that is nearly 0 below it
+                np.maximum(state[span], 0, out=state[span])
+        metrics = {name: value / numbers.weight for name, value in numbers.metrics.items()}
+        if len(self._names) > 1:
+            metrics = {}
+            self.report.notes.append("the clients measured different things: no losses this time")
+        if cut := round(numbers.cut):
+            self.report.notes.append(
+                f"{cut} of {len(survivors)} clients changed more than fits into the sum, which was "
+                "cut"
+            )
+        images = max(1, round(numbers.images))
+        stacked = {
+            name: np.concatenate([rows[name] for rows in self._rows.values()])
+            for name in next(iter(self._rows.values()))
+        }
+        task, reply = Task(SUM, (model,)), Reply(state, stacked, images, metrics, model)
+        if not plausibility.is_plausible(task, reply):
+            ((task, reply, reason),) = plausibility.late()
+            if reason is not None:
+                raise FederationError(f"round {self.round.number}: the sum: {reason}")
+        self.report.moved.append(plausibility.moved())
+        update.add(task, reply)
+        self.report.trained = {*survivors}
+        self.report.contributors = {
+            client for client, rows in self._rows.items() if any(map(len, rows.values()))
+        }
+        self.report.smallest_groups = {}  # each client's own, which is in the sum
+        self.report.answered += len(survivors)
+        self.report.client_seconds *= len(survivors)
+        update.apply()
+        self.report.summarise()
+
+
+class _Training(OrchestraStrategy):
+    """The messages of a plain round, with the entries of secure aggregation."""
+
+    entries: Callable[[str], dict[str, Any]]
+
+    def _task_entries(self, task: Task) -> dict[str, Any]:
+        return {**super()._task_entries(task), **self.entries(task.client)}

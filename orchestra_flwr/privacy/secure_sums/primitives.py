@@ -1,0 +1,135 @@
+"""The cryptography of a sum: key pairs, sealed shares, masks. All of it from kept libraries."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from orchestra_flwr.privacy.key_stream import KeyStream
+from orchestra_flwr.privacy.secure_sums.transcript import Layout
+
+SEED_BYTES = 16  # of each shared secret: what pycryptodome's Shamir takes
+WORDS = 1 << 15  # 64-bit words of a mask that are made at a time: they stay in a core's cache
+
+if TYPE_CHECKING:  # a client of a run without sums needs no cryptography
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+Vector = list[np.ndarray]  # unsigned integers, one array for each part of a layout
+
+
+def public_key(seed: bytes) -> bytes:
+    """The 32 bytes of the X25519 public key whose private key is made of a seed."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return _private_key(seed).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+
+def agreed(seed: bytes, other: bytes, purpose: bytes) -> bytes:
+    """32 bytes that two clients have in common: X25519 (RFC 7748) and HKDF-SHA256 (RFC 5869).
+
+    Args:
+        seed: of the own private key.
+        other: 32 bytes, the other's public key.
+        purpose: what the bytes are for; no two purposes share any.
+
+    Raises:
+        ValueError: the public key is none: with it everybody would know the bytes.
+    """
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+    return _derived(_private_key(seed).exchange(X25519PublicKey.from_public_bytes(other)), purpose)
+
+
+def sealed(key: bytes, text: bytes, about: bytes) -> bytes:
+    """ChaCha20-Poly1305 (RFC 8439) under a key that is used this once; `about` is bound to it."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    return ChaCha20Poly1305(key).encrypt(bytes(12), text, about)
+
+
+def opened(key: bytes, box: bytes, about: bytes) -> bytes:
+    """What :func:`sealed` sealed.
+
+    Raises:
+        ValueError: it was sealed by somebody else, for another purpose, or changed.
+    """
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    try:
+        return ChaCha20Poly1305(key).decrypt(bytes(12), box, about)
+    except InvalidTag:
+        raise ValueError("a sealed share was changed, or is none of this sum's") from None
+
+
+def commitment(seed: bytes, about: bytes) -> str:
+    """By which a reconstructed seed is known to be right; says nothing of 16 random bytes."""
+    return hashlib.sha256(about + seed).hexdigest()
+
+
+def split(seed: bytes, needed: int, holders: Sequence[int]) -> dict[int, bytes]:
+    """Shares of 16 bytes by their holders' numbers: any `needed` of them give the bytes back.
+
+    Shamir (1979) over GF(2^128): fewer shares say nothing at all.
+    """
+    from Crypto.Protocol.SecretSharing import Shamir
+
+    shares = Shamir.split(needed, len(holders), seed, ssss=False)
+    return {holder: share for holder, (_, share) in zip(holders, shares, strict=True)}
+
+
+def combined(shares: Sequence[tuple[int, bytes]]) -> bytes:
+    """The 16 bytes of which these are shares, each with its place among the holders, from 1.
+
+    Raises:
+        ValueError: a share is none.
+    """
+    from Crypto.Protocol.SecretSharing import Shamir
+
+    return bytes(Shamir.combine(list(shares), ssss=False))
+
+
+def add_mask(vector: Vector, seed: bytes, sign: int = 1) -> None:
+    """Adds a ChaCha20 key stream to all parts of a vector, or subtracts it; they wrap around.
+
+    Args:
+        vector: changed in place.
+        seed: of the mask; of secrets alone, and of none that masks anything else.
+        sign: 1 or -1.
+    """
+    stream = KeyStream(_derived(seed, b"mask"))
+    change = np.add if sign > 0 else np.subtract
+    for part in vector:
+        step = WORDS * 8 // part.itemsize
+        for start in range(0, len(part), step):
+            piece = part[start : start + step]
+            words = stream.words(-(-piece.nbytes // 8))
+            change(piece, words.view(part.dtype)[: len(piece)], out=piece)
+
+
+def zeros(layout: Layout) -> Vector:
+    """A vector of zeros."""
+    return [np.zeros(size, np.dtype(f"<u{bits // 8}")) for bits, size in layout]
+
+
+def fits(vector: Vector, layout: Layout) -> bool:
+    """Whether a vector has the layout that was agreed on."""
+    found = [(8 * part.itemsize, part.shape) for part in vector if part.dtype.kind == "u"]
+    return found == [(bits, (size,)) for bits, size in layout] and len(found) == len(vector)
+
+
+def _private_key(seed: bytes) -> X25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(_derived(seed, b"private key"))
+
+
+def _derived(seed: bytes, purpose: bytes) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    info = b"orchestra_flwr secure sum/" + purpose
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(seed)

@@ -1,0 +1,367 @@
+"""A client's side of one sum: what it sends in each stage, and what it refuses."""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestra_flwr.privacy.secure_sums import primitives
+from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, MOST_CLIENTS, degree, quorum
+from orchestra_flwr.privacy.secure_sums.primitives import Vector
+from orchestra_flwr.privacy.secure_sums.transcript import (
+    Advertisement,
+    Occasion,
+    names_digest,
+    roster_digest,
+)
+
+Sign = Callable[[bytes], bytes]
+Verify = Callable[[str, bytes, bytes], bool]  # whether the client of this name signed these bytes
+STAGES = ("keys", "shares", "input", "confirm", "unmask")
+OVER = "over"  # of a client that is through, or has refused something
+
+
+class SumRefusedError(ValueError):
+    """A client does not do what the server asks for; its text, for the client alone, says why."""
+
+
+class Confirmations:
+    """Whose vectors a client confirmed, of each round of each run: one set, once and for all.
+
+    With another set for the same round a server could subtract one sum from the other.
+
+    Args:
+        file: where it is kept; None: only in memory.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._digests: dict[tuple[str, int], str] = {}
+        if file is None or not file.exists():
+            return
+        try:
+            for line in file.read_text().splitlines():
+                run, round_, digest = json.loads(line)
+                self._digests[str(run), int(round_)] = str(digest)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{file}: this client's record of sums is damaged: {error}") from error
+
+    def confirm(self, occasion: Occasion, survivors: Sequence[str]) -> None:
+        """Writes a set down, unless it is there.
+
+        Raises:
+            SumRefusedError: another one is there.
+            OSError: it cannot be written.
+        """
+        when, digest = (occasion.run, occasion.round), names_digest(survivors)
+        known = self._digests.get(when)
+        if known is None and self._file is not None:
+            with self._file.open("a") as file:
+                file.write(json.dumps([*when, digest]) + "\n")
+        if self._digests.setdefault(when, digest) != digest:
+            raise SumRefusedError(
+                f"the sum of round {occasion.round} was confirmed with other clients: the "
+                "difference of the two would be a few clients' updates"
+            )
+
+
+@dataclass
+class _Secrets:
+    """What a client must remember from stage to stage, and nobody else may know."""
+
+    cipher_seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    mask_seed: bytes = field(default_factory=lambda: secrets.token_bytes(primitives.SEED_BYTES))
+    own_seed: bytes = field(default_factory=lambda: secrets.token_bytes(primitives.SEED_BYTES))
+    held: dict[str, bytes] = field(default_factory=dict)  # by whose they are: both shares
+
+
+class SumClient:
+    """One client in one sum.
+
+    Args:
+        name: the client's.
+        occasion: which sum.
+        sign: by the client's registered key; None: it has none.
+        verify: knows the registered keys of all; None: the server is trusted to follow the
+            protocol, since it could invent the other clients.
+        least: clients whose vectors must be in the sum.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        occasion: Occasion,
+        *,
+        sign: Sign | None = None,
+        verify: Verify | None = None,
+        least: int = LEAST_COHORT,
+    ) -> None:
+        self.name = name
+        self.occasion = occasion
+        self._sign = sign or (lambda statement: b"")
+        self._verify = verify
+        self._least = max(least, LEAST_COHORT)
+        self._stage = STAGES[0]
+        self._secrets = _Secrets()
+        self._roster: dict[str, Advertisement] = {}
+        self._drawn: list[str] = []  # neighbours of its own choice, who hold shares
+        self._alive: list[str] = []
+        self._survivors: list[str] = []
+
+    @property
+    def count(self) -> int:
+        """Of the clients that the sum began with."""
+        return len(self._roster)
+
+    def advertise(self) -> list[str]:
+        """Its public keys, as :meth:`Advertisement.fields`."""
+        self._enter("keys")
+        own = Advertisement(
+            self.name,
+            primitives.public_key(self._secrets.cipher_seed),
+            primitives.public_key(self._secrets.mask_seed),
+        )
+        signature = self._sign(own.statement(self.occasion))
+        own = Advertisement(own.name, own.cipher_key, own.mask_key, signature)
+        self._roster = {self.name: own}
+        return own.fields()
+
+    def share(self, roster: Sequence[Sequence[str]]) -> dict[str, Any]:
+        """Shares of its secrets, sealed for neighbours that it draws.
+
+        Args:
+            roster: all clients' keys, its own among them.
+
+        Returns:
+            `boxes`, a sealed share in hexadecimal for each neighbour's name, and `commitment`.
+
+        Raises:
+            SumRefusedError: too few clients, a key that is missing, repeated, replaced or not
+                signed, or a stage out of order.
+        """
+        self._enter("shares")
+        own = self._roster[self.name]
+        self._roster = self._checked(roster, own)
+        others = sorted(self._roster.keys() - {self.name})
+        self._drawn = sorted(secrets.SystemRandom().sample(others, degree(self.count)))
+        holders = [self.name, *self._drawn]
+        needed, numbers = quorum(len(holders)), range(1, len(holders) + 1)
+        parts = [
+            primitives.split(seed, needed, numbers)
+            for seed in (self._secrets.own_seed, self._secrets.mask_seed)
+        ]
+        pairs = {holder: parts[0][i] + parts[1][i] for i, holder in enumerate(holders, 1)}
+        self._secrets.held[self.name] = pairs.pop(self.name)
+        boxes = {}
+        for holder, pair in pairs.items():
+            about = self._about(self.name, holder)
+            try:
+                key = self._agreed(holder, about)
+            except ValueError as error:
+                self._refuse(f"the keys of {holder}: {error}")
+            boxes[holder] = primitives.sealed(key, pair, about).hex()
+        about = self.occasion.statement("commitment", self.name)
+        return {
+            "boxes": boxes,
+            "commitment": primitives.commitment(self._secrets.own_seed, about),
+        }
+
+    def mask(self, alive: Sequence[str], boxes: Mapping[str, str], vector: Vector) -> None:
+        """Masks its vector, in place.
+
+        Args:
+            alive: clients that gave out shares, itself among them.
+            boxes: the shares that others sealed for it, by their names.
+            vector: of the layout that was agreed on.
+
+        Raises:
+            SumRefusedError: too few clients or neighbours are left, a share that is none, another
+                length of vector, or a stage out of order.
+        """
+        self._enter("input")
+        self._alive = self._members(alive, self._roster, "shares")
+        holders = {self.name, *self._drawn}
+        if len(holders & {*alive}) < quorum(len(holders)):
+            self._refuse(f"only {len(holders & {*alive}) - 1} of its neighbours are left")
+        if not boxes.keys() <= {*alive} - {self.name}:
+            self._refuse("shares of clients that are not in the sum")
+        if not primitives.fits(vector, self.occasion.layout):
+            self._refuse("the server agreed with the others on a vector of another length")
+        try:
+            for sender, box in boxes.items():
+                about = self._about(sender, self.name)
+                key = self._agreed(sender, about)
+                self._secrets.held[sender] = primitives.opened(key, bytes.fromhex(box), about)
+            neighbours = ({*self._drawn} | boxes.keys()) & {*alive}
+            primitives.add_mask(vector, self._secrets.own_seed)
+            for name in sorted(neighbours):
+                key = self._mask_key(name)
+                primitives.add_mask(vector, key, 1 if self.name < name else -1)
+        except ValueError as error:
+            self._refuse(str(error))
+
+    def confirm(self, survivors: Sequence[str], confirmations: Confirmations) -> str:
+        """Its signature, in hexadecimal, of whose vectors are in the sum.
+
+        Args:
+            survivors: those clients, itself among them.
+            confirmations: what it signed before; this one is written down.
+
+        Raises:
+            SumRefusedError: too few, one that gave out no shares, another set than before for
+                this round, or a stage out of order.
+        """
+        self._enter("confirm")
+        self._survivors = self._members(survivors, self._alive, "vectors")
+        try:
+            confirmations.confirm(self.occasion, self._survivors)
+        except SumRefusedError as error:
+            self._refuse(str(error))
+        return self._sign(self._confirmed()).hex()
+
+    def unmask(self, signatures: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """The shares that the sum needs: of each client one of the two, and never again.
+
+        Args:
+            signatures: what clients returned from :meth:`confirm`, by name.
+
+        Returns:
+            `own` and `keys`: shares in hexadecimal by whose they are, of the own masks of those
+            whose vectors are in the sum and of the mask keys of those whose are not.
+
+        Raises:
+            SumRefusedError: fewer than two thirds of the clients signed the same, or a stage out of
+                order.
+        """
+        self._enter("unmask")
+        confirmed = self._confirmed()
+        signed = [
+            name
+            for name, signature in signatures.items()
+            if name in self._survivors and self._is_signed(name, confirmed, signature)
+        ]
+        if len(signed) < quorum(self.count):
+            self._refuse(
+                f"{len(signed)} of {self.count} clients signed the same list of clients, "
+                f"{quorum(self.count)} must"
+            )
+        shares: dict[str, dict[str, str]] = {"own": {}, "keys": {}}
+        for name, pair in self._secrets.held.items():
+            own, key = pair[: primitives.SEED_BYTES], pair[primitives.SEED_BYTES :]
+            if name in self._survivors:
+                shares["own"][name] = own.hex()
+            else:
+                shares["keys"][name] = key.hex()
+        self._forget()
+        return shares
+
+    def state(self) -> str:
+        """All of it but `sign` and `verify`, with its secrets: only for who holds them anyway."""
+        kept = {
+            "stage": self._stage,
+            "drawn": self._drawn,
+            "alive": self._alive,
+            "survivors": self._survivors,
+            "roster": [each.fields() for each in self._roster.values()],
+            "occasion": asdict(self.occasion),
+            "name": self.name,
+            "secrets": {**asdict(self._secrets)},
+        }
+        return json.dumps(kept, default=bytes.hex)
+
+    @classmethod
+    def from_state(cls, text: str, **arguments: Any) -> "SumClient":
+        """Reads :meth:`state`; `arguments` are those of the constructor that are not in it."""
+        kept = json.loads(text)
+        about = kept["occasion"]
+        layout = tuple((bits, size) for bits, size in about.pop("layout"))
+        client = cls(kept["name"], Occasion(**about, layout=layout), **arguments)
+        client._stage = kept["stage"]
+        client._drawn, client._alive = kept["drawn"], kept["alive"]
+        client._survivors = kept["survivors"]
+        client._roster = {fields[0]: Advertisement.of(fields) for fields in kept["roster"]}
+        seeds, held = kept["secrets"], kept["secrets"].pop("held")
+        client._secrets = _Secrets(
+            **{name: bytes.fromhex(seed) for name, seed in seeds.items()},
+            held={name: bytes.fromhex(pair) for name, pair in held.items()},
+        )
+        return client
+
+    def _enter(self, stage: str) -> None:
+        """Each stage once, and in its order."""
+        if self._stage != stage:
+            self._refuse(f"asked for stage {stage}, and it is {self._stage}")
+        self._stage = (*STAGES, OVER)[STAGES.index(stage) + 1]
+
+    def _checked(
+        self, roster: Sequence[Sequence[str]], own: Advertisement
+    ) -> dict[str, Advertisement]:
+        try:
+            parsed = [Advertisement.of(fields) for fields in roster]
+        except (TypeError, ValueError) as error:
+            self._refuse(f"a list of keys that is none: {error}")
+        names = [each.name for each in parsed]
+        if own not in parsed:
+            self._refuse("its own keys were replaced or left out")
+        keys = [key for each in parsed for key in (each.cipher_key, each.mask_key)]
+        if len({*names}) < len(names) or len({*keys}) < len(keys):
+            self._refuse("a client or a key twice")
+        if not self._least <= len(parsed) <= MOST_CLIENTS:
+            self._refuse(
+                f"a sum of {len(parsed)} clients, {self._least} to {MOST_CLIENTS} are allowed"
+            )
+        for each in parsed:
+            statement = each.statement(self.occasion)
+            if not self._is_signed(each.name, statement, each.signature.hex()):
+                self._refuse(f"the keys of {each.name} are not signed by a registered key")
+        return {each.name: each for each in sorted(parsed, key=lambda each: each.name)}
+
+    def _members(
+        self, names: Sequence[str], among: Mapping[str, object] | Sequence[str], what: str
+    ) -> list[str]:
+        """Sorted names of clients that are left."""
+        if len({*names}) < len(names) or not {*names} <= {*among}:
+            self._refuse(f"{what} of clients that are not in the sum, or twice")
+        if self.name not in names:
+            self._refuse(f"its own {what} are left out")
+        if len(names) < (needed := max(self._least, quorum(self.count))):
+            self._refuse(f"{what} of {len(names)} of {self.count} clients, {needed} are needed")
+        return sorted(names)
+
+    def _confirmed(self) -> bytes:
+        sets = map(names_digest, (self._alive, self._survivors))
+        return self.occasion.statement("confirm", roster_digest(self._roster.values()), *sets)
+
+    def _is_signed(self, name: str, statement: bytes, signature: str) -> bool:
+        if self._verify is None:
+            return True
+        try:
+            return self._verify(name, statement, bytes.fromhex(signature))
+        except (TypeError, ValueError):
+            return False
+
+    def _about(self, sender: str, receiver: str) -> bytes:
+        """What a sealed share is bound to: this sum with all its keys, and the two clients."""
+        digest = roster_digest(self._roster.values())
+        return self.occasion.statement("shares", digest, sender, receiver)
+
+    def _agreed(self, name: str, purpose: bytes) -> bytes:
+        return primitives.agreed(self._secrets.cipher_seed, self._roster[name].cipher_key, purpose)
+
+    def _mask_key(self, name: str) -> bytes:
+        purpose = self.occasion.statement("input")
+        return primitives.agreed(self._secrets.mask_seed, self._roster[name].mask_key, purpose)
+
+    def _refuse(self, why: str) -> Any:
+        """Whatever was refused once is over: nothing more of it is answered."""
+        self._forget()
+        raise SumRefusedError(f"secure aggregation, round {self.occasion.round}: {why}")
+
+    def _forget(self) -> None:
+        self._stage = OVER
+        self._secrets = _Secrets(b"", b"", b"")

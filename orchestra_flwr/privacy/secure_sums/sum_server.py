@@ -1,0 +1,195 @@
+"""The server's side of one sum: it passes on what clients seal for each other, and adds up."""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from orchestra_flwr.privacy.secure_sums import primitives
+from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, MOST_CLIENTS, quorum
+from orchestra_flwr.privacy.secure_sums.primitives import Vector
+from orchestra_flwr.privacy.secure_sums.transcript import Advertisement, Layout, Occasion
+
+
+class SumFailedError(RuntimeError):
+    """A sum cannot be had, and nothing of it is known; the text says why."""
+
+
+class SumServer:
+    """Adds up one vector of each client.
+
+    Of each stage it is given the replies one by one (`take_...`), and says what the next one sends
+    (a mapping that JSON can hold). A reply that is none raises a ValueError: that client drops out.
+    Memory is one vector, however many clients there are.
+
+    Args:
+        run: the run's identifier.
+        round_: the round.
+        layout: of the vectors.
+    """
+
+    def __init__(self, run: str, round_: int, layout: Layout) -> None:
+        self.occasion = Occasion(run, round_, secrets.token_hex(16), layout)
+        self._roster: dict[str, Advertisement] = {}
+        self._keys: set[bytes] = set()  # of all in the roster
+        self._boxes: dict[str, dict[str, bytes]] = {}  # by sender: those that it drew
+        self._commitments: dict[str, str] = {}
+        self._total: Vector = primitives.zeros(layout)
+        self._survivors: list[str] = []
+        self._signatures: dict[str, str] = {}
+        self._shares: dict[str, dict[str, list[tuple[str, bytes]]]] = {"own": {}, "keys": {}}
+
+    def take_keys(self, name: str, fields: Sequence[str]) -> None:
+        """Of the first stage: what :meth:`SumClient.advertise` returned.
+
+        Keys for which all other clients would refuse the sum drop out here: repeated ones, and
+        those with which nobody can agree on a secret.
+        """
+        advertised = Advertisement.of(fields)
+        keys = {advertised.cipher_key, advertised.mask_key}
+        if advertised.name != name or len(keys) < 2 or keys & self._keys:
+            raise ValueError("keys that are another client's, or one key twice")
+        for key in keys:
+            primitives.agreed(secrets.token_bytes(primitives.SEED_BYTES), key, b"check")
+        self._keys |= keys
+        self._roster[name] = advertised
+
+    def roster(self) -> list[list[str]]:
+        """What all clients are sent in the second stage.
+
+        Raises:
+            SumFailedError: too few clients sent keys, or too many.
+        """
+        count = len(self._roster)
+        if not LEAST_COHORT <= count <= MOST_CLIENTS:
+            raise SumFailedError(
+                f"{count} clients sent their keys, {LEAST_COHORT} to {MOST_CLIENTS} are allowed"
+            )
+        return [each.fields() for _, each in sorted(self._roster.items())]
+
+    def take_shares(self, name: str, reply: Mapping[str, Any]) -> None:
+        """Of the second stage: what :meth:`SumClient.share` returned."""
+        boxes = {str(holder): bytes.fromhex(box) for holder, box in dict(reply["boxes"]).items()}
+        if not boxes.keys() < self._roster.keys() or name in boxes:
+            raise ValueError("shares for clients that are not in the sum")
+        self._boxes[name], self._commitments[name] = boxes, str(reply["commitment"])
+
+    @property
+    def alive(self) -> list[str]:
+        """Those that gave out shares.
+
+        Raises:
+            SumFailedError: they are too few.
+        """
+        return self._enough(sorted(self._boxes), "gave out shares")
+
+    def boxes_for(self, name: str) -> dict[str, str]:
+        """The shares that others sealed for a client, for the third stage."""
+        return {sender: boxes[name].hex() for sender, boxes in self._boxes.items() if name in boxes}
+
+    def take_vector(self, name: str, vector: Vector) -> None:
+        """Of the third stage: a masked vector, which is added up."""
+        if name not in self._boxes or name in self._survivors:
+            raise ValueError("a vector of a client that is not in the sum")
+        if not primitives.fits(vector, self.occasion.layout):
+            raise ValueError("a vector of another length or type")
+        for total, part in zip(self._total, vector, strict=True):
+            np.add(total, part, out=total)
+        self._survivors.append(name)
+
+    @property
+    def survivors(self) -> list[str]:
+        """Those whose vectors came: what the fourth stage sends.
+
+        Raises:
+            SumFailedError: they are too few.
+        """
+        return self._enough(sorted(self._survivors), "sent their vectors")
+
+    def take_signature(self, name: str, signature: str) -> None:
+        """Of the fourth stage: what :meth:`SumClient.confirm` returned."""
+        bytes.fromhex(signature)
+        self._signatures[name] = signature
+
+    @property
+    def signatures(self) -> dict[str, str]:
+        """What the fifth stage sends.
+
+        Raises:
+            SumFailedError: they are too few.
+        """
+        self._enough(sorted(self._signatures), "confirmed the list of clients")
+        return self._signatures
+
+    def take_unmasking(self, name: str, shares: Mapping[str, Any]) -> None:
+        """Of the last stage: what :meth:`SumClient.unmask` returned."""
+        survivors = {*self._survivors}
+        parsed = {
+            kind: {str(owner): bytes.fromhex(share) for owner, share in dict(shares[kind]).items()}
+            for kind in ("own", "keys")
+        }
+        if not parsed["own"].keys() <= survivors or parsed["keys"].keys() & survivors:
+            raise ValueError("shares that nobody asked for")
+        for kind, found in parsed.items():
+            for owner, share in found.items():
+                holds = owner == name or name in self._boxes.get(owner, ())
+                if not holds or len(share) != primitives.SEED_BYTES:
+                    raise ValueError(f"a share of {owner} that is none")
+                self._shares[kind].setdefault(owner, []).append((name, share))
+
+    def total(self) -> Vector:
+        """The sum of the vectors, whose integers wrap around.
+
+        Raises:
+            SumFailedError: too few shares came, or some are wrong.
+        """
+        own = {name: self._own_seed(name) for name in sorted(self._survivors)}
+        gone = sorted(self._boxes.keys() - own.keys())
+        masks = [mask for name in gone for mask in self._masks_for(name)]
+        for seed in own.values():
+            primitives.add_mask(self._total, seed, -1)
+        for seed, sign in masks:
+            primitives.add_mask(self._total, seed, sign)
+        return self._total
+
+    def _own_seed(self, name: str) -> bytes:
+        seed = self._reconstructed("own", name)
+        about = self.occasion.statement("commitment", name)
+        if primitives.commitment(seed, about) != self._commitments[name]:
+            raise SumFailedError(f"a client gave out a wrong share of {name}")
+        return seed
+
+    def _masks_for(self, gone: str) -> Iterator[tuple[bytes, int]]:
+        """What takes out of the sum what its neighbours added for a client that is gone."""
+        neighbours = [each for each in self._survivors if self._are_neighbours(gone, each)]
+        if not neighbours:
+            return
+        seed = self._reconstructed("keys", gone)
+        if primitives.public_key(seed) != self._roster[gone].mask_key:
+            raise SumFailedError(f"a client gave out a wrong share of {gone}")
+        purpose = self.occasion.statement("input")
+        for name in neighbours:
+            key = primitives.agreed(seed, self._roster[name].mask_key, purpose)
+            yield key, -1 if name < gone else 1
+
+    def _are_neighbours(self, one: str, other: str) -> bool:
+        return other in self._boxes[one] or one in self._boxes[other]
+
+    def _reconstructed(self, kind: str, owner: str) -> bytes:
+        holders = [owner, *sorted(self._boxes[owner])]
+        needed = quorum(len(holders))
+        places = {holder: place for place, holder in enumerate(holders, 1)}
+        found = self._shares[kind].get(owner, [])
+        if len(found) < needed:
+            raise SumFailedError(
+                f"{len(found)} clients gave out their share of {owner}, {needed} are needed"
+            )
+        return primitives.combined([(places[name], share) for name, share in found[:needed]])
+
+    def _enough(self, names: list[str], what: str) -> list[str]:
+        if len(names) < (needed := max(LEAST_COHORT, quorum(len(self._roster)))):
+            raise SumFailedError(
+                f"{len(names)} of {len(self._roster)} clients {what}, {needed} are needed"
+            )
+        return names

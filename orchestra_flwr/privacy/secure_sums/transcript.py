@@ -1,0 +1,86 @@
+"""What the parties of a sum must agree on, as bytes that can be signed and hashed."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+LABEL = "orchestra_flwr secure sum 1"  # raised whenever the meaning of a stage changes
+Layout = tuple[tuple[int, int], ...]  # of a vector: bits of its integers, and how many of them
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """Which sum this is.
+
+    Attributes:
+        run: the run's identifier.
+        round: the round; of each round of a run there is one sum.
+        attempt: differs whenever the server begins anew.
+        layout: of everybody's vector.
+    """
+
+    run: str
+    round: int
+    attempt: str
+    layout: Layout
+
+    def statement(self, stage: str, *parts: object) -> bytes:
+        """What is signed in a stage, or binds a key to it."""
+        return _canonical(
+            [LABEL, stage, self.run, self.round, self.attempt, list(map(list, self.layout)), *parts]
+        )
+
+
+@dataclass(frozen=True)
+class Advertisement:
+    """A client's public keys for one sum.
+
+    Attributes:
+        name: of the client.
+        cipher_key: 32 bytes (X25519), with which shares are sealed.
+        mask_key: 32 bytes (X25519), from which masks are made.
+        signature: of both, by the client's registered key; empty without one.
+    """
+
+    name: str
+    cipher_key: bytes
+    mask_key: bytes
+    signature: bytes = b""
+
+    def statement(self, occasion: Occasion) -> bytes:
+        """What the signature is of."""
+        return occasion.statement("keys", self.name, self.cipher_key.hex(), self.mask_key.hex())
+
+    def fields(self) -> list[str]:
+        """The attributes as texts, for a message."""
+        return [self.name, self.cipher_key.hex(), self.mask_key.hex(), self.signature.hex()]
+
+    @classmethod
+    def of(cls, fields: Sequence[str]) -> "Advertisement":
+        """Reads :meth:`fields`.
+
+        Raises:
+            ValueError: they are none.
+        """
+        name, *rest = fields
+        cipher_key, mask_key, signature = map(bytes.fromhex, rest)
+        if not isinstance(name, str) or len(cipher_key) != 32 or len(mask_key) != 32:
+            raise ValueError("a client's keys have 32 bytes each")
+        return cls(name, cipher_key, mask_key, signature)
+
+
+def roster_digest(roster: Iterable[Advertisement]) -> str:
+    """Of all public keys of a sum, in hexadecimal."""
+    fields = [[each.name, each.cipher_key.hex(), each.mask_key.hex()] for each in roster]
+    return hashlib.sha256(_canonical(fields)).hexdigest()
+
+
+def names_digest(names: Iterable[str]) -> str:
+    """Of a set of clients, in hexadecimal."""
+    return hashlib.sha256(_canonical(sorted(names))).hexdigest()
+
+
+def _canonical(value: object) -> bytes:
+    """JSON, which keeps parts apart whatever is in them."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True).encode()

@@ -1,0 +1,260 @@
+"""A real client in secure aggregation: what it demands, sends and refuses."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import RecordDict
+
+from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
+from orchestra_flwr.deployment.keys.peers import Signatures
+from orchestra_flwr.federation.messages.fields import (
+    ARRAYS,
+    CONFIG,
+    SECURE_STAGE,
+    SECURE_TEXT,
+)
+from orchestra_flwr.federation.secure_aggregation.ring_codec import RingCodec
+from orchestra_flwr.methods import Role
+from orchestra_flwr.privacy.secure_sums import Confirmations, SumClient, SumServer, primitives
+from tests.deployment.client_work.conftest import model_of
+
+DEMAND = "privacy.secure_aggregation=true"
+OTHERS = ("attic", "garage", "shed")
+
+
+@pytest.fixture
+def server(configured):
+    return configured("method=simclr", "federation.weighting=uniform", DEMAND,
+                      "federation.min_clients=4", "federation.min_images=5")  # fmt: skip
+
+
+@pytest.fixture
+def keys():
+    return {name: Ed25519PrivateKey.generate() for name in ("kitchen", *OTHERS)}
+
+
+@pytest.fixture
+def signed(keys):
+    """Makes one client's signatures, which know all."""
+
+    def verify(name, statement, signature):
+        try:
+            keys[name].public_key().verify(signature, statement)
+        except (KeyError, InvalidSignature):
+            return False
+        return True
+
+    return lambda name: Signatures(keys[name].sign, verify, len(keys))
+
+
+class Talk:
+    """A server and three others, who are the protocol alone, around one real client."""
+
+    def __init__(self, worker, server, ask, task, signed, round_=1):
+        self.worker, self.config, self.round = worker, server, round_
+        self.ask_, self.task = ask, task
+        self.layout = RingCodec(model_of(server)[1]).layout
+        self.server = SumServer("run", round_, self.layout)
+        self.others = {
+            name: SumClient(name, self.server.occasion, sign=signed(name).sign) for name in OTHERS
+        }
+        self.sent = []
+
+    def ask(self, stage, text, **entries):
+        about = {SECURE_STAGE: stage, SECURE_TEXT: json.dumps(text), **entries}
+        content = self.task(self.config, self.round, **about)
+        if stage != "input":
+            content = RecordDict({CONFIG: content[CONFIG]})
+        answer = self.ask_(self.worker, "train", content)
+        if isinstance(answer, RecordDict):
+            self.sent.append(answer)
+            return json.loads(answer[CONFIG][SECURE_TEXT])
+        return answer["failure"]
+
+    def keys(self):
+        occasion = self.server.occasion
+        about = {"run": "run", "attempt": occasion.attempt, "layout": self.layout}
+        self.server.take_keys("kitchen", self.ask("keys", about))
+        for name, client in self.others.items():
+            self.server.take_keys(name, client.advertise())
+
+    def shares(self):
+        roster = self.server.roster()
+        self.server.take_shares("kitchen", self.ask("shares", {"roster": roster}))
+        for name, client in self.others.items():
+            self.server.take_shares(name, client.share(roster))
+
+    def input(self):
+        alive = self.server.alive
+        said = self.ask("input", {"alive": alive, "boxes": self.server.boxes_for("kitchen")})
+        arrays = self.sent[-1][ARRAYS]
+        self.server.take_vector("kitchen", [arrays[f"ring{b}"].numpy() for b, _ in self.layout])
+        for name, client in self.others.items():
+            vector = primitives.zeros(self.layout)
+            client.mask(alive, self.server.boxes_for(name), vector)
+            self.server.take_vector(name, vector)
+        return said
+
+    def confirm(self):
+        survivors = self.server.survivors
+        signature = self.ask("confirm", {"survivors": survivors})
+        self.server.take_signature("kitchen", signature)
+        for name, client in self.others.items():
+            self.server.take_signature(name, client.confirm(survivors, Confirmations()))
+
+    def unmask(self):
+        signatures = self.server.signatures
+        shares = self.ask("unmask", {"signatures": signatures})
+        self.server.take_unmasking("kitchen", shares)
+        for name, client in self.others.items():
+            self.server.take_unmasking(name, client.unmask(signatures))
+
+    def until(self, stage):
+        for each in ("keys", "shares", "input", "confirm", "unmask"):
+            if each == stage:
+                return self
+            getattr(self, each)()
+        return self
+
+
+@pytest.fixture
+def talk(worker, server, ask, task, signed, said, tmp_path):
+    def make(*overrides, registered=True, round_=1):
+        one = worker(DEMAND, *overrides)
+        signatures = signed("kitchen") if registered else None
+        one = ClientWorker(one._config, "kitchen", tmp_path, said.append, signatures)
+        return Talk(one, server, ask, task, signed, round_)
+
+    return make
+
+
+def test_its_update_is_in_the_sum_and_nowhere_else(talk, said):
+    one = talk()
+    one.until("confirm")
+    names = json.loads(one.sent[-1][CONFIG][SECURE_TEXT])
+    one.confirm()
+    one.unmask()
+    total = one.server.total()
+    learner, schemas = model_of(one.config)
+    before = schemas.shared.pack(learner.state(Role.SHARED))
+    mean, sums = RingCodec(schemas).decode(total, before, 4, names)
+    moved = np.abs(mean - before).max()
+    assert 0 < moved < 10 and sums.images == 20 and sums.weight == 1
+    masked = one.sent[2][ARRAYS]["ring32"].numpy()
+    assert abs(masked.astype(np.float64).mean() / 2**32 - 0.5) < 0.05
+    for reply in one.sent:
+        assert not reply.metric_records and dict(reply[CONFIG]).keys() == {"schema", SECURE_TEXT}
+    assert said[-3:] == [
+        "round 1: training", "round 1: sent its update masked, for a sum of 4 clients",
+        "round 1: the sum was opened",
+    ]  # fmt: skip
+
+
+def test_a_greeting_does_not_say_how_many_images_it_has(talk, server, ask, greeting, said):
+    told = ask(talk().worker, "greet", greeting(server))[CONFIG]
+    assert told["images"] == 5 and "refusal" not in told
+    assert said[-1] == (
+        "the server sees sums of 3 and more clients' updates, whatever it does, while at most 0 of "
+        "those clients are on its side (peers.pem: 4 clients)"
+    )
+
+
+def test_without_peers_the_promise_is_smaller(talk, server, ask, greeting, said):
+    ask(talk("privacy.min_cohort=7", registered=False).worker, "greet", greeting(server))
+    assert said[-1] == (
+        "the server sees sums of 7 and more clients' updates, if it follows the protocol: without "
+        "peers.pem it could invent the others"
+    )
+
+
+def test_who_demands_sums_takes_part_in_nothing_else(worker, configured, ask, greeting, task, said):
+    plain = configured("method=simclr")
+    one = worker(DEMAND)
+    assert ask(one, "greet", greeting(plain))[CONFIG]["refusal"] == "privacy_refused"
+    assert ask(one, "train", task(plain)) == {"failure": "privacy_refused"}
+    assert said[-1].startswith(
+        "failed: the server would see this client's own update, and privacy."
+    )
+
+
+def test_a_plain_round_of_a_run_with_sums_is_refused(worker, server, ask, task, said):
+    for one in (worker(), worker(DEMAND)):
+        assert ask(one, "train", task(server)) == {"failure": "failed"}
+        assert "this run's updates are sent masked" in said[-1]
+
+
+def test_a_sum_in_a_plain_run_is_refused(worker, configured, ask, task, said):
+    content = task(configured("method=simclr"), secure_stage="keys", secure_text="{}")
+    assert ask(worker(), "train", content) == {"failure": "privacy_refused"}
+    assert said[-1].startswith("failed: the server asks for a sum in a run with privacy.secure_agg")
+
+
+@pytest.mark.parametrize(("stage", "text", "entries", "why"), [
+    ("shares", {"roster": []}, {}, "its own keys were replaced or left out"),
+    ("shares", {}, {}, "a message that is none"),
+    ("shares", 3, {}, "a message that is none"),
+    ("keys", {"run": "x"}, {}, "a message that is none"),
+    ("unmask", {"signatures": {}}, {}, "asked for stage unmask, and it is shares"),
+    ("everything", {}, {}, "'everything' is no stage of secure aggregation"),
+])  # fmt: skip
+def test_what_it_does_not_do(talk, said, stage, text, entries, why):
+    one = talk().until("shares")
+    assert one.ask(stage, text, **entries) == "privacy_refused"
+    assert why in said[-1] and said[-1].startswith("failed: ") and "\n" not in said[-1]
+
+
+def test_a_cohort_below_its_own_bound_is_refused(talk, said):
+    one = talk("privacy.min_cohort=5").until("shares")
+    assert one.ask("shares", {"roster": one.server.roster()}) == "privacy_refused"
+    assert said[-1].endswith("a sum of 4 clients, 5 to 1000 are allowed")
+
+
+def test_invented_clients_are_refused(talk, said):
+    """With the list of peers alone; the server makes up three others."""
+    one = talk()
+    one.others = {n: SumClient(n, one.server.occasion, sign=lambda s: bytes(64)) for n in OTHERS}
+    one.until("shares")
+    assert one.ask("shares", {"roster": one.server.roster()}) == "privacy_refused"
+    assert said[-1].endswith("the keys of attic are not signed by a registered key")
+
+
+def test_its_secrets_do_not_outlive_its_process(talk, said):
+    one = talk().until("input")
+    again = talk()
+    again.server = one.server
+    asked = {"alive": one.server.alive, "boxes": one.server.boxes_for("kitchen")}
+    assert again.ask("input", asked) == "privacy_refused"
+    assert "of a sum that it is not in" in said[-1]
+
+
+def test_what_it_confirmed_outlives_its_process(talk, said):
+    """Killed and started again: the same round with another cohort stays refused."""
+    talk().until("unmask")
+    again = talk()
+    gone = OTHERS[0]
+    again.keys()
+    again.shares()
+    again.input()
+    survivors = [name for name in again.server.survivors if name != gone]
+    assert again.ask("confirm", {"survivors": survivors}) == "privacy_refused"
+    assert "was confirmed with other clients" in said[-1]
+
+
+def test_another_model_is_not_trained_for_a_sum(talk, said):
+    """Its length is part of what all signed."""
+    one = talk().until("input")
+    one.worker._sums._answers.current.occasion = SimpleNamespace(layout=((32, 5),), round=1)
+    asked = {"alive": one.server.alive, "boxes": {}}
+    assert one.ask("input", asked) == "privacy_refused"
+    assert "a vector of another length" in said[-1]
+
+
+def test_round_zero_or_another_round_is_not_trained_for_a_sum(talk, said):
+    one = talk().until("input")
+    one.round = 2
+    assert one.ask("input", {"alive": one.server.alive, "boxes": {}}) == "privacy_refused"
+    assert "round 2 is not that of the sum" in said[-1]

@@ -1,0 +1,107 @@
+"""Sums of real clients' updates over TLS, of whom some are killed between two stages."""
+
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from orchestra_flwr.config import load
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
+from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.methods import Role
+from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
+from orchestra_flwr.reporting.kept_checkpoints import LATEST
+from orchestra_flwr.training import build_learner
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+SUMS = ("method=simclr", "federation.weighting=uniform", "privacy.secure_aggregation=true",
+        "federation.round_timeout=25")  # fmt: skip
+NAMES = ("a", "b", "c", "d", "e", "f")
+
+
+@pytest.fixture
+def federation(machines):
+    """Keys and photographs of some clients, who all have the list of all."""
+
+    def make(names):
+        machines.make_photos(**{name: 16 + i for i, name in enumerate(names)})
+        machines.keys("server", f"folder={machines.security}", "host=127.0.0.1",
+                      f"client={','.join(names)}")  # fmt: skip
+        machines.keys("peers", f"folder={machines.security}")
+        for name in names:
+            shutil.copy(machines.security / "peers.pem", machines.security / "bundles" / name)
+        return machines
+
+    return make
+
+
+def demanding(machines, name, behaviour=None):
+    bounds = ("privacy.secure_aggregation=true", "privacy.min_cohort=3")
+    return machines.rogue(name, behaviour or {}, *bounds)
+
+
+def mean_of(machines, overrides, names):
+    """What the first round makes of the model, worked out here from the clients themselves."""
+    server = load(ServerConfig, [*machines.small(overrides), *overrides])
+    states = []
+    for name in names:
+        chosen = [f"data.root={machines.photos / name}", "server=x:1", "device=cpu",
+                  "training.threads=1"]  # fmt: skip
+        folder = machines.folder / "alone" / name
+        worker = ClientWorker(load(ClientConfig, chosen), name, folder, print)
+        client = worker._client(server.for_clients(), "")
+        learner = build_learner(client.config, 3)
+        sent = client.schemas.shared.pack(learner.state(Role.SHARED))
+        (state,), *_ = client.fit([sent], {"round": 1, "train": True})
+        states.append(state.astype(np.float64))
+    return client.schemas.shared.views(np.mean(states, axis=0).astype(np.float32))
+
+
+def assert_same(machines, expected):
+    state = load_file(machines.run / "checkpoint" / LATEST)
+    for name, values in expected.items():
+        assert np.allclose(state[name], values.numpy(), atol=1e-4), name
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_sum_is_that_of_who_is_left(federation, stage):
+    machines = federation(NAMES)
+    overrides = (*SUMS, "federation.min_clients=6", "federation.rounds=1")
+    server = machines.server(*overrides)
+    server.wait_for("listening on 127.0.0.1")
+    gone = ("b", "e")
+    clients = [
+        demanding(machines, name, {"1": f"die in {stage}"} if name in gone else {})
+        for name in NAMES
+    ]
+    assert server.wait(1200) == 0, server.text
+    for each in clients:
+        each.end()
+    text = clients[0].text
+    assert "whatever it does, while at most 0 of those clients are on its side" in text
+    assert "the sum was opened" in text
+    assert {client for _, client, _ in machines.dropped()} == {*gone}
+    trained = [n for n in NAMES if n not in gone or stage in ("confirm", "unmask")]
+    assert_same(machines, mean_of(machines, overrides, trained))
+    assert "joined with 16 images" in server.text and "joined with 17 images" not in server.text
+
+
+def test_a_killed_server_goes_on_with_sums(federation):
+    machines = federation(NAMES[:3])
+    overrides = (*SUMS, "federation.min_clients=3", "federation.rounds=3")
+    server = machines.server(*overrides)
+    server.wait_for("listening on 127.0.0.1")
+    clients = [demanding(machines, name) for name in NAMES[:3]]
+    clients[0].wait_for("round 2: training")
+    server.send(signal.SIGKILL)
+    server.wait()
+    again = machines.server(f"resume={machines.run}")
+    assert again.wait(1200) == 0, again.text
+    for each in clients:
+        each.end()
+    assert [record["round"] for record in machines.metrics()] == [0, 1, 2, 3]
+    assert machines.dropped() == [] and "the sum was opened" in clients[1].text

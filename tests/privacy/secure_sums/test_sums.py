@@ -1,0 +1,229 @@
+"""What the server gets of a sum: the sum, of whoever is left, and nothing else."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from orchestra_flwr.privacy.secure_sums import SumFailedError, cohort, primitives, quorum
+from orchestra_flwr.privacy.secure_sums.cohort import colluding, degree, failure_probability
+from orchestra_flwr.privacy.secure_sums.sum_client import STAGES, SumClient
+
+QUICK = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture(params=[True, False], ids=["complete", "drawn"])
+def any_graph(request, monkeypatch):
+    """All are neighbours, or each draws half of the others, as in large cohorts."""
+    if not request.param:
+        monkeypatch.setattr(
+            "orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda n: n // 2
+        )
+
+
+@QUICK
+@given(data=st.data(), count=st.integers(3, 9))
+def test_the_sum_is_that_of_the_integers_whoever_drops_out(tools, data, count):
+    """As many as may; in every stage, in any mixture."""
+    most = count - quorum(count)
+    lost = data.draw(st.lists(st.sampled_from(range(count)), max_size=most, unique=True))
+    stages = {i: data.draw(st.sampled_from(STAGES)) for i in lost}
+    gone = {s: [f"c{i:03}" for i in lost if stages[i] == s] for s in STAGES}
+    one = tools.Sum(count, gone, registered=False)
+    # Who sent no keys is none of those that the sum began with.
+    began = count - len(gone["keys"])
+    confirming = count - len(lost) + len(gone["unmask"])
+    if confirming < 3 or count - len(lost) < quorum(began):
+        with pytest.raises(SumFailedError):
+            one.total()
+        return
+    total = one.total()
+    summed = [
+        name for name in one.names if name not in gone["keys"] + gone["shares"] + gone["input"]
+    ]
+    assert all(map(np.array_equal, total, one.expected(summed)))
+
+
+@pytest.mark.usefixtures("any_graph")
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_few_of_many_drop_out(tools, stage):
+    one = tools.Sum(24, {stage: ["c003", "c017"]})
+    total = one.total()
+    before = stage in ("keys", "shares", "input")
+    left = [name for name in one.names if not (before and name in ("c003", "c017"))]
+    assert all(map(np.array_equal, total, one.expected(left)))
+
+
+@pytest.mark.parametrize(("stage", "what"), [
+    ("keys", "2 clients sent their keys, 3 to 1000 are allowed"),
+    ("shares", "3 of 6 clients gave out shares, 4 are needed"),
+    ("input", "3 of 6 clients sent their vectors, 4 are needed"),
+    ("confirm", "3 of 6 clients confirmed the list of clients, 4 are needed"),
+    ("unmask", "3 clients gave out their share of c000, 4 are needed"),
+])  # fmt: skip
+def test_below_two_thirds_there_is_no_sum(tools, stage, what):
+    gone = ["c001", "c003", "c005"] + ["c004"] * (stage == "keys")
+    one = tools.Sum(6, {stage: gone})
+    with pytest.raises(SumFailedError) as caught:
+        one.total()
+    assert str(caught.value) == what
+    # What is left is masked still: nothing like the sum of any clients.
+    sums = [
+        one.expected(some) for k in range(1, 7) for some in itertools.combinations(one.names, k)
+    ]
+    assert not any(np.array_equal(one.server._total[0], each[0]) for each in sums)
+
+
+def test_a_masked_vector_looks_like_any(tools):
+    """Of zeros: every byte as often as every other."""
+    layout = ((16, 100_000), (32, 20_000))
+    vectors = {f"c{i:03}": primitives.zeros(layout) for i in range(3)}
+    one = tools.Sum(3, layout=layout, vectors=vectors).until("confirm")
+    (first, *_) = [each for _, each in one.seen if isinstance(each, list) and len(each) == 2]
+    for part, dtype in zip(first, ("<u2", "<u4"), strict=True):
+        raw = np.array(part, dtype).tobytes()
+        counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
+        assert chisquare(counts).pvalue > 1e-6
+    assert all(not part.any() for part in _finished(one))
+
+
+def _finished(one):
+    one.confirm_stage()
+    one.unmask_stage()
+    return one.server.total()
+
+
+def test_messages_tell_nothing_but_the_sum(tools, monkeypatch):
+    """With the same secrets and other vectors of the same sum all else stays as it was.
+
+    Two clients' vectors move, one up and one down. In all that the server gets only these two
+    masked vectors differ, by what was moved; and each of them looks like any, as is tested above.
+    """
+
+    def transcript(moved):
+        counter = itertools.count()
+
+        def constant(count):
+            return hashlib.shake_128(str(next(counter)).encode()).digest(count)
+
+        for place in ("orchestra_flwr.privacy.secure_sums.sum_client.secrets.token_bytes",
+                      "Crypto.Protocol.SecretSharing.rng"):  # fmt: skip
+            monkeypatch.setattr(place, constant)
+        vectors = {f"c{i:03}": tools.vector(i) for i in range(4)}
+        vectors["c000"] = [part + part.dtype.type(moved) for part in vectors["c000"]]
+        vectors["c001"] = [part - part.dtype.type(moved) for part in vectors["c001"]]
+        one = tools.Sum(4, {"input": ["c003"]}, vectors=vectors, registered=False)
+        one.server.occasion = dataclasses.replace(one.server.occasion, attempt="00")
+        one.clients = {name: one.client(name, registered=False) for name in one.names}
+        return one.total(), one.seen
+
+    (total, seen), (other_total, other) = transcript(0), transcript(5)
+    assert all(map(np.array_equal, total, other_total))
+    moved = {}
+    for (name, before), (other_name, after) in zip(seen, other, strict=True):
+        assert name == other_name
+        if before != after:
+            ring = [2**bits for bits, _ in tools.LAYOUT]
+            moved[name] = [
+                {(b - a) % r for a, b in zip(*parts, strict=True)}
+                for *parts, r in zip(before, after, ring, strict=True)
+            ]
+    assert moved == {
+        "c000": [{5}, {5}, {5}],
+        "c001": [{2**bits - 5} for bits, _ in tools.LAYOUT],
+    }
+
+
+def test_of_two_clients_no_mask_is_the_same_and_none_comes_twice(tools):
+    runs = [tools.Sum(3, vectors={f"c{i:03}": primitives.zeros(tools.LAYOUT) for i in range(3)})
+            for _ in range(2)]  # fmt: skip
+    masked = []
+    for run in runs:
+        run.until("confirm")
+        masked += [json.dumps(e) for _, e in run.seen if isinstance(e, list) and len(e) == 3]
+    assert len(masked) == 6 == len({*masked})
+
+
+def test_one_wrong_share_is_noticed(tools):
+    """By a client that lies; a sum that is wrong without anybody knowing would be worse."""
+    one = tools.Sum(3).until("unmask")
+    signatures = one.server.signatures
+    for name in one.names:
+        shares = one.clients[name].unmask(signatures)
+        if name == "c000":
+            shares["own"]["c001"] = "00" * 16
+        one.server.take_unmasking(name, shares)
+    with pytest.raises(SumFailedError, match="a client gave out a wrong share of c001"):
+        one.server.total()
+
+
+@pytest.mark.parametrize("damage", [
+    lambda s: {"own": {}}, lambda s: {**s, "own": {"c009": "00" * 16}},
+    lambda s: {**s, "own": {"c001": "00"}}, lambda s: {**s, "keys": {"c001": "00" * 16}},
+    lambda s: {**s, "own": {"c001": "zz"}}, lambda s: {**s, "own": 3},
+])  # fmt: skip
+def test_a_server_takes_no_shares_that_are_none(tools, damage):
+    one = tools.Sum(3).until("unmask")
+    shares = one.clients["c000"].unmask(one.server.signatures)
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        one.server.take_unmasking("c000", damage(shares))
+
+
+@pytest.mark.parametrize("which", ["another's", "twice", "weak", "name"])
+def test_keys_that_would_end_the_sum_for_all_drop_out(tools, which):
+    one = tools.Sum(4)
+    first, second = (one.clients[name].advertise() for name in one.names[:2])
+    one.server.take_keys("c000", first)
+    weak = "01" + "00" * 31
+    damaged = {
+        "another's": [second[0], first[2], *second[2:]],
+        "twice": [*second[:2], second[1], second[3]],
+        "weak": [second[0], weak, *second[2:]],
+        "name": ["c002", *second[1:]],
+    }
+    with pytest.raises(ValueError, match="keys that are another|shared key"):
+        one.server.take_keys("c001", damaged[which])
+    one.server.take_keys("c001", second)
+
+
+def test_a_client_goes_on_from_its_state(tools):
+    """As in simulations, whose clients live for a message."""
+    one = tools.Sum(4, {"confirm": ["c002"]}, registered=False)
+    for stage in STAGES:
+        getattr(one, f"{stage}_stage")()
+        one.clients = {name: SumClient.from_state(c.state()) for name, c in one.clients.items()}
+    assert all(map(np.array_equal, one.server.total(), one.expected(one.names)))
+
+
+def test_neighbours_are_as_many_as_the_bound_asks_for():
+    assert [degree(n) for n in (3, 6, 32)] == [2, 5, 31]
+    for count in (50, 100, 400):
+        drawn = degree(count)
+        assert drawn < count - 1
+        assert failure_probability(count, drawn) <= 2**-cohort.SECURITY_BITS
+        assert failure_probability(count, drawn - 1) > 2**-cohort.SECURITY_BITS
+    assert failure_probability(100, 99) == 0
+
+
+def test_the_bound_is_above_what_happens():
+    """Few neighbours, so that it happens: how often do the colluding ones hold enough shares?"""
+    rng = np.random.default_rng(0)
+    count, drawn = 40, 5
+    bad, needed = colluding(count), quorum(drawn + 1)
+    found = rng.hypergeometric(bad, count - 1 - bad, drawn, (4000, count - bad))
+    happened = (found >= needed).any(1).mean()
+    assert 0.3 < happened <= failure_probability(count, drawn)
+
+
+def test_two_quorums_have_an_honest_member_in_common():
+    for count in range(3, 300):
+        assert 2 * quorum(count) - count > colluding(count)
+        assert quorum(count) + colluding(count) <= count + 1  # honest ones alone nearly suffice
