@@ -82,7 +82,7 @@ def _turn(inputs: int, outputs: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a teacher is read from; `written` tells apart those that a file held one after another."""
+    """Where a teacher is read from, and when its files were written."""
 
     name: str
     weights: str
