@@ -29,6 +29,7 @@ from orchestra_flwr.reporting.text import lookup
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAIR = "knn / linear"
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*|-?\.\d+")
+AS_THEY_ARE = ("score", "effective_rank", "lidar")  # all other scores are fractions, printed in %
 COUNTS: dict[str, Callable[[dict[str, Any]], float]] = {
     "minutes": lambda summary: summary["seconds"] / 60,
     "megabytes": lambda summary: (summary["bytes_up"] + summary["bytes_down"]) / 1e6,
@@ -120,8 +121,10 @@ class _Runs:
 def _value(summary: dict[str, Any], key: str) -> float:
     if key in COUNTS:
         return COUNTS[key](summary)
-    fraction = lookup(summary, *key.split("."))
-    return float("nan") if fraction is None else 100 * fraction
+    value = lookup(summary, *key.split("."))
+    if value is None:
+        return float("nan")
+    return float(value if key.rpartition(".")[2] in AS_THEY_ARE else 100 * value)
 
 
 def _table(page: Path, heading: str, number: int) -> dict[str, list[str]]:

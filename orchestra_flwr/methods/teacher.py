@@ -5,6 +5,7 @@ It is no module of the method: it has no role, is no part of the state, and noth
 
 import hashlib
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -30,15 +31,7 @@ def teacher_of(config: Config, client: str) -> Encoder:
     Raises:
         ConfigError: the client has none, or it cannot be read.
     """
-    options = config.method.settings
-    if not options.teacher:
-        raise ConfigError(
-            f"method.teacher: client {client} has none; give a run folder, an encoder.safetensors "
-            "or a name of timm.list_models()"
-        )
-    name = options.teacher.replace(CLIENT, client)
-    files = (name, options.teacher_weights)
-    return _read(files, options.teacher_size, tuple(config.plugins), _stamps(*files))
+    return _read(_source(config, client))
 
 
 def targets_of(config: Config, client: str, images: Tensor) -> Tensor:
@@ -61,12 +54,13 @@ def targets_of(config: Config, client: str, images: Tensor) -> Tensor:
         ConfigError: as :func:`teacher_of`.
         ValueError: features that are not finite.
     """
-    teacher = teacher_of(config, client)
+    source = _source(config, client)
     pixels = images.cpu().contiguous()
     digest = hashlib.sha256(pixels.numpy().data).digest()
     width, batch = config.model.projector_dim, config.training.batch_size
-    key = (teacher, digest, images.shape, images.device, width, batch, config.seed)
+    key = (source, digest, images.shape, images.device, width, batch, config.seed)
     if key not in _TARGETS:
+        teacher = _read(source)
         features = teacher.to(images.device).encode(pixels, batch)
         if not torch.isfinite(features).all():
             raise ValueError("features of the teacher (method.teacher) are not finite")
@@ -86,16 +80,37 @@ def _turn(inputs: int, outputs: int, seed: int) -> Tensor:
     return columns if inputs >= outputs else columns.T
 
 
-@lru_cache(maxsize=1)
-def _read(
-    files: tuple[str, str], size: int | None, plugins: tuple[str, ...], stamps: tuple[float, ...]
-) -> Encoder:
-    name, weights = files
-    return pretrained_encoder("method.teacher", name, weights=weights, size=size, plugins=plugins)
+@dataclass(frozen=True)
+class _Source:
+    """Where a teacher is read from, and when its files were written."""
+
+    name: str
+    weights: str
+    size: int | None
+    plugins: tuple[str, ...]
+    written: tuple[float, ...]
 
 
-def _stamps(*names: str) -> tuple[float, ...]:
-    """When files were written: a teacher that is trained anew is another one."""
-    paths = [at_home(name) for name in names]
+def _source(config: Config, client: str) -> _Source:
+    options = config.method.settings
+    if not options.teacher:
+        raise ConfigError(
+            f"method.teacher: client {client} has none; give a run folder, an encoder.safetensors "
+            "or a name of timm.list_models()"
+        )
+    name, weights = options.teacher.replace(CLIENT, client), options.teacher_weights
+    paths = [at_home(each) for each in (name, weights)]
     files: list[Path] = [p / "encoder.safetensors" if p.is_dir() else p for p in paths]
-    return tuple(file.stat().st_mtime for file in files if file.is_file())
+    written = tuple(file.stat().st_mtime for file in files if file.is_file())
+    return _Source(name, weights, options.teacher_size, tuple(config.plugins), written)
+
+
+@lru_cache(maxsize=1)  # clients of a process mostly have the same
+def _read(source: _Source) -> Encoder:
+    return pretrained_encoder(
+        "method.teacher",
+        source.name,
+        weights=source.weights,
+        size=source.size,
+        plugins=source.plugins,
+    )

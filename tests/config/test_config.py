@@ -132,7 +132,7 @@ def test_the_command_line_wins_over_the_data_set():
         ),
         (
             "preset=mine",
-            "preset=mine: must be one of dec_ssl, dec_ssl_released, dec_ssl_small, ",
+            "preset=mine: must be one of adapt, dec_ssl, dec_ssl_released, dec_ssl_small, ",
         ),
         ("merging=fedx", "merging=fedx: must be one of fedbn, fedema, fedu, replace"),
         ("resume=nowhere", "resume=nowhere: no run folder"),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_flwr.config import MethodConfig, load_config, without_unread
+from orchestra_flwr.config import MethodConfig, ModelConfig, load_config, without_unread
+from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 
 REPOSITORY = Path(__file__).parents[3]
 PHOTOS = REPOSITORY.parent / "shared" / "data" / "cifar10-jpeg.zip"
@@ -33,6 +34,10 @@ NEEDS = {"mae": ("model=vit_tiny", "model.width=24", "model.depth=2")}
 @pytest.mark.parametrize("method", [*MethodConfig.room.found(), "byol merging=fedu"])
 def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, method):
     chosen = [*f"method={method}".split(), *NEEDS.get(method, ())]
+    if method == "distill":
+        teacher = Encoder(EncoderSpec(model=ModelConfig(name="convnet"), channels=3, image_size=32))
+        save_encoder(tmp_path / "teacher.safetensors", teacher)
+        chosen.append(f"method.teacher={tmp_path / 'teacher.safetensors'}")
     overrides = without_unread(load_config([*SMALL, *chosen]), [*SMALL, *chosen])
     overrides += [f"run_dir={tmp_path / 'run'}"]
     started = time.perf_counter()
