@@ -8,6 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.population import (
+    check_before_images,
     check_population,
     evaluation_dataset,
     load_population,
@@ -30,6 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     """Runs the federation that the run config's `overrides` describe, as on the command line."""
     config = load_config(shlex.split(str(context.run_config.get("overrides", ""))), all_read=True)
     check_trackers(config)
+    check_before_images(config)
     population = load_population(config)
     check_split(config, population)
     named = with_class_names(config, population.dataset.train.classes)

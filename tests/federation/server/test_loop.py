@@ -18,7 +18,11 @@ from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.engines.inline import InlineGrid
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
-from orchestra_flwr.federation.population import check_population, load_population
+from orchestra_flwr.federation.population import (
+    check_before_images,
+    check_population,
+    load_population,
+)
 from orchestra_flwr.federation.server import loop
 from orchestra_flwr.federation.server.checkpoint import KEY_FILE, load_checkpoint
 from orchestra_flwr.federation.server.evaluator import Evaluator
@@ -492,13 +496,11 @@ def test_beside_private_centroids_noise_protects_an_image(config):
 
 def test_noise_in_a_simulation_is_refused_beside_batch_norm(config):
     """Its statistics are taken from the clients' own images, and no noise is in them."""
-    given = config("method=simclr", *NOISY)
-    check_population(given, load_population(given))
+    check_before_images(config("method=simclr", *NOISY))
     given = config("method=simclr", *NOISY[1:])
     with pytest.raises(ConfigError, match=r"noise_multiplier=0.02: must be 0 in a simulation with"):
-        check_population(given, load_population(given))
-    frozen = config("method=simclr", *NOISY[1:], "model.batch_norm=frozen")
-    check_population(frozen, load_population(frozen))
+        check_before_images(given)
+    check_before_images(config("method=simclr", *NOISY[1:], "model.batch_norm=frozen"))
 
 
 def test_a_rogue_client_moves_a_clipped_run_by_its_share(config, tmp_path):
