@@ -69,7 +69,7 @@ def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
     lines = []
     for key in dict.fromkeys(line.partition("=")[0] for row in rows for line in row["choose"]):
         section, _, option = key.partition(".")
-        value = saved.get(section, {}).get(option or "name")
+        value = part.get(option or "name") if isinstance(part := saved.get(section), dict) else None
         lines += [] if value is None else [override_text(key, value)]
     return lines
 

@@ -79,8 +79,11 @@ class SecureAnswers:
         raise SumRefusedError(f"{stage!r} is no stage of secure aggregation")
 
     def _begun(self, asked: Any, round_: int) -> SumClient:
-        layout = tuple((int(bits), int(size)) for bits, size in asked["layout"])
-        occasion = Occasion(str(asked["run"]), round_, str(asked["attempt"]), layout)
+        try:
+            layout = tuple((int(bits), int(size)) for bits, size in asked["layout"])
+            occasion = Occasion(str(asked["run"]), round_, str(asked["attempt"]), layout)
+        except ValueError as error:
+            raise SumRefusedError(f"stage keys: a message that is none: {error}") from error
         self.current = SumClient(
             self.name, occasion, sign=self.sign, verify=self.verify, least=self.least
         )

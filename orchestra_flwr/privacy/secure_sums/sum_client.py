@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestra_flwr.files import append_durably, read_whole_lines
 from orchestra_flwr.privacy.secure_sums import primitives
 from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, MOST_CLIENTS, degree, quorum
 from orchestra_flwr.privacy.secure_sums.primitives import Vector
@@ -30,7 +31,8 @@ class SumRefusedError(ValueError):
 class Confirmations:
     """Whose vectors a client confirmed, of each round of each run: one set, once and for all.
 
-    With another set for the same round a server could subtract one sum from the other.
+    With another set for the same round a server could subtract one sum from the other. A set is on
+    the disk before it is signed.
 
     Args:
         file: where it is kept; None: only in memory.
@@ -42,10 +44,10 @@ class Confirmations:
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self._digests: dict[tuple[str, int], str] = {}
-        if file is None or not file.exists():
+        if file is None:
             return
         try:
-            for line in file.read_text().splitlines():
+            for line in read_whole_lines(file):
                 run, round_, digest = json.loads(line)
                 self._digests[str(run), int(round_)] = str(digest)
         except (TypeError, ValueError) as error:
@@ -61,8 +63,7 @@ class Confirmations:
         when, digest = (occasion.run, occasion.round), names_digest(survivors)
         known = self._digests.get(when)
         if known is None and self._file is not None:
-            with self._file.open("a") as file:
-                file.write(json.dumps([*when, digest]) + "\n")
+            append_durably(self._file, (json.dumps([*when, digest]) + "\n").encode())
         if self._digests.setdefault(when, digest) != digest:
             raise SumRefusedError(
                 f"the sum of round {occasion.round} was confirmed with other clients: the "

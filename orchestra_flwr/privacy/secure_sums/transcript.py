@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LABEL = "orchestra_flwr secure sum 1"  # raised whenever the meaning of a stage changes
+MOST_NAME = 64  # characters of a run or an attempt: clients write the first to their disks
 Layout = tuple[tuple[int, int], ...]  # of a vector: bits of its integers, and how many of them
 
 
@@ -24,6 +25,15 @@ class Occasion:
     round: int
     attempt: str
     layout: Layout
+
+    def __post_init__(self) -> None:
+        """Refuses names that are longer than ours ever are.
+
+        Raises:
+            ValueError: one is.
+        """
+        if max(len(self.run), len(self.attempt)) > MOST_NAME:
+            raise ValueError(f"a run or an attempt of more than {MOST_NAME} characters")
 
     def statement(self, stage: str, *parts: object) -> bytes:
         """What is signed in a stage, or binds a key to it."""

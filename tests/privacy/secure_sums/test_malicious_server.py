@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from orchestra_flwr.privacy.secure_sums import Confirmations, SumRefusedError, SumServer
+from orchestra_flwr.privacy.secure_sums import (
+    Confirmations,
+    Occasion,
+    SumRefusedError,
+    SumServer,
+)
 from orchestra_flwr.privacy.secure_sums.transcript import Advertisement
 
 NAMES = [f"c{i:03}" for i in range(6)]
@@ -216,9 +221,20 @@ def test_the_same_round_with_another_cohort_is_never_confirmed(tools, tmp_path):
         )  # fmt: skip
     later = tools.Sum(6, {"input": ["c003"]}, round_=2).until("confirm")
     later.clients["c000"].confirm(later.server.survivors, Confirmations(file))
+    whole = file.read_text()
+    file.write_text(whole + '["run", 3')  # the machine was switched off while it wrote
+    Confirmations(file)
+    assert file.read_text() == whole
     file.write_text("[]\n")
     with pytest.raises(ValueError, match="record of sums is damaged"):
         Confirmations(file)
+
+
+@pytest.mark.parametrize("long", [{"run": "r" * 65}, {"attempt": "a" * 65}])
+def test_no_name_of_a_run_fills_a_clients_disk(long):
+    Occasion(**{"run": "r" * 64, "round": 1, "attempt": "a", "layout": ()})
+    with pytest.raises(ValueError, match="more than 64 characters"):
+        Occasion(**{"run": "r", "round": 1, "attempt": "a", "layout": (), **long})
 
 
 def test_all_secrets_are_new_in_each_sum(tools):
