@@ -233,10 +233,10 @@ def _phase(config: Config, text: str) -> AbstractContextManager[None]:
 def _serve(config: ServerConfig) -> int:
     from orchestra_flwr.deployment.processes.server_process import check, serve
     from orchestra_flwr.reporting import Progress, RunFolder
-    from orchestra_flwr.training import check_memory
+    from orchestra_flwr.training import check_model
 
     RunFolder.check(config)
-    check_memory(config, config.data.channels)
+    check_model(config, config.data.channels, begun=config.resume is not None)
     with _phase(config, "reading the images"):
         check(config)
 

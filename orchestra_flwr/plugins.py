@@ -11,11 +11,12 @@ import inspect
 import itertools
 import pkgutil
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -64,7 +65,9 @@ class Room:
         """The class in the module of this name, or None; errors as in :meth:`find`."""
         homes = [home for home in self._homes(packages) if _has_module(home, name)]
         if len(homes) > 1:
-            raise PluginError(f"{name} is both in {homes[0].__name__} and in {homes[1].__name__}")
+            raise PluginError(
+                f"{name} is both in {homes[0].__name__} and in {homes[1].__name__}: rename one"
+            )
         if not homes:
             return None
         module = f"{homes[0].__name__}.{name}"
@@ -151,10 +154,18 @@ def has_changed(package: str) -> bool:
     return _code_of(module) != _imported_codes[module]
 
 
-def is_of_ours(module: str) -> bool:
-    """Whether a module, by its full name, belongs to this package or an imported user's package."""
-    packages = ["orchestra_flwr", *imported_packages()]
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
+def describe(error: Exception) -> str:
+    """An exception in a line: its type, text and place.
+
+    The place is the innermost line of a user's package, else of this one: most errors are raised
+    inside a library, where nobody has to look.
+    """
+    places = list(traceback.walk_tb(error.__traceback__))
+    users = [place for place in places if _is_in(imported_packages(), place[0])]
+    ours = [place for place in places if _is_in({"orchestra_flwr"}, place[0])]
+    frame, line = (users or ours or places)[-1]
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text} ({Path(frame.f_code.co_filename).name}:{line})"
 
 
 def conf_folders(packages: Sequence[str]) -> list[Path]:
@@ -213,3 +224,8 @@ def _has_module(home: ModuleType, name: str) -> bool:
     if f"{home.__name__}.{name}" in sys.modules:  # listing the folder for each client is slow
         return True
     return any(info.name == name for info in pkgutil.iter_modules(home.__path__))
+
+
+def _is_in(packages: set[str], frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    return any(module == package or module.startswith(f"{package}.") for package in packages)

@@ -52,9 +52,9 @@ def test_no_run_imports_the_compiler(tiny):
         import torch
         from orchestra_flwr.config import Config
         from orchestra_flwr.evaluation import fit_linear_probe
-        from orchestra_flwr.training import check_memory
+        from orchestra_flwr.training import check_model
         for config in sys.argv[1:]:
-            check_memory(Config.from_json(config), 1)
+            check_model(Config.from_json(config), 1)
         fit_linear_probe(torch.eye(4), torch.arange(4))
     """
     mae = ("method=mae", "model=vit_tiny", "model.width=24")

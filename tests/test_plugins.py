@@ -124,10 +124,10 @@ def test_a_name_in_two_places_is_refused(user_package):
     user_package({"shifts/none.py": plugin("Mine"), "shifts/mine.py": plugin("Mine")})
     user_package({"shifts/mine.py": plugin("Mine")}, package="another")
     assert refused("none", "my_package") == (
-        "none is both in orchestra_flwr.data.shifts and in my_package.shifts"
+        "none is both in orchestra_flwr.data.shifts and in my_package.shifts: rename one"
     )
     assert refused("mine", "my_package", "another") == (
-        "mine is both in my_package.shifts and in another.shifts"
+        "mine is both in my_package.shifts and in another.shifts: rename one"
     )
 
 

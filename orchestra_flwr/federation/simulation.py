@@ -26,7 +26,7 @@ from orchestra_flwr.methods.labels import classes_of, sees_labels, with_class_na
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.reporting.run_estimate import first_estimate
 from orchestra_flwr.reporting.text import counted
-from orchestra_flwr.training import check_memory, resolve_device, starting_learner
+from orchestra_flwr.training import check_model, resolve_device, starting_learner
 
 
 @contextmanager
@@ -46,22 +46,16 @@ def prepared(config: Config) -> Iterator[Callable[[RunFolder, Progress], dict[st
     try:
         classes_known = not sees_labels(config) or classes_of(config) is not None
         if classes_known:
-            _check_model(config)
+            check_model(config, config.data.channels, begun=config.resume is not None)
         population = load_population(config, partial(check_listing, config))
         check_split(config, population)
         named = with_class_names(config, population.dataset.train.classes)
         check_population(named, population)
         if not classes_known:
-            _check_model(named)
+            check_model(named, named.data.channels, begun=config.resume is not None)
         yield lambda folder, progress: simulate(named, population, folder, progress, engine)
     finally:
         engine.end()
-
-
-def _check_model(config: Config) -> None:
-    """Refuses a model that does not fit into the memory, or cannot be built."""
-    check_memory(config, config.data.channels)
-    starting_learner(config, config.data.channels, begun=config.resume is not None)
 
 
 def simulate(

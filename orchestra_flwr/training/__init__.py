@@ -3,7 +3,7 @@
 from orchestra_flwr.training.devices import resolve_device, torch_threads, usable_cpus
 from orchestra_flwr.training.learner import Learner, build_learner
 from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
-from orchestra_flwr.training.needed_memory import check_memory
+from orchestra_flwr.training.model_check import check_model
 from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
 from orchestra_flwr.training.side_by_side import side_by_side
 from orchestra_flwr.training.step import TrainingError
@@ -15,7 +15,7 @@ __all__ = [
     "TrainingError",
     "begins_trained",
     "build_learner",
-    "check_memory",
+    "check_model",
     "keep_freed_memory",
     "observe_round",
     "resolve_device",

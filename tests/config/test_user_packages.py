@@ -181,7 +181,7 @@ def test_a_plugin_named_like_one_of_ours_is_refused(user_package):
     for override in ("partition=iid", "partition.name=iid"):
         assert refused(PACKAGE, override) == (
             "partition=iid: iid is both in orchestra_flwr.data.partitions "
-            "and in my_package.partitions"
+            "and in my_package.partitions: rename one"
         )
 
 

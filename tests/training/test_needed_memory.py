@@ -4,7 +4,8 @@ import time
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.training import build_learner, check_memory
+from orchestra_flwr.training import build_learner
+from orchestra_flwr.training.needed_memory import check_memory
 
 
 def size_of(config):

@@ -18,7 +18,7 @@ from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refus
 from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
 from orchestra_flwr.deployment.client_work.sums import Sums
 from orchestra_flwr.deployment.keys.peers import Signatures
-from orchestra_flwr.federation.client.answers import describe, evaluate_reply, train_reply
+from orchestra_flwr.federation.client.answers import evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.messages.failures import Failure
@@ -35,7 +35,7 @@ from orchestra_flwr.federation.messages.fields import (
 from orchestra_flwr.federation.messages.frozen_weights import FrozenStore
 from orchestra_flwr.flower.client_tasks import Request
 from orchestra_flwr.methods import check_client, labels_for, release_of
-from orchestra_flwr.plugins import PluginError
+from orchestra_flwr.plugins import PluginError, describe
 from orchestra_flwr.privacy.secure_sums import SumRefusedError
 from orchestra_flwr.reporting.text import counted
 from orchestra_flwr.training import resolve_device

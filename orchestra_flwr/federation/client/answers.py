@@ -1,8 +1,6 @@
 """How a client answers a message of the server, in simulations and deployments."""
 
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, FROZEN, METRICS, MODEL, MODELS
 from orchestra_flwr.federation.messages.schema import names_down
 from orchestra_flwr.flower.arrays import from_record, to_record
-from orchestra_flwr.plugins import is_of_ours
+from orchestra_flwr.plugins import describe
 
 
 def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Message:
@@ -36,19 +34,6 @@ def ran_out_of_memory(reply: Message) -> bool:
         return False
     killed = "ray.exceptions." in (reply.error.reason or "")  # memory is what mostly kills
     return killed or reply.error.code == Failure.OUT_OF_MEMORY.value
-
-
-def describe(error: Exception) -> str:
-    """An exception in a line: its type, text and place.
-
-    The place is the innermost line of this package or of a plug-in: most errors are raised inside a
-    library, where nobody has to look.
-    """
-    frames = list(traceback.walk_tb(error.__traceback__))
-    ours = [each for each in frames if is_of_ours(each[0].f_globals.get("__name__", ""))]
-    frame, line = (ours or frames)[-1]
-    place = f"{Path(frame.f_code.co_filename).name}:{line}"
-    return f"{type(error).__name__}: {error} ({place})"
 
 
 def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:

@@ -1,0 +1,166 @@
+"""What of a run's model can be refused before images are read.
+
+A part of it that is of a user's package is tried on random images: a slip in it would else be an
+error of every client in the first round, mostly at a line of this package.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.data import Recipe
+from orchestra_flwr.methods import (
+    Batch,
+    ChecksClients,
+    Method,
+    Received,
+    Role,
+    Step,
+    build_method,
+    release_of,
+)
+from orchestra_flwr.models import Backbone
+from orchestra_flwr.models.precision import passes_in
+from orchestra_flwr.plugins import describe
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training.learner import Learner
+from orchestra_flwr.training.needed_memory import check_memory
+from orchestra_flwr.training.step import BatchMaker
+from orchestra_flwr.training.warm_start import starting_learner
+
+IMAGES = 4
+
+
+class _BrokenContractError(Exception):
+    """What a plug-in does that its base class does not allow."""
+
+
+def check_model(config: Config, channels: int, *, begun: bool = False) -> None:
+    """Refuses a model that memory cannot hold, that cannot be built, or breaks its contract.
+
+    Args:
+        config: of the run.
+        channels: of its images.
+        begun: whether the run is resumed.
+
+    Raises:
+        ConfigError: says why in one line.
+    """
+    choices = (config.method, config.model, *config.active_terms)
+    users = [c for c in choices if not c.plugin.__module__.startswith("orchestra_flwr.")]
+    if not users:
+        check_memory(config, channels)
+        starting_learner(config, channels, begun=begun)
+        return
+    with _named(" ".join(choice.written(choice.name) for choice in users)):
+        _check_parts(build_method(config, channels))
+        check_memory(config, channels)
+        _check_step_of(starting_learner(config, channels, begun=begun), config, channels)
+
+
+@contextmanager
+def _named(choices: str) -> Iterator[None]:
+    """Turns errors of users' code into one line that names their choices on a command line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except _BrokenContractError as error:
+        raise ConfigError(f"{choices}: {error}") from None
+    except Exception as error:  # their code may raise anything
+        raise ConfigError(f"{choices}: {describe(error)}") from error
+
+
+def _check_parts(method: Method) -> None:
+    for name in method.state_dict():
+        role = method.role(name)
+        _require(isinstance(role, Role), f"role({name!r}) must return a Role", role)
+    _check_sequence(method.recipes(), Recipe, "recipes()")
+    backbones = method.backbones()
+    _require(isinstance(backbones, Mapping), "backbones() must return a dictionary", backbones)
+    _check_sequence([*backbones.values()], Backbone, "the values of backbones()")
+
+
+def _check_step_of(learner: Learner, config: Config, channels: int) -> None:
+    """Takes a step on random images, and looks at what backbones and loss return.
+
+    A method whose loss needs what a server makes of clients' contributions, or a file of each
+    client's own, is not tried.
+    """
+    method, release = learner.method, release_of(config)
+    if isinstance(method, ChecksClients) or (release is not None and not release.first_round):
+        return
+    batch = _random_batch(learner, config, channels)
+    before = torch.get_rng_state()
+    with passes_in(config.training.precision, "cpu"):
+        for name, backbone in method.backbones().items():
+            _check_features(name, backbone(batch.views[0]), backbone.dim)
+        step = method.loss(batch)
+    if not torch.equal(torch.get_rng_state(), before):
+        raise _BrokenContractError(
+            "it draws from torch's global random numbers (torch.rand without a generator, or "
+            "dropout): draw from batch.generator, else the same seed does not give the same bits"
+        )
+    _check_step(step)
+
+
+def _random_batch(learner: Learner, config: Config, channels: int) -> Batch:
+    size = config.data.image_size
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (IMAGES, channels, size, size), generator=generator).byte()
+    labels = torch.zeros(IMAGES, dtype=torch.int64)
+    state = {name: t.clone() for role in Role for name, t in learner.state(role).items()}
+    learner.train()
+    learner.start_round(Received("0", 0, 1, images, state, labels=labels))
+    make = BatchMaker(learner.method, images, labels, config, ClientSeed(0, 1, "0"))
+    return make(torch.arange(IMAGES))
+
+
+def _check_features(name: str, features: Any, dim: int) -> None:
+    _require(isinstance(features, Tensor), f"the backbone {name} must return a tensor", features)
+    _require(
+        features.shape[1:] == (dim,),
+        f"the backbone {name} has dim={dim} and must return (B, {dim}) features",
+        features,
+    )
+
+
+def _check_step(step: Any) -> None:
+    _require(isinstance(step, Step), "loss(batch) must return a Step", step)
+    losses = step.losses
+    _require(isinstance(losses, Mapping), "Step(losses) must be a dictionary", losses)
+    _check_sequence([*losses.values()], Tensor, "the losses of a Step")
+    for name, loss in losses.items():
+        _require(not loss.dim(), f"the loss {name} must be a single number", loss)
+        if not math.isfinite(value := float(loss.detach())):
+            raise _BrokenContractError(f"the loss {name} of random images is {value}")
+    if not any(loss.requires_grad for loss in losses.values()):
+        raise _BrokenContractError("no loss has a gradient: something is detached or frozen")
+    for name, features in step.features.items():
+        _check_sequence(features, Tensor, f"Step(features): {name}")
+
+
+def _check_sequence(values: Any, kind: type, what: str) -> None:
+    """One object of a kind at least; a tensor is no sequence of tensors."""
+    is_sequence = isinstance(values, Sequence) and len(values) > 0
+    _require(is_sequence, f"{what} must be a sequence of {kind.__name__} objects", values)
+    for value in values:
+        _require(isinstance(value, kind), f"{what} must be {kind.__name__} objects", value)
+
+
+def _require(condition: bool, rule: str, value: Any) -> None:
+    if not condition:
+        raise _BrokenContractError(f"{rule}, and this is {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping | Sequence) and not value:
+        return f"an empty {type(value).__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"

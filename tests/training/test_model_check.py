@@ -1,0 +1,94 @@
+"""A user's method or backbone that breaks its contract is refused before images are read."""
+
+import pytest
+import torch
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config.sections import MethodConfig
+from orchestra_flwr.training import check_model
+
+METHOD = """
+    import torch
+    from orchestra_flwr.methods import Role, Step
+    from orchestra_flwr.methods.simclr import SimCLR
+
+    class Mine(SimCLR):
+        {}
+"""
+BROKEN = {
+    "loss(batch) must return a Step, and this is a tensor of shape ()":
+        "def loss(self, batch): return self.backbone(batch.views[0]).sum()",
+    "the loss a must be a single number, and this is a tensor of shape (4, 128)":
+        "def loss(self, batch): return Step({'a': self.backbone(batch.views[0])})",
+    "Step(losses) must be a dictionary, and this is a tensor of shape ()":
+        "def loss(self, batch): return Step(self.backbone(batch.views[0]).sum())",
+    "the losses of a Step must be Tensor objects, and this is a float":
+        "def loss(self, batch): return Step({'a': 1.5})",
+    "the loss a of random images is nan":
+        "def loss(self, batch):\n"
+        "            return Step({'a': super().loss(batch).losses['contrastive'] * torch.nan})",
+    "no loss has a gradient: something is detached or frozen":
+        "def loss(self, batch):\n"
+        "            return Step({'a': super().loss(batch).losses['contrastive'].detach()})",
+    "Step(features): backbone must be a sequence of Tensor objects":
+        "def loss(self, batch):\n"
+        "            return Step(super().loss(batch).losses, {'backbone': batch.views[0]})",
+    "it draws from torch's global random numbers":
+        "def loss(self, batch): torch.rand(1); return super().loss(batch)",
+    "recipes() must be a sequence of Recipe objects, and this is a Recipe":
+        "def recipes(self): return super().recipes()[0]",
+    "ValueError: not enough values to unpack (expected 2, got 1)":
+        "def recipes(self): return super().recipes()[:1]",
+    "role('backbone.layers.0.weight') must return a Role, and this is None":
+        "def role(self, name): return None",
+    "backbones() must return a dictionary, and this is a ConvNet":
+        "def backbones(self): return self.backbone",
+    "the values of backbones() must be a sequence of Backbone objects, and this is an empty list":
+        "def backbones(self): return {}",
+    "AttributeError: cannot assign module before Module.__init__() call (mine.py:":
+        "def __init__(self, config, channels): self.backbone = torch.nn.Linear(1, 1)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_method_that_breaks_its_contract_is_refused_in_one_line(tiny, user_package, line):
+    user_package({"methods/mine.py": METHOD.format(BROKEN[line])})
+    with pytest.raises(ConfigError) as error:
+        check_model(tiny("plugins=[my_package]", "method=mine"), 1)
+    assert str(error.value).startswith("method=mine: ")
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_backbone_of_another_width_is_refused(tiny, user_package):
+    user_package({"backbones/narrow.py": """
+        from orchestra_flwr.models.backbones.convnet import ConvNet
+
+        class Narrow(ConvNet):
+            def forward(self, x):
+                return super().forward(x)[:, :5]
+    """})  # fmt: skip
+    wanted = r"model=narrow: the backbone online has dim=(\d+) and must return \(B, \1\) features"
+    with pytest.raises(ConfigError, match=wanted):
+        check_model(tiny("plugins=[my_package]", "method=simclr", "model=narrow"), 1)
+
+
+@pytest.mark.parametrize("name", sorted({*MethodConfig.room.found()} - {"mae", "distill"}))
+def test_every_method_of_this_package_keeps_the_contract(tiny, user_package, name):
+    """As the method of a user who derives from it and changes nothing."""
+    own = MethodConfig.room.find(name)
+    user_package({"methods/mine.py": f"""
+        from {own.__module__} import {own.__name__}
+
+        class Mine({own.__name__}):
+            pass
+    """})  # fmt: skip
+    before = torch.get_rng_state()
+    check_model(tiny("plugins=[my_package]", "method=mine", "training.lr=0.03"), 1)
+    assert torch.equal(torch.get_rng_state(), before)  # the run's own bits stay
+
+
+def test_methods_of_this_package_are_built_but_not_tried(tiny, monkeypatch):
+    from orchestra_flwr.methods.simclr import SimCLR
+
+    monkeypatch.setattr(SimCLR, "loss", None)
+    check_model(tiny("method=simclr"), 1)
