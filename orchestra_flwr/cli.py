@@ -319,10 +319,16 @@ def _export(config: ExportConfig) -> int:
     from orchestra_flwr.export.export_table import print_export
     from orchestra_flwr.export.exporter import export_saved
     from orchestra_flwr.export.hub_folder import HubError, export_to_hub
+    from orchestra_flwr.export.peft_adapter import export_to_peft
     from orchestra_flwr.export.programs import ExportError
     from orchestra_flwr.export.timm_folder import export_to_timm
 
-    folders = {"hub": export_to_hub, "detectron2": export_to_detectron2, "timm": export_to_timm}
+    folders = {
+        "hub": export_to_hub,
+        "detectron2": export_to_detectron2,
+        "timm": export_to_timm,
+        "peft": export_to_peft,
+    }
 
     def work() -> None:
         if config.format in folders:

@@ -16,7 +16,7 @@ class ExportConfig(SavedEncoderConfig):
 
     file = "export"
 
-    format: Literal["onnx", "torch_export", "timm", "hub", "detectron2"]
+    format: Literal["onnx", "torch_export", "timm", "peft", "hub", "detectron2"]
     folder: OptionalPathText
     any_size: bool
     tolerance: float = Field(gt=0, lt=1)
@@ -34,7 +34,7 @@ class ExportConfig(SavedEncoderConfig):
             unread |= dict.fromkeys(("calibration", "evaluation", "data"), "without int8=true")
         if self.format != "hub":
             unread["license"] = "without format=hub"
-        if self.format in ("timm", "hub", "detectron2"):
+        if self.format in ("timm", "peft", "hub", "detectron2"):
             unread |= dict.fromkeys(("any_size", "tolerance"), f"with format={self.format}")
         if not self.push_to_hub:
             unread["private"] = "without push_to_hub"

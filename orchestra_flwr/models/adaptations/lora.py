@@ -2,6 +2,8 @@
 
 import importlib
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -62,14 +64,17 @@ class LoRA(Adaptation):
         Raises:
             ConfigError: there is none.
         """
-        peft, chosen = importlib.import_module("peft"), self._chosen(backbone)
-        config = peft.LoraConfig(
+        config = self.peft_config(self._chosen(backbone))
+        importlib.import_module("peft").inject_adapter_in_model(config, backbone)
+        backbone.to(memory_format=torch.channels_last)
+
+    def peft_config(self, layers: Sequence[str]) -> Any:
+        """peft's own description of adapters of some layers, named by their paths."""
+        return importlib.import_module("peft").LoraConfig(
             r=self.settings.rank,
             lora_alpha=self.settings.alpha,
-            target_modules="|".join(map(re.escape, chosen)),
+            target_modules="|".join(map(re.escape, layers)),
         )
-        peft.inject_adapter_in_model(config, backbone)
-        backbone.to(memory_format=torch.channels_last)
 
     def start_round(self, backbone: Backbone, round_: int) -> None:
         """Chooses the half that is trained; B first: without it A has no gradient."""
