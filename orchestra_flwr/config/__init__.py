@@ -55,7 +55,11 @@ if TYPE_CHECKING:
         WITHOUT_EFFECT,
         is_free,
     )
-    from orchestra_flwr.config.reading.saved_config import config_to_yaml, read_config_file
+    from orchestra_flwr.config.reading.saved_config import (
+        config_to_yaml,
+        read_config_file,
+        read_run,
+    )
     from orchestra_flwr.config.reading.unread import without_unread
 else:
     # Clients get a configuration as JSON, and need not import Hydra.
@@ -65,7 +69,7 @@ else:
         "reading.hydra_overrides": ("conf_dir",),
         "reading.overrides": ("override_text", "swept_values"),
         "reading.resume": ("WITHOUT_EFFECT", "MAY_GROW", "RESUME_MAY_CHANGE", "is_free"),
-        "reading.saved_config": ("config_to_yaml", "read_config_file"),
+        "reading.saved_config": ("config_to_yaml", "read_config_file", "read_run"),
         "reading.unread": ("without_unread",),
     }
 
@@ -120,6 +124,7 @@ __all__ = [
     "parse",
     "path_keys",
     "read_config_file",
+    "read_run",
     "requested_plugins",
     "swept_values",
     "why_unread",

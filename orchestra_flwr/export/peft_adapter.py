@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from orchestra_flwr.config import Config, ConfigError, parse, read_config_file
+from orchestra_flwr.config import Config, ConfigError, read_run
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import read_json
@@ -53,7 +53,7 @@ def _run_of(config: ExportConfig) -> Config:
     folder = config.encoder.parent
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"format=peft: {folder} is no run folder, which has the adapters")
-    run = parse(Config, read_config_file(folder / "config.yaml"))
+    run = read_run(folder, config.plugins)
     if run.adaptation.plugin is not LoRA or run.model.name != "timm":
         raise ConfigError(
             f"format=peft: the run has model={run.model.name} adaptation={run.adaptation.name}, "

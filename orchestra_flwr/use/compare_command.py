@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from orchestra_flwr.config import AugmentationConfig, ConfigError, encoder_file, load_config
+from orchestra_flwr.config import AugmentationConfig, ConfigError, encoder_file, read_run
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
@@ -98,7 +98,7 @@ def _before(config: CompareConfig, images: Tensor, device: torch.device) -> Enco
     run = at_home(config.after)
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"before: must be given, after={config.after} is no folder of a run")
-    begun = load_config([f"resume={run}", f"plugins={list(config.plugins)}"])
+    begun = read_run(run, config.plugins)
     method = starting_learner(begun, begun.data.channels).method
     backbone = next(iter(ordered_backbones(method, begun.evaluation.backbone).values()))
     if not has_statistics(backbone):

@@ -1,13 +1,15 @@
 """Writing and reading a run's `config.yaml`, as data alone: it may come from anywhere."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from orchestra_flwr.config.section import ConfigError, Section
+from orchestra_flwr.config.run import Config
+from orchestra_flwr.config.section import ConfigError, Section, parse
+from orchestra_flwr.config.user_packages import check_named
 
 MAX_BYTES = 2**17  # a run writes about 3,000
 MAX_LEVELS = 50  # of nested lists and mappings; a run writes 4
@@ -56,6 +58,28 @@ def read_config_file(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not values:
         raise ConfigError(f"{file}: is damaged, it must hold keys with values")
     return {str(key): value for key, value in values.items()}
+
+
+def read_run(folder: Path, plugins: Collection[str] = ()) -> Config:
+    """The configuration of a finished run, simulated or of a server.
+
+    What only a server's has, addresses and keys, is left out.
+
+    Args:
+        folder: of the run.
+        plugins: the users' packages that the caller names.
+
+    Raises:
+        ConfigError: one line that names the file: it is missing or damaged, or asks for packages
+            that nobody named.
+    """
+    file = folder / "config.yaml"
+    values = read_config_file(file)
+    check_named(file, values.get("plugins") or (), plugins)
+    try:
+        return parse(Config, {key: v for key, v in values.items() if key in Config.model_fields})
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]

@@ -12,6 +12,7 @@ from orchestra_flwr.config import (
     load,
     load_config,
     read_config_file,
+    read_run,
 )
 from orchestra_flwr.config.reading.saved_config import MAX_BYTES
 
@@ -145,3 +146,20 @@ def test_wrong_images_in_a_file_name_the_file(file, content):
     file.write_bytes(content)
     text = refusal(load(EvaluateConfig, [f"run={file.parent}"]).images)
     assert text == f"{file}: is damaged, data and plugins must be those of a run"
+
+
+def test_a_servers_run_is_read_as_the_run_that_its_clients_had(tmp_path, tiny):
+    from orchestra_flwr.deployment.server_config import ServerConfig
+
+    server = load(ServerConfig, ["method=simclr", "training.lr=0.02", "port=0"])
+    (tmp_path / "config.yaml").write_text(config_to_yaml(server))
+    run = read_run(tmp_path)
+    assert (run.method.name, run.training.lr) == ("simclr", 0.02)
+    assert run.federation == server.federation
+
+
+def test_a_run_that_asks_for_packages_which_nobody_named_is_refused(tmp_path, tiny):
+    values = {**tiny().model_dump(), "plugins": ["strange"]}
+    (tmp_path / "config.yaml").write_text(config_to_yaml(values))
+    with pytest.raises(ConfigError, match=r"config.yaml asks for plugins=\[strange\]"):
+        read_run(tmp_path)
