@@ -81,10 +81,11 @@ def test_by_default_it_is_held_against_the_runs_start(tiny_overrides, photos, tm
 
 
 def test_a_run_with_real_clients_is_held_against_its_start_as_well(
-    tiny_overrides, photos, tmp_path, command
+    tiny_overrides, photos, tmp_path, command, capsys
 ):
     folder = tmp_path / "trained"
     assert simulate_main([*tiny_overrides, f"run_dir={folder}", "data.image_size=8"]) == 0
+    capsys.readouterr()  # of the simulation
     _, simulated, _ = command(f"after={folder}", f"images={photos}", "queries=0")
     with (folder / "config.yaml").open("a") as file:  # what a server's has beside
         file.write("host: 0.0.0.0\nport: 8443\ninsecure: false\nsecurity: security\n")
