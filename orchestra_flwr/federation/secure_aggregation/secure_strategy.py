@@ -29,7 +29,8 @@ from orchestra_flwr.federation.messages.replies import (
     checked_array,
     checked_contributions,
 )
-from orchestra_flwr.federation.secure_aggregation.ring_codec import MOST_METRICS, RingCodec
+from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
+from orchestra_flwr.federation.secure_aggregation.ring_codec import MOST_METRICS
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped
@@ -57,7 +58,7 @@ class SecureStrategy(OrchestraStrategy):
         self._states: dict[str, str] = {}
         self._rows: dict[str, dict[str, np.ndarray]] = {}  # of those whose vectors are in the sum
         self._names: Counter[tuple[str, ...]] = Counter()
-        self._codec = RingCodec(self._schemas)
+        self._codec = codec_of(self._config, self._schemas)
         self._sum = SumServer(run, self.round.number, self._codec.layout)
         self.report.asked += len(self.stage.tasks)
         try:
@@ -181,7 +182,7 @@ class SecureStrategy(OrchestraStrategy):
         names = self._names.most_common(1)[0][0]
         try:
             state, numbers = self._codec.decode(
-                total, update.as_received(model), len(self._sum.roster()), names
+                total, update.as_received(model), len(self._sum.roster()), len(survivors), names
             )
         except ValueError as error:
             raise FederationError(f"round {self.round.number}: {error}") from error
@@ -216,6 +217,7 @@ class SecureStrategy(OrchestraStrategy):
         self.report.smallest_groups = {}  # each client's own, which is in the sum
         self.report.answered += len(survivors)
         self.report.client_seconds *= len(survivors)
+        self.report.examples = max(0, round(numbers.images))  # 0: unknown, in a noisy sum
         update.apply()
         self.report.summarise()
 

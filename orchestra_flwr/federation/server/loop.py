@@ -275,7 +275,7 @@ class _Run:
         record = {**round_record(round_, report, seconds, scores), **by_model}
         if exchanged and (exchange := self.federation.exchange.metrics()):
             record["exchange"] = exchange
-        if self.workers and exchanged:
+        if self.workers and exchanged and report.client_seconds:  # no noisy sum holds them
             record["overhead"] = overhead(report, seconds, self.workers)
         if drawn or self.privacy.is_accounted:
             record["privacy"] = self.privacy.metrics(drawn)

@@ -214,7 +214,7 @@ def test_what_clients_had_to_cut_is_said(tiny, federate, monkeypatch, capsys):
 @pytest.mark.parametrize(("override", "what"), [
     ("exchange=clusters", "exchange=clusters: must be star"),
     ("aggregation=median", "aggregation=median: must be mean"),
-    ("privacy.clip=1", "privacy.clip=1: must be null"),
+    ("privacy.clip=1", "privacy.clip=1: must be null, or privacy.noise_multiplier be given"),
     ("evaluation.drift=true", "evaluation.drift=true: must be false"),
     ("evaluation.unsupervised=true", "evaluation.unsupervised=true: must be false"),
     ("evaluation.clients=true", "evaluation.clients=true: must be false"),
