@@ -35,6 +35,7 @@ from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped
 from orchestra_flwr.privacy.secure_sums import SumFailedError, SumServer
+from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 
 MOST_TEXT = 1 << 24  # characters of a client's text: that of a thousand clients is shorter
 SUM = "all of them"  # stands for a client where the sum does
@@ -43,13 +44,14 @@ SUM = "all of them"  # stands for a client where the sum does
 class SecureStrategy(OrchestraStrategy):
     """The only stage of a round of `exchange=star`; arguments as :class:`OrchestraStrategy`."""
 
-    def exchange(self, grid: Grid, timeout: float, run: str) -> None:
+    def exchange(self, grid: Grid, timeout: float, run: str, verify: Verify | None = None) -> None:
         """Runs the round and updates the model.
 
         Args:
             grid: of the clients.
             timeout: seconds of each stage of the protocol.
             run: the run's identifier.
+            verify: as for :class:`SumServer`.
 
         Raises:
             FederationError: too few clients are left, or the sum is not plausible.
@@ -59,7 +61,7 @@ class SecureStrategy(OrchestraStrategy):
         self._rows: dict[str, dict[str, np.ndarray]] = {}  # of those whose vectors are in the sum
         self._names: Counter[tuple[str, ...]] = Counter()
         self._codec = codec_of(self._config, self._schemas)
-        self._sum = SumServer(run, self.round.number, self._codec.layout)
+        self._sum = SumServer(run, self.round.number, self._codec.layout, verify)
         self.report.asked += len(self.stage.tasks)
         try:
             total = self._summed()

@@ -297,7 +297,8 @@ class _Run:
             timeout = self.config.federation.round_timeout
             if self.config.privacy.secure_aggregation:
                 secure = SecureStrategy(self.federation, round_, stage, report)
-                secure.exchange(self.grid, timeout, run_id(self.folder.checkpoint))
+                run = run_id(self.folder.checkpoint)
+                secure.exchange(self.grid, timeout, run, self.members.verify)
                 continue
             strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
             messages = strategy.configure_train(

@@ -12,6 +12,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_STAGE, SECURE_TEXT
 from orchestra_flwr.federation.secure_aggregation import ring_codec
+from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
 from tests.federation.conftest import scrambled
@@ -176,6 +177,17 @@ def test_a_reply_that_is_none_drops_its_client(tiny, federate, stage, text):
 
     run = federate(tiny(*SECURE), app=Dropping(change=change))
     assert [d["client"] for d in run.records[-1]["clients"]["dropped"]] == ["0"]
+
+
+def test_who_signs_wrongly_is_named_and_drops_out(tiny, federate, monkeypatch):
+    """As with real clients, whose registered keys the server has."""
+    checked = staticmethod(lambda name, statement, signature: name != "2")
+    monkeypatch.setattr(SimulatedMembers, "verify", checked)
+    run = federate(tiny(*SECURE))
+    ((dropped, reason),) = (
+        (d["client"], d["reason"]) for d in run.records[-1]["clients"]["dropped"]
+    )
+    assert dropped == "2" and "not signed by the client's registered key" in reason
 
 
 def test_a_sum_that_is_not_plausible_ends_the_run(tiny, federate, monkeypatch):
