@@ -23,7 +23,7 @@ EXACT = Context(prec=60)
 
 
 def discrete_gaussian(key: bytes, bits: int, count: int) -> np.ndarray:
-    """(count,) independent values in int64 of the deviation 2^bits, the same for the same key.
+    """(count,) independent values in int32 of the deviation 2^bits, the same for the same key.
 
     A second of a core makes 11 million.
 
@@ -39,7 +39,7 @@ def discrete_gaussian(key: bytes, bits: int, count: int) -> np.ndarray:
         raise ValueError(f"a deviation of 2^{bits}: it must be from 2^0 to 2^{MOST_BITS}")
     stream = KeyStream(key)
     digits = KeyStream(hashlib.blake2b(b"digits", key=key, digest_size=32).digest())
-    values, filled = np.empty(count, np.int64), 0
+    values, filled = np.empty(count, np.int32), 0
     while filled < count:
         found = _accepted(stream, digits, bits)[: count - filled]
         values[filled : filled + len(found)] = found

@@ -89,18 +89,18 @@ class NoisySum:
         return (math.sqrt(c * c / 4 + self.bound - d / 4 - c * math.sqrt(d) / 2) - c / 2) / clip
 
     def rounded(self, scaled: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """(size,) int64, without bias but for the few tries that exceed the bound.
+        """(size,) int32, without bias but for the few tries that exceed the bound.
 
         Args:
             scaled: (size,) float64 of a norm of at most :meth:`scale` times the clip.
             generator: need not be secret: the bound holds whatever it draws.
         """
         while True:
-            integers, square = np.empty(len(scaled), np.int64), 0
+            integers, square = np.empty(len(scaled), np.int32), 0
             for part in self._blocks():
                 drawn = np.floor(scaled[part] + generator.random(len(scaled[part])))
                 integers[part] = drawn
-                square += int(np.square(integers[part]).sum())
+                square += int(np.square(drawn.astype(np.int64)).sum())
             if square <= self.bound:
                 return integers
 

@@ -32,7 +32,7 @@ def test_integers_are_within_the_bound_whatever_is_rounded(noise, clients, size,
     if flat:
         vector = np.floor(vector) + 0.5 * (np.floor(vector) + 0.5 <= vector)
     integers = plan.rounded(vector, rng)
-    assert int(np.square(integers).sum()) <= plan.bound
+    assert int(np.square(integers, dtype=np.int64).sum()) <= plan.bound
     assert np.abs(integers - vector).max() < 1
 
 

@@ -62,7 +62,7 @@ class NoisyCodec:
         # Private centroids of the same round have noise from the same key in simulations.
         key = hashlib.blake2b(b"noisy sum", key=seed.noise_key(), digest_size=32).digest()
         integers += discrete_gaussian(key, noisy.bits, self._size)
-        return [integers.astype("<i4").view("<u4")]
+        return [integers.astype("<i4", copy=False).view("<u4")]
 
     def decode(
         self,

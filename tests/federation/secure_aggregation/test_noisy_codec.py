@@ -46,7 +46,7 @@ def test_without_its_noise_a_client_is_within_the_bound():
     key = ClientSeed(0, 1, "0").noise_key()
     own = hashlib.blake2b(b"noisy sum", key=key, digest_size=32).digest()
     rest = integers.view(np.int32) - discrete_gaussian(own, plan.bits, SIZE)
-    assert 0.9 * plan.bound < np.square(rest).sum() <= plan.bound
+    assert 0.9 * plan.bound < np.square(rest, dtype=np.int64).sum() <= plan.bound
     shared = discrete_gaussian(key, plan.bits, SIZE)  # of private centroids, in simulations
     assert abs(np.corrcoef(integers.view(np.int32), shared)[0, 1]) < 0.06
 
