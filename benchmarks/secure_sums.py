@@ -92,7 +92,7 @@ def measure(model: Schemas, count: int, lost: int) -> dict[str, float]:
     signatures = server.signatures
     stage(survivors, lambda _: (signatures,), "unmask", "take_unmasking")
     total = at_server(server.total)
-    mean, _ = at_server(codec.decode, total, received, count, ["loss/contrastive"])
+    mean, _ = at_server(codec.decode, total, received, count, len(survivors), ["loss/contrastive"])
     # A vector's weights are not cut here, so that the mean is what all have sent.
     error = float(np.linalg.norm(mean - received - change) / np.linalg.norm(change))
     one = meters[names[0]]

@@ -65,6 +65,8 @@ class ClientPrivacyConfig(Section):
     delta: float = Field(ge=1e-12, lt=1)
     secure_aggregation: bool = False  # true: runs without it are refused
     min_cohort: int = Field(LEAST_COHORT, ge=LEAST_COHORT)  # clients in a sum, at least
+    # Most for its updates in noisy sums of all runs, at delta; None: as a run says.
+    updates_epsilon: float | None = Field(None, ge=1e-4)
 
     def check_images(self, count: int) -> None:
         """Refuses a bound that protects no image, with so many of them.
@@ -73,6 +75,8 @@ class ClientPrivacyConfig(Section):
             ConfigError: at this delta a mechanism may publish a whole image and meet its bound; or
                 the extra `privacy` is not installed.
         """
+        if self.updates_epsilon is not None:
+            require("privacy.updates_epsilon", "privacy", "dp_accounting")
         bounded = self.epsilon is not None or self.total_epsilon is not None
         if bounded:
             require("privacy.epsilon, privacy.total_epsilon", "privacy", "dp_accounting")

@@ -16,6 +16,8 @@ from orchestra_flwr.clustering import private_clustering
 from orchestra_flwr.clustering.noise import NoiseStream
 from orchestra_flwr.clustering.private_kmeans import Leaves, noisy_counts, noisy_sums
 from orchestra_flwr.privacy import ClusteringMechanism, calibrate, spent
+from orchestra_flwr.privacy.discrete_gaussian import discrete_gaussian
+from orchestra_flwr.privacy.noisy_sums import NoisySum, sums_epsilon
 
 DELTA = 1e-3
 DOUBT = 0.005  # each of the two probabilities may lie beyond its bound so often
@@ -49,10 +51,12 @@ def scores(mechanism: ClusteringMechanism, present: bool, seed: int) -> torch.Te
 
 
 def audited_noise(mechanism: ClusteringMechanism) -> float:
-    """The best threshold of one half of the trials, judged by the other half."""
-    (present, fresh), (absent, unseen) = (
-        scores(mechanism, there, seed).view(2, -1) for there, seed in ((True, 1), (False, 2))
-    )
+    return best_threshold(scores(mechanism, True, 1), scores(mechanism, False, 2))
+
+
+def best_threshold(of_one: torch.Tensor, of_other: torch.Tensor) -> float:
+    """What the best threshold of one half of the trials proves, judged by the other half."""
+    (present, fresh), (absent, unseen) = of_one.view(2, -1), of_other.view(2, -1)
     half = TRIALS // 2
 
     def proven(threshold: float, one: torch.Tensor, other: torch.Tensor) -> float:
@@ -80,6 +84,34 @@ def test_half_the_noise_is_noticed(epsilon):
 def test_counts_with_too_little_noise_are_noticed():
     promised = calibrate(0.8, DELTA)
     assert audited_noise(replace(promised, count_noise=8 * promised.count_noise)) > 1.3 * 0.8
+
+
+# Sums of clients' noisy updates. The worst pair of neighbours: a client whose update has the
+# largest norm, all in one value, one way or the other. Values are trials here. Only those clients
+# add noise that the account relies on; the larger a sum is, the likelier it is of the first.
+
+
+def audited_sum(noise_multiplier: float, rounds: int = 1, missing: int = 0) -> float:
+    """What sums of rounds with ten clients prove, `missing` of the noises left out."""
+    plan = NoisySum(noise_multiplier, 10, 1)
+
+    def sums(sign: int, seed: int) -> torch.Tensor:
+        noises = range(rounds * (plan.noises - missing))
+        keys = ((1000 * seed + noise).to_bytes(32) for noise in noises)
+        total = sum(discrete_gaussian(key, plan.bits, TRIALS) for key in keys)
+        return torch.from_numpy(total).double() + sign * rounds * math.isqrt(plan.bound)
+
+    return best_threshold(sums(1, 1), sums(-1, 2))
+
+
+@pytest.mark.parametrize(("noise_multiplier", "rounds"), [(2.0, 1), (6.0, 5)])
+def test_a_noisy_sum_keeps_its_promise_and_hardly_more(noise_multiplier, rounds):
+    promised = sums_epsilon([noise_multiplier] * rounds, DELTA)
+    assert 0.6 * promised < audited_sum(noise_multiplier, rounds) < promised
+
+
+def test_a_sum_with_one_noise_of_four_is_noticed():
+    assert audited_sum(2.0, missing=3) > 1.1 * sums_epsilon([2.0], DELTA)
 
 
 # The whole of private_clustering, as a client calls it: what is sent gives far less away.

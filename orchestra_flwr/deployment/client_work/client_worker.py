@@ -202,6 +202,7 @@ class ClientWorker:
             )
             # Checked here as well as at the greeting: a round may bring another configuration.
             self._releases.check(received, len(client.images))
+            self._sums.check(received)
             self._latest = ((received, run), client)
         return self._latest[1]
 
@@ -245,6 +246,7 @@ class ClientWorker:
                 Failure.TOO_FEW_IMAGES,
             )
         self._releases.check(received, len(images))
+        self._sums.check(received)
         with as_refusal(Failure.DATA_UNSUITABLE):
             labels_for(config, images)
         check_client(config, self._name)

@@ -7,13 +7,14 @@ from flwr.app import RecordDict
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.client_work.refusal import RefusalError
+from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal
 from orchestra_flwr.deployment.keys.peers import FILE, Signatures
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.secure_answers import SecureAnswers
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import CONFIG, SECURE_STAGE
 from orchestra_flwr.privacy.secure_sums import Confirmations
+from orchestra_flwr.privacy.sum_ledger import SumLedger
 
 
 class Sums:
@@ -22,11 +23,11 @@ class Sums:
     Args:
         config: the client's configuration.
         name: the client's.
-        folder: for the record of the lists of clients that it confirmed.
+        folder: for the records of its updates, and of the lists of clients that it confirmed.
         signatures: None: this client has no keys.
 
     Raises:
-        ConfigError: the record cannot be read.
+        ConfigError: a record cannot be read.
     """
 
     def __init__(
@@ -34,6 +35,8 @@ class Sums:
     ) -> None:
         self._least = config.privacy.min_cohort
         self._peers = signatures.peers if signatures else 0
+        bounds = config.privacy
+        self._ledger = SumLedger(folder / "noisy_sums.jsonl", bounds.updates_epsilon, bounds.delta)
         try:
             confirmations = Confirmations(folder / "sums.jsonl")
         except ValueError as error:
@@ -58,6 +61,16 @@ class Sums:
             )
         return f"{sums}, if it follows the protocol: without {FILE} it could invent the others"
 
+    def check(self, received: Config) -> None:
+        """Refuses a run whose next round would say more of this client's updates than it allows.
+
+        Raises:
+            RefusalError: names the key, and what this client allows.
+        """
+        privacy = received.privacy
+        with as_refusal(Failure.PRIVACY_REFUSED):
+            self._ledger.check(privacy.noise_multiplier * privacy.secure_aggregation)
+
     def answer(
         self,
         received: Config,
@@ -74,7 +87,8 @@ class Sums:
             report: takes a line about it.
 
         Raises:
-            RefusalError: the run has no secure aggregation.
+            RefusalError: the run has no secure aggregation, or as :meth:`check`.
+            OSError: the update cannot be written down.
             SumRefusedError: as :meth:`SecureAnswers.answer`, like other errors.
         """
         if not received.privacy.secure_aggregation:
@@ -85,11 +99,16 @@ class Sums:
         task = content.config_records[CONFIG]
         round_, stage = int(str(task["round"])), str(task[SECURE_STAGE])
         if stage == "input":
+            self.check(received)
             report(f"round {round_}: training")
         reply = self._answers.answer(content, client)
         if stage == "input" and self._answers.current is not None:
-            count = self._answers.current.count
-            report(f"round {round_}: sent its update masked, for a sum of {count} clients")
+            current, noise = self._answers.current, received.privacy.noise_multiplier
+            if noise > 0:
+                self._ledger.add(current.occasion.run, round_, noise)
+            noisy = f", with noise (privacy.noise_multiplier={noise:g})" * (noise > 0)
+            report(f"round {round_}: sent its update masked{noisy}, for a sum of {current.count} "
+                   "clients")  # fmt: skip
         if stage == "unmask":
             report(f"round {round_}: the sum was opened")
         return reply

@@ -23,7 +23,9 @@ from orchestra_flwr.deployment.keys.client_keys import (
     NAME_PATTERN,
     ClientFiles,
     PublicKey,
+    check_name,
     load_private_key,
+    load_public_key,
 )
 from orchestra_flwr.deployment.keys.key_files import COMMAND, NewFile, read
 
@@ -78,6 +80,16 @@ def signatures(files: ClientFiles) -> Signatures:
         return True
 
     return Signatures(sign, verify, len(keys))
+
+
+def is_signed(folder: Path, name: str, statement: bytes, signature: bytes) -> bool:
+    """Whether the key that a server's folder has registered under a name signed some bytes."""
+    try:
+        key = load_public_key(folder / "clients" / f"{check_name(name)}.pub").key
+        key.verify(signature, statement, HASH)
+    except (ConfigError, InvalidSignature):
+        return False
+    return True
 
 
 def peers_file(folder: Path, keys: Mapping[str, PublicKey]) -> NewFile:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 import threading
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
     from orchestra_flwr import __version__
     from orchestra_flwr.data import load_dataset
     from orchestra_flwr.deployment.channel.progress_events import RelayedProgress
+    from orchestra_flwr.deployment.keys.peers import is_signed
     from orchestra_flwr.deployment.server_config import ServerConfig
     from orchestra_flwr.federation.messages.replies import reply_limit
     from orchestra_flwr.federation.messages.schema import Schemas
@@ -85,8 +87,9 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
             sent=lambda node: channel.send({"event": "sent", "node": node}),
         )
         assert config.federation.min_clients is not None
+        verify = partial(is_signed, Path(server_config.security)) if server_config.tls else None
         members = ConnectedMembers(
-            streaming, greeting, config.federation.min_clients, progress.message
+            streaming, greeting, config.federation.min_clients, progress.message, verify=verify
         )
         summary = run_federation(
             streaming,

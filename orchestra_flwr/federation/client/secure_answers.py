@@ -17,7 +17,8 @@ from orchestra_flwr.federation.messages.fields import (
     SECURE_STATE,
     SECURE_TEXT,
 )
-from orchestra_flwr.federation.secure_aggregation.ring_codec import Numbers, RingCodec
+from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
+from orchestra_flwr.federation.secure_aggregation.ring_codec import Numbers
 from orchestra_flwr.flower.arrays import to_record
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy.secure_sums import Confirmations, Occasion, SumClient, SumRefusedError
@@ -97,7 +98,7 @@ class SecureAnswers:
         round_ = int(str(task["round"]))
         if not task["train"] or round_ != current.occasion.round:
             raise SumRefusedError(f"round {round_} is not that of the sum, or trains nothing")
-        codec = RingCodec(client.schemas)
+        codec = codec_of(client.config, client.schemas)
         if codec.layout != current.occasion.layout:
             raise SumRefusedError("the server agreed with the others on a vector of another length")
         arrays = received_arrays(client, content)
@@ -110,7 +111,9 @@ class SecureAnswers:
         before = client.schemas.codec.decode(Role.SHARED.value, arrays)
         weight = weight_of_images(client.config, images)
         numbers = Numbers(weight, images, 0, metrics)
-        seed = ClientSeed(client.config.seed, round_, self.name)
+        if client.config.privacy.noise_multiplier > 0:
+            metrics = {}  # their names might tell what no noise covers
+        seed = ClientSeed(client.config.seed, round_, self.name, client.secret_noise)
         vector = codec.encode(trained, before, numbers, current.count, seed)
         current.mask(asked["alive"], asked["boxes"], vector)
         reply = self._reply(task, sorted(metrics))

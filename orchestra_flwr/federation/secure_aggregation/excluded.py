@@ -34,9 +34,10 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str]]:
         allowed += f", or {release.made_private_by} be given" * bool(release.made_private_by)
         why = f"clients send {release.label} one by one beside the sum"
         yield f"method={config.method.name}", allowed, why
-    if privacy.clip is not None:
-        why = "nobody but a client itself could check the norm that the account relies on"
-        yield f"privacy.clip={privacy.clip:g}", "null", why
+    if privacy.clip is not None and privacy.noise_multiplier == 0:
+        allowed = "null, or privacy.noise_multiplier be given"
+        why = "without noise a bound that nobody but the client itself can check protects nobody"
+        yield f"privacy.clip={privacy.clip:g}", allowed, why
     for key, on in (("drift", evaluation.drift), ("unsupervised", evaluation.unsupervised),
                     ("clients", evaluation.clients)):  # fmt: skip
         if on:

@@ -9,7 +9,7 @@ whose range is wide (a variance may fall from 1 to 1e-4), have 32, and with floa
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,9 +47,11 @@ class RingCodec:
 
     Args:
         schemas: of the run.
+        uniform: whether all clients count alike, whatever weight one sends.
     """
 
-    def __init__(self, schemas: Schemas) -> None:
+    def __init__(self, schemas: Schemas, *, uniform: bool = False) -> None:
+        self._uniform = uniform
         self._spans = list(zip(schemas.shared.entries, schemas.shared.spans, strict=True))
         self._narrow = schemas.wire != "float32"
         self._size = schemas.shared.size
@@ -104,7 +106,12 @@ class RingCodec:
         return [*found, self._as_integers(numbers, cut)]
 
     def decode(
-        self, total: Sequence[np.ndarray], received: np.ndarray, clients: int, names: Sequence[str]
+        self,
+        total: Sequence[np.ndarray],
+        received: np.ndarray,
+        clients: int,
+        survivors: int,
+        names: Sequence[str],
     ) -> tuple[np.ndarray, Numbers]:
         """The mean of the clients' states, and the sums of their numbers.
 
@@ -112,15 +119,21 @@ class RingCodec:
             total: the sum of what clients encoded.
             received: as for :meth:`encode`.
             clients: as for :meth:`encode`.
+            survivors: clients in the sum.
             names: of the metrics.
 
         Raises:
-            ValueError: the sum of the weights is not positive.
+            ValueError: the sum of the weights is none of so many, each at most 1.
         """
         *parts, last = total
         numbers = self._as_numbers(last, names)
-        if not numbers.weight > 0:
-            raise ValueError("the weights of all clients together are not positive")
+        if self._uniform:
+            numbers = replace(numbers, weight=float(survivors))
+        if not 0 < numbers.weight <= survivors:
+            raise ValueError(
+                f"the weights of all clients together are {numbers.weight:g}, they must be above 0 "
+                f"and at most {survivors}"
+            )
         places = {8 * part.itemsize: 0 for part in parts}
         arrays = {8 * part.itemsize: part.view(f"<i{part.itemsize}") for part in parts}
         mean = received.copy()

@@ -29,11 +29,13 @@ from orchestra_flwr.federation.messages.replies import (
     checked_array,
     checked_contributions,
 )
-from orchestra_flwr.federation.secure_aggregation.ring_codec import MOST_METRICS, RingCodec
+from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
+from orchestra_flwr.federation.secure_aggregation.ring_codec import MOST_METRICS
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped
 from orchestra_flwr.privacy.secure_sums import SumFailedError, SumServer
+from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 
 MOST_TEXT = 1 << 24  # characters of a client's text: that of a thousand clients is shorter
 SUM = "all of them"  # stands for a client where the sum does
@@ -42,13 +44,14 @@ SUM = "all of them"  # stands for a client where the sum does
 class SecureStrategy(OrchestraStrategy):
     """The only stage of a round of `exchange=star`; arguments as :class:`OrchestraStrategy`."""
 
-    def exchange(self, grid: Grid, timeout: float, run: str) -> None:
+    def exchange(self, grid: Grid, timeout: float, run: str, verify: Verify | None = None) -> None:
         """Runs the round and updates the model.
 
         Args:
             grid: of the clients.
             timeout: seconds of each stage of the protocol.
             run: the run's identifier.
+            verify: as for :class:`SumServer`.
 
         Raises:
             FederationError: too few clients are left, or the sum is not plausible.
@@ -57,8 +60,8 @@ class SecureStrategy(OrchestraStrategy):
         self._states: dict[str, str] = {}
         self._rows: dict[str, dict[str, np.ndarray]] = {}  # of those whose vectors are in the sum
         self._names: Counter[tuple[str, ...]] = Counter()
-        self._codec = RingCodec(self._schemas)
-        self._sum = SumServer(run, self.round.number, self._codec.layout)
+        self._codec = codec_of(self._config, self._schemas)
+        self._sum = SumServer(run, self.round.number, self._codec.layout, verify)
         self.report.asked += len(self.stage.tasks)
         try:
             total = self._summed()
@@ -181,7 +184,7 @@ class SecureStrategy(OrchestraStrategy):
         names = self._names.most_common(1)[0][0]
         try:
             state, numbers = self._codec.decode(
-                total, update.as_received(model), len(self._sum.roster()), names
+                total, update.as_received(model), len(self._sum.roster()), len(survivors), names
             )
         except ValueError as error:
             raise FederationError(f"round {self.round.number}: {error}") from error
@@ -216,6 +219,7 @@ class SecureStrategy(OrchestraStrategy):
         self.report.smallest_groups = {}  # each client's own, which is in the sum
         self.report.answered += len(survivors)
         self.report.client_seconds *= len(survivors)
+        self.report.examples = max(0, round(numbers.images))  # 0: unknown, in a noisy sum
         update.apply()
         self.report.summarise()
 

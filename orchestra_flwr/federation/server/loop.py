@@ -275,7 +275,7 @@ class _Run:
         record = {**round_record(round_, report, seconds, scores), **by_model}
         if exchanged and (exchange := self.federation.exchange.metrics()):
             record["exchange"] = exchange
-        if self.workers and exchanged:
+        if self.workers and exchanged and report.client_seconds:  # no noisy sum holds them
             record["overhead"] = overhead(report, seconds, self.workers)
         if drawn or self.privacy.is_accounted:
             record["privacy"] = self.privacy.metrics(drawn)
@@ -297,7 +297,8 @@ class _Run:
             timeout = self.config.federation.round_timeout
             if self.config.privacy.secure_aggregation:
                 secure = SecureStrategy(self.federation, round_, stage, report)
-                secure.exchange(self.grid, timeout, run_id(self.folder.checkpoint))
+                run = run_id(self.folder.checkpoint)
+                secure.exchange(self.grid, timeout, run, self.members.verify)
                 continue
             strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
             messages = strategy.configure_train(

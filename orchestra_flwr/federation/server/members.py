@@ -14,6 +14,7 @@ from orchestra_flwr.federation.messages.fields import CONFIG, FROZEN
 from orchestra_flwr.federation.messages.replies import MAX_IMAGES
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
+from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 NODE_POLL_SECONDS = 0.1
@@ -32,12 +33,15 @@ class Members(Protocol):
         share_disk: whether clients can write into the run folder, to keep their state there.
         names: of all clients, in their order; () where they come and go.
         holders: names of clients that have what nobody trains; the server adds to it.
+        verify: whether the registered key of a client of this name signed something; None: clients
+            have no keys.
     """
 
     replays: bool
     share_disk: bool
     names: tuple[str, ...]
     holders: set[str]
+    verify: Verify | None
 
     @property
     def images(self) -> Mapping[str, int]:
@@ -70,6 +74,7 @@ class SimulatedMembers:
 
     replays = True
     share_disk = True
+    verify: Verify | None = None
 
     def __init__(self, grid: Grid, parts: Mapping[str, Sized]) -> None:
         self.names = tuple(parts)
@@ -117,6 +122,7 @@ class ConnectedMembers:
         min_clients: :meth:`connected` waits until so many clients can be asked.
         show: shows a line: who came, left or was refused, and why.
         pause: waits for a number of seconds; may raise to end the waiting.
+        verify: as in :class:`Members`.
     """
 
     replays = False
@@ -130,7 +136,10 @@ class ConnectedMembers:
         min_clients: int,
         show: Callable[[str], None],
         pause: Callable[[float], None] = time.sleep,
+        *,
+        verify: Verify | None = None,
     ) -> None:
+        self.verify = verify
         self._grid = grid
         self._greeting = greeting
         self._min_clients = min_clients

@@ -70,7 +70,7 @@ class Federation:
         folder: for what does not fit into memory; None: the system's.
         frozen: what nobody trains; None: all is trained.
         key: the run's secret, from which noise and cohorts are drawn; only with
-            `privacy.noise_multiplier`.
+            `privacy.noise_multiplier`, and not where clients add the noise to their sum.
 
     Raises:
         ValueError: noise is asked for without a key to draw it from.
@@ -86,7 +86,8 @@ class Federation:
     frozen: FrozenWeights | None = None
 
     def __post_init__(self) -> None:
-        if self.config.privacy.noise_multiplier > 0 and self.key is None:
+        privacy = self.config.privacy
+        if privacy.noise_multiplier > 0 and not privacy.secure_aggregation and self.key is None:
             raise ValueError("noise needs a secret key")
 
     @property

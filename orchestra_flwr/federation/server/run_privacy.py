@@ -24,7 +24,7 @@ class RunPrivacy:
         message: shows a line to a person.
 
     Attributes:
-        key: the run's secret, from which noise and cohorts are drawn; None: there is no noise.
+        key: the run's secret, from which noise and cohorts are drawn; None: the server adds none.
 
     Raises:
         FederationError: the secret cannot be written or read.
@@ -44,7 +44,10 @@ class RunPrivacy:
         self._release = release
         self._message = message
         self._noisy = config.privacy.noise_multiplier > 0
-        self.key = noise_key(folder) if self._noisy else None
+        self._sums = config.privacy.secure_aggregation
+        self.key = noise_key(folder) if self._noisy and not self._sums else None
+        if self._sums:
+            message(f"secure aggregation: the server sees {self._what_it_sees}, and no single one")
         self._ledger: ServerLedger | None = None
         mechanism = release.mechanism if release else None
         if mechanism is not None:
@@ -83,7 +86,9 @@ class RunPrivacy:
         """[clients, cohort, rounds] of all rounds that ended with noise, this one as well."""
         if not (self._noisy and round_.trains):
             return before
-        return add_noisy_round(before, len(round_.nodes), len(round_.cohort))
+        # Drawing a cohort hides nobody from the server, against which clients add noise to a sum.
+        cohort = round_.nodes if self._sums else round_.cohort
+        return add_noisy_round(before, len(round_.nodes), len(cohort))
 
     def metrics(self, drawn: list[list[int]]) -> dict[str, Any]:
         """What is known about privacy after a round."""
@@ -95,6 +100,8 @@ class RunPrivacy:
     def summary(self, drawn: list[list[int]]) -> dict[str, Any]:
         """The entries of `summary.json`."""
         entries: dict[str, Any] = {"privacy": self.metrics(drawn)}
+        if self._sums:
+            entries["secure_aggregation"] = self._what_it_sees
         if self._release:
             entries["released"] = self._release.label
         if self._release and self._release.exposes:
@@ -102,6 +109,11 @@ class RunPrivacy:
         if self._ledger:
             entries["epsilon_spent"] = self._ledger.spent()
         return entries
+
+    @property
+    def _what_it_sees(self) -> str:
+        """In a run with secure aggregation."""
+        return "sums of updates" + " with noise that each client adds" * self._noisy
 
     @property
     def is_accounted(self) -> bool:

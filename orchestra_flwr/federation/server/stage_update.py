@@ -166,7 +166,7 @@ class StageUpdate:
 
     def _aggregation(self, model: str) -> Aggregation:
         privacy = self._config.privacy
-        if privacy.clip is None:
+        if privacy.clip is None or privacy.secure_aggregation:  # the sum is clipped and noisy
             sent = partial(self.as_received, model)
             rule: Aggregation = self._config.aggregation.build(self._schemas.shared.size, sent)
             return rule

@@ -1,7 +1,7 @@
 """The server's side of one sum: it passes on what clients seal for each other, and adds up."""
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from orchestra_flwr.privacy.secure_sums import primitives
 from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, MOST_CLIENTS, quorum
 from orchestra_flwr.privacy.secure_sums.primitives import Vector
+from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 from orchestra_flwr.privacy.secure_sums.transcript import Advertisement, Layout, Occasion
 
 
@@ -27,9 +28,12 @@ class SumServer:
         run: the run's identifier.
         round_: the round.
         layout: of the vectors.
+        verify: knows the registered keys of all, so that whoever signs wrongly drops out before
+            all others refuse the sum because of it; None: nothing is signed.
     """
 
-    def __init__(self, run: str, round_: int, layout: Layout) -> None:
+    def __init__(self, run: str, round_: int, layout: Layout, verify: Verify | None = None) -> None:
+        self._verify = verify
         self.occasion = Occasion(run, round_, secrets.token_hex(16), layout)
         self._roster: dict[str, Advertisement] = {}
         self._keys: set[bytes] = set()  # of all in the roster
@@ -43,13 +47,16 @@ class SumServer:
     def take_keys(self, name: str, fields: Sequence[str]) -> None:
         """Of the first stage: what :meth:`SumClient.advertise` returned.
 
-        Keys for which all other clients would refuse the sum drop out here: repeated ones, and
-        those with which nobody can agree on a secret.
+        Keys for which all other clients would refuse the sum drop out here: repeated ones,
+        those with which nobody can agree on a secret, and those that are not signed.
         """
         advertised = Advertisement.of(fields)
         keys = {advertised.cipher_key, advertised.mask_key}
         if advertised.name != name or len(keys) < 2 or keys & self._keys:
             raise ValueError("keys that are another client's, or one key twice")
+        statement = advertised.statement(self.occasion)
+        if self._verify and not self._verify(name, statement, advertised.signature):
+            raise ValueError("keys that are not signed by the client's registered key")
         for key in keys:
             primitives.agreed(secrets.token_bytes(primitives.SEED_BYTES), key, b"check")
         self._keys |= keys
@@ -154,20 +161,21 @@ class SumServer:
         return self._total
 
     def _own_seed(self, name: str) -> bytes:
-        seed = self._reconstructed("own", name)
         about = self.occasion.statement("commitment", name)
-        if primitives.commitment(seed, about) != self._commitments[name]:
-            raise SumFailedError(f"a client gave out a wrong share of {name}")
-        return seed
+        promised = self._commitments[name]
+        return self._reconstructed(
+            "own", name, lambda seed: primitives.commitment(seed, about) == promised
+        )
 
     def _masks_for(self, gone: str) -> Iterator[tuple[bytes, int]]:
         """What takes out of the sum what its neighbours added for a client that is gone."""
         neighbours = [each for each in self._survivors if self._are_neighbours(gone, each)]
         if not neighbours:
             return
-        seed = self._reconstructed("keys", gone)
-        if primitives.public_key(seed) != self._roster[gone].mask_key:
-            raise SumFailedError(f"a client gave out a wrong share of {gone}")
+        promised = self._roster[gone].mask_key
+        seed = self._reconstructed(
+            "keys", gone, lambda seed: primitives.public_key(seed) == promised
+        )
         purpose = self.occasion.statement("input")
         for name in neighbours:
             key = primitives.agreed(seed, self._roster[name].mask_key, purpose)
@@ -176,7 +184,8 @@ class SumServer:
     def _are_neighbours(self, one: str, other: str) -> bool:
         return other in self._boxes[one] or one in self._boxes[other]
 
-    def _reconstructed(self, kind: str, owner: str) -> bytes:
+    def _reconstructed(self, kind: str, owner: str, is_right: Callable[[bytes], bool]) -> bytes:
+        """A client's secret; one wrong share among more than are needed does no harm."""
         holders = [owner, *sorted(self._boxes[owner])]
         needed = quorum(len(holders))
         places = {holder: place for place, holder in enumerate(holders, 1)}
@@ -185,7 +194,12 @@ class SumServer:
             raise SumFailedError(
                 f"{len(found)} clients gave out their share of {owner}, {needed} are needed"
             )
-        return primitives.combined([(places[name], share) for name, share in found[:needed]])
+        shares = [(places[name], share) for name, share in found]
+        for first in range(len(shares) if len(shares) > needed else 1):
+            seed = primitives.combined([*shares[first:], *shares[:first]][:needed])
+            if is_right(seed):
+                return seed
+        raise SumFailedError(f"a client gave out a wrong share of {owner}")
 
     def _enough(self, names: list[str], what: str) -> list[str]:
         if len(names) < (needed := max(LEAST_COHORT, quorum(len(self._roster)))):

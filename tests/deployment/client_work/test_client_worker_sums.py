@@ -17,8 +17,9 @@ from orchestra_flwr.federation.messages.fields import (
     SECURE_STAGE,
     SECURE_TEXT,
 )
-from orchestra_flwr.federation.secure_aggregation.ring_codec import RingCodec
+from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
 from orchestra_flwr.methods import Role
+from orchestra_flwr.privacy.noisy_sums import NoisySum, sums_epsilon
 from orchestra_flwr.privacy.secure_sums import Confirmations, SumClient, SumServer, primitives
 from tests.deployment.client_work.conftest import model_of
 
@@ -57,7 +58,7 @@ class Talk:
     def __init__(self, worker, server, ask, task, signed, round_=1):
         self.worker, self.config, self.round = worker, server, round_
         self.ask_, self.task = ask, task
-        self.layout = RingCodec(model_of(server)[1]).layout
+        self.layout = codec_of(server, model_of(server)[1]).layout
         self.server = SumServer("run", round_, self.layout)
         self.others = {
             name: SumClient(name, self.server.occasion, sign=signed(name).sign) for name in OTHERS
@@ -141,9 +142,9 @@ def test_its_update_is_in_the_sum_and_nowhere_else(talk, said):
     total = one.server.total()
     learner, schemas = model_of(one.config)
     before = schemas.shared.pack(learner.state(Role.SHARED))
-    mean, sums = RingCodec(schemas).decode(total, before, 4, names)
+    mean, sums = codec_of(one.config, schemas).decode(total, before, 4, 4, names)
     moved = np.abs(mean - before).max()
-    assert 0 < moved < 10 and sums.images == 20 and sums.weight == 1
+    assert 0 < moved < 10 and sums.images == 20 and sums.weight == 4  # all count alike
     masked = one.sent[2][ARRAYS]["ring32"].numpy()
     assert abs(masked.astype(np.float64).mean() / 2**32 - 0.5) < 0.05
     for reply in one.sent:
@@ -258,3 +259,72 @@ def test_round_zero_or_another_round_is_not_trained_for_a_sum(talk, said):
     one.round = 2
     assert one.ask("input", {"alive": one.server.alive, "boxes": {}}) == "privacy_refused"
     assert "round 2 is not that of the sum" in said[-1]
+
+
+NOISE = ("method=simclr", "federation.weighting=uniform", DEMAND, "federation.min_clients=4",
+         "federation.min_images=5", "model.norm=group", "privacy.clip=1",
+         "privacy.noise_multiplier=4")  # fmt: skip
+
+
+def lines_of(tmp_path):
+    file = tmp_path / "noisy_sums.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_a_client_adds_noise_and_writes_it_down_before_it_is_sent(
+    worker, configured, ask, task, signed, said, tmp_path
+):
+    """Noise from its system: the same round twice sums up to something else."""
+    sent = []
+    for _ in range(2):
+        one = Talk(worker(DEMAND), configured(*NOISE), ask, task, signed)
+        one.until("confirm")
+        sent.append(one)
+    entry = {"run": "run", "round": 1, "noise_multiplier": 4.0}
+    assert [{k: line[k] for k in entry} for line in lines_of(tmp_path)] == [entry, entry]
+    assert said[-1] == (
+        "round 1: sent its update masked, with noise (privacy.noise_multiplier=4), for a sum of 4 "
+        "clients"
+    )
+    sums = []
+    for one in sent:
+        one.worker._sums._answers.confirmations = Confirmations()  # of a third process
+        one.confirm()
+        one.unmask()
+        sums.append(one.server.total()[0].view(np.int32).astype(float))
+    plan = NoisySum(4.0, 4, len(sums[0]))
+    assert np.std(sums[0]) > 0.9 * 2**plan.bits
+    assert abs(np.corrcoef(*sums)[0, 1]) < 0.1
+
+
+def test_its_own_bound_holds_whatever_the_server_says(
+    worker, configured, ask, greeting, task, said, tmp_path
+):
+    quiet = [each for each in NOISE if "noise" not in each and "clip" not in each]
+    at_server = [each for each in NOISE if each != DEMAND]
+    bound = "privacy.updates_epsilon=5"
+    for settings in (quiet, at_server, ["method=simclr"]):
+        server = configured(*settings)
+        assert ask(worker(bound), "greet", greeting(server))[CONFIG]["refusal"] == "privacy_refused"
+        assert "privacy.updates_epsilon=5 allows sums with noise alone" in said[-1]
+        assert ask(worker(bound), "train", task(server))["failure"] in {"privacy_refused", "failed"}
+    weak = configured(*NOISE[:-1], "privacy.noise_multiplier=1")
+    greeted = ask(worker(bound), "greet", greeting(weak))[CONFIG]
+    assert greeted["refusal"] == "privacy_budget_spent" and lines_of(tmp_path) == []
+    assert "refusal" not in ask(worker(bound), "greet", greeting(configured(*NOISE)))[CONFIG]
+    assert sums_epsilon([4.0], 1e-3) < 5 < sums_epsilon([1.0], 1e-3)
+
+
+def test_what_is_spent_ends_its_part_and_the_last_sum_is_opened(
+    worker, configured, ask, task, signed, said
+):
+    limit = f"privacy.updates_epsilon={sums_epsilon([4.0], 1e-3) + 0.01}"
+    one = worker(DEMAND, limit)
+    for round_ in (1, 2):
+        talk = Talk(one, configured(*NOISE), ask, task, signed, round_)
+        if round_ == 1:
+            talk.until("unmask").unmask()
+            assert said[-1] == "round 1: the sum was opened"
+        else:
+            asked = {"alive": talk.until("input").server.alive, "boxes": {}}
+            assert talk.ask("input", asked) == "privacy_budget_spent"

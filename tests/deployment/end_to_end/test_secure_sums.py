@@ -12,6 +12,7 @@ from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.methods import Role
+from orchestra_flwr.privacy.noisy_sums import sums_epsilon
 from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
 from orchestra_flwr.reporting.kept_checkpoints import LATEST
 from orchestra_flwr.training import build_learner
@@ -91,8 +92,10 @@ def test_the_sum_is_that_of_who_is_left(federation, stage):
 
 
 def test_a_killed_server_goes_on_with_sums(federation):
+    """With noise, which clients add and account for whatever becomes of the server."""
     machines = federation(NAMES[:3])
-    overrides = (*SUMS, "federation.min_clients=3", "federation.rounds=3")
+    noise = ("model.norm=group", "privacy.clip=1", "privacy.noise_multiplier=0.5")
+    overrides = (*SUMS, *noise, "federation.min_clients=3", "federation.rounds=3")
     server = machines.server(*overrides)
     server.wait_for("listening on 127.0.0.1")
     clients = [demanding(machines, name) for name in NAMES[:3]]
@@ -105,3 +108,8 @@ def test_a_killed_server_goes_on_with_sums(federation):
         each.end()
     assert [record["round"] for record in machines.metrics()] == [0, 1, 2, 3]
     assert machines.dropped() == [] and "the sum was opened" in clients[1].text
+    records = [*machines.folder.rglob("noisy_sums.jsonl")]
+    assert len(records) == 3
+    assert all(len(path.read_text().splitlines()) in (3, 4) for path in records)
+    updates = machines.metrics()[-1]["privacy"]["updates"]
+    assert updates["epsilon"] == pytest.approx(sums_epsilon([0.5] * 3, updates["delta"]))

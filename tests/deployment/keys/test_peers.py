@@ -6,7 +6,7 @@ import pytest
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys import client_files
-from orchestra_flwr.deployment.keys.peers import read_peers, signatures
+from orchestra_flwr.deployment.keys.peers import is_signed, read_peers, signatures
 
 
 @pytest.fixture
@@ -30,6 +30,16 @@ def test_what_one_client_signs_the_other_knows(clients):
     assert not other.verify("site-1", b"texts", signed)
     assert not other.verify("site-1", b"text", signed[:-1])
     assert not other.verify("site-3", b"text", signed)
+
+
+def test_the_server_knows_who_is_registered_now(clients, keys, security):
+    """As long as it runs: its folder is read each time."""
+    signed = signatures(client_files(clients[0])).sign(b"text")
+    assert is_signed(security, "site-1", b"text", signed)
+    for wrong in ((b"texts", "site-1"), (b"text", "site-2"), (b"text", "../site-1")):
+        assert not is_signed(security, wrong[1], wrong[0], signed)
+    keys("revoke", f"folder={security}", "name=site-1")
+    assert not is_signed(security, "site-1", b"text", signed)
 
 
 def test_without_the_list_nobody_is_known(bundle):

@@ -52,7 +52,7 @@ def test_no_sum_overflows_whatever_is_sent(clients, seed, size):
     one = made.encode(received + np.float32(size) * np.float32(1e9), received, numbers(), clients,
                       ClientSeed(0, 1, "a"))  # fmt: skip
     total = [part * part.dtype.type(clients) for part in one]
-    mean, sums = made.decode(total, received, clients, ())
+    mean, sums = made.decode(total, received, clients, clients, ())
     assert np.all(mean > received) and sums.cut == sums.weight == clients
     largest = np.abs(received[:200]).max()
     assert np.allclose(mean[:200] - received[:200], largest, rtol=1e-4)
@@ -68,7 +68,7 @@ def test_the_mean_is_that_of_the_weighted_updates():
         made = codec(wire)
         metrics = [{"loss/a": i, "seconds": 2.0} for i in range(5)]
         total = encoded(made, states, received, weights, metrics=metrics)
-        mean, sums = made.decode(total, received, 5, ["seconds", "loss/a"])
+        mean, sums = made.decode(total, received, 5, 5, ["seconds", "loss/a"])
         assert np.abs(mean - expected).max() < apart and mean.dtype == np.float32
         assert sums.weight == pytest.approx(sum(weights)) and sums.images == 50 and not sums.cut
         assert sums.metrics["loss/a"] / sums.weight == pytest.approx(
@@ -83,7 +83,7 @@ def test_rounding_has_no_bias():
     made, clients = codec(), 1000
     step = 1 / ((2**15 - 1) // clients)
     states = [received + np.float32(step / 4)] * clients
-    mean, _ = made.decode(encoded(made, states, received), received, clients, ())
+    mean, _ = made.decode(encoded(made, states, received), received, clients, clients, ())
     assert np.abs((mean - received)[:200].mean() / (step / 4) - 1) < 0.02
 
 
@@ -91,7 +91,7 @@ def test_one_that_cuts_is_counted():
     received = np.ones(SIZE, np.float32)
     far = received + np.float32(3)
     total = encoded(codec(), [received, far, received], received)
-    assert codec().decode(total, received, 3, ())[1].cut == 1
+    assert codec().decode(total, received, 3, 3, ())[1].cut == 1
 
 
 @pytest.mark.parametrize("what", ["state", "metric", "many"])
@@ -105,8 +105,20 @@ def test_what_is_not_finite_is_not_sent(what):
         codec().encode(state, received, numbers(**metrics), 3, ClientSeed(0, 1, "a"))
 
 
-def test_a_sum_without_weight_is_none():
+@pytest.mark.parametrize("weights", [[0, 0, 0], [1, 1, 1.5], [1, -1, -0.5]])
+def test_a_sum_whose_weights_cannot_be_is_none(weights):
+    """A client that sends another weight than it has stalls the model, or turns it around."""
     received = np.zeros(SIZE, np.float32)
-    total = [np.zeros(size, f"<u{bits // 8}") for bits, size in codec().layout]
-    with pytest.raises(ValueError, match="weights of all clients together are not positive"):
-        codec().decode(total, received, 3, ())
+    total = encoded(codec(), [received] * 3, received, weights)
+    with pytest.raises(ValueError, match="weights of all clients together are .*, they must be"):
+        codec().decode(total, received, 3, 3, ())
+
+
+def test_where_all_count_alike_no_weight_that_is_sent_is_read():
+    received = np.ones(SIZE, np.float32)
+    state = received + np.float32(0.1)
+    made = RingCodec(Schemas(Schema(ENTRIES), Schema(()), "int8"), uniform=True)
+    honest = encoded(made, [state] * 3, received)
+    lying = [*honest[:-1], honest[-1] + np.uint64(10**6 * 2**24)]
+    means = [made.decode(total, received, 3, 3, ())[0] for total in (honest, lying)]
+    assert np.array_equal(*means) and np.allclose(means[0], state, atol=1e-3)

@@ -12,6 +12,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_STAGE, SECURE_TEXT
 from orchestra_flwr.federation.secure_aggregation import ring_codec
+from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
 from tests.federation.conftest import scrambled
@@ -178,6 +179,17 @@ def test_a_reply_that_is_none_drops_its_client(tiny, federate, stage, text):
     assert [d["client"] for d in run.records[-1]["clients"]["dropped"]] == ["0"]
 
 
+def test_who_signs_wrongly_is_named_and_drops_out(tiny, federate, monkeypatch):
+    """As with real clients, whose registered keys the server has."""
+    checked = staticmethod(lambda name, statement, signature: name != "2")
+    monkeypatch.setattr(SimulatedMembers, "verify", checked)
+    run = federate(tiny(*SECURE))
+    ((dropped, reason),) = (
+        (d["client"], d["reason"]) for d in run.records[-1]["clients"]["dropped"]
+    )
+    assert dropped == "2" and "not signed by the client's registered key" in reason
+
+
 def test_a_sum_that_is_not_plausible_ends_the_run(tiny, federate, monkeypatch):
     """One client sends what no mask covers: integers far from any that it may send."""
     monkeypatch.setattr(ring_codec, "WIDE", 1e6)
@@ -214,7 +226,7 @@ def test_what_clients_had_to_cut_is_said(tiny, federate, monkeypatch, capsys):
 @pytest.mark.parametrize(("override", "what"), [
     ("exchange=clusters", "exchange=clusters: must be star"),
     ("aggregation=median", "aggregation=median: must be mean"),
-    ("privacy.clip=1", "privacy.clip=1: must be null"),
+    ("privacy.clip=1", "privacy.clip=1: must be null, or privacy.noise_multiplier be given"),
     ("evaluation.drift=true", "evaluation.drift=true: must be false"),
     ("evaluation.unsupervised=true", "evaluation.unsupervised=true: must be false"),
     ("evaluation.clients=true", "evaluation.clients=true: must be false"),

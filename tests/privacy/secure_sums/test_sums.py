@@ -152,17 +152,49 @@ def test_of_two_clients_no_mask_is_the_same_and_none_comes_twice(tools):
     assert len(masked) == 6 == len({*masked})
 
 
-def test_one_wrong_share_is_noticed(tools):
-    """By a client that lies; a sum that is wrong without anybody knowing would be worse."""
+def test_wrong_shares_are_noticed(tools):
+    """By clients that lie; a sum that is wrong without anybody knowing would be worse."""
     one = tools.Sum(3).until("unmask")
     signatures = one.server.signatures
     for name in one.names:
         shares = one.clients[name].unmask(signatures)
-        if name == "c000":
+        if name != "c001":
             shares["own"]["c001"] = "00" * 16
         one.server.take_unmasking(name, shares)
     with pytest.raises(SumFailedError, match="a client gave out a wrong share of c001"):
         one.server.total()
+
+
+@pytest.mark.parametrize("liar", ["c000", "c002", "c005"])
+def test_one_who_gives_out_wrong_shares_does_not_end_a_sum(tools, liar):
+    """Of both kinds: one client is gone, and one of the others lies about all."""
+    one = tools.Sum(6, gone={"input": ["c001"]}).until("unmask")
+    signatures = one.server.signatures
+    for name in one.server.survivors:
+        shares = one.clients[name].unmask(signatures)
+        if name == liar:
+            shares = {kind: dict.fromkeys(found, "5a" * 16) for kind, found in shares.items()}
+        one.server.take_unmasking(name, shares)
+    expected = one.expected(one.server.survivors)
+    assert all(map(np.array_equal, one.server.total(), expected))
+
+
+def test_who_signs_wrongly_drops_out_and_the_others_go_on(tools):
+    """Without the server's look all others would refuse the sum."""
+    one = tools.Sum(4)
+    one.server._verify = one.verify
+    one.clients["c002"]._sign = lambda statement: bytes(64)
+    for name in one.names:
+        fields = one.clients[name].advertise()
+        if name == "c002":
+            with pytest.raises(ValueError, match="not signed by the client's registered key"):
+                one.server.take_keys(name, fields)
+        else:
+            one.server.take_keys(name, fields)
+    one.names.remove("c002")
+    for stage in ("shares", "input", "confirm", "unmask"):
+        getattr(one, f"{stage}_stage")()
+    assert all(map(np.array_equal, one.server.total(), one.expected(one.names)))
 
 
 @pytest.mark.parametrize("damage", [
