@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.federation.exchanges.early_ends import check_early_ends
 from orchestra_flwr.federation.secure_aggregation.excluded import check_secure_aggregation
 from orchestra_flwr.methods import Received
 from orchestra_flwr.seeding import ClientSeed
@@ -142,6 +143,7 @@ class Exchange(Plugin, ABC):
     def check(cls, config: Config) -> None:
         """As :meth:`Plugin.check`: refuses privacy that nobody accounts for, or that is none."""
         check_secure_aggregation(config)
+        check_early_ends(config)
         if cls.private:
             return
         for name in ("clip", "noise_multiplier", "epsilon", "total_epsilon"):

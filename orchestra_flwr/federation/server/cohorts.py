@@ -11,6 +11,7 @@ from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
+from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import numpy_generator
 
@@ -26,6 +27,7 @@ class Cohorts:
         privacy: the run's: who may still contribute, and the secret that cohorts are drawn from.
         folder: the run's.
         capacity: maximum number of clients of a run, as the method sets it; None: any number.
+        timeline: the virtual time of a simulation with a clock.
         keep_state: whether clients keep something from round to round.
         message: shows a line to a person.
     """
@@ -39,6 +41,7 @@ class Cohorts:
         *,
         capacity: int | None,
         keep_state: bool,
+        timeline: Timeline | None = None,
         message: Callable[[str], None],
     ) -> None:
         self._config = config
@@ -47,6 +50,7 @@ class Cohorts:
         self._folder = folder
         self._capacity = capacity
         self._keep_state = keep_state
+        self._timeline = timeline
         self._message = message
         self._over_capacity: set[str] = set()  # clients for whom there was no number any more
         self._capped: set[str] = set()  # clients of which a person knows that not all images count
@@ -65,10 +69,12 @@ class Cohorts:
         nodes = self._members.connected()
         clients = assign_numbers(position.clients, nodes, self._capacity)
         nodes = self._with_numbers(nodes, clients)
+        if self._timeline is not None:
+            nodes = {client: nodes[client] for client in self._timeline.free(nodes)}
         images = {name: self._members.images[name] for name in nodes}
         most = max_counted_images(images.values(), self._config.federation.max_weight)
         self._show_capped(images, most)
-        size = self._config.federation.cohort_size(len(nodes))
+        size = self._config.federation.asked(len(nodes))
         seed = cohort_seed(self._config, self._privacy.key)
         round_ = Round(
             number,
@@ -82,6 +88,7 @@ class Cohorts:
             images,
             most,
             position.usual,
+            position.limit(self._config.federation),
         )
         return round_, replace(position, clients=clients)
 

@@ -39,6 +39,7 @@ from orchestra_flwr.federation.server.round_record import with_prefix
 from orchestra_flwr.federation.server.round_report import Dropped, FederationError, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.flower.arrays import NumpyArray, payload_bytes, record_of, to_record
+from orchestra_flwr.flower.streaming_grid import Arrival
 
 
 class OrchestraStrategy(Strategy):
@@ -72,6 +73,7 @@ class OrchestraStrategy(Strategy):
         self._schemas = federation.schemas
         self._models = federation.models
         self._began = time.perf_counter()
+        self._good = 0  # replies, but for those that are not plausible beside the others
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -113,12 +115,51 @@ class OrchestraStrategy(Strategy):
             No arrays: the models hold the new state. The weighted means of the clients' metrics.
             Whether a round may count is only known after its last stage: :func:`check_round`.
         """
+        self.report.asked += len(self.stage.tasks)
+        tasks = zip(self.stage.tasks, replies, strict=True)
+        return None, self._aggregate((task, message, None) for task, message in tasks)
+
+    def aggregate_first(self, arrivals: Iterable[Arrival]) -> MetricRecord:
+        """As :meth:`aggregate_train`, of a stage that does not wait for all.
+
+        Args:
+            arrivals: replies that came while :meth:`needed` was above 0. Who is not among them is
+                late.
+        """
+        self.report.asked += self._awaited
+        late = {task.client: None for task in self.stage.tasks}
+
+        def came() -> Iterator[tuple[Task, Message, float]]:
+            for arrival in arrivals:
+                task = self.stage.tasks[arrival.place]
+                del late[task.client]
+                yield task, arrival.reply, arrival.seconds
+
+        metrics = self._aggregate(came())
+        self.report.late += late
+        return metrics
+
+    def needed(self) -> int:
+        """How many more good replies end the stage."""
+        return self._awaited - self._good
+
+    @property
+    def _awaited(self) -> int:
+        """With how many good replies the stage ends."""
+        return min(len(self.stage.tasks), self._config.federation.awaited(len(self.round.nodes)))
+
+    def _aggregate(self, replies: Iterable[tuple[Task, Message, float | None]]) -> MetricRecord:
+        """Updates the models by replies, each with the seconds after which it came if known."""
         update = StageUpdate(self.federation, self.round, self.stage, self.report, self.number)
         plausibility = self._plausibility(update)
-        self.report.asked += len(self.stage.tasks)
-        for task, message in zip(self.stage.tasks, replies, strict=True):
+        for task, message, seconds in replies:
             reply = self._checked(task, message, update)
-            if reply is not None and plausibility.is_plausible(task, reply):
+            if reply is None:
+                continue
+            self._good += 1
+            if seconds is not None:
+                self.report.slowest = max(seconds, self.report.slowest or 0.0)
+            if plausibility.is_plausible(task, reply):
                 self._take(task, reply, update)
         for task, reply, reason in plausibility.late():
             if reason is None:
@@ -128,7 +169,7 @@ class OrchestraStrategy(Strategy):
         self.report.moved.append(plausibility.moved())
         update.apply()
         self.report.summarise()
-        return None, MetricRecord(dict(self.report.metrics))
+        return MetricRecord(dict(self.report.metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -298,11 +339,12 @@ def check_round(
     asked, answered = report.asked, report.answered
     needed = max(1, int(np.ceil(federation.config.federation.min_success * asked)))
     if asked and answered < needed:
-        first = report.dropped[0]
+        first = [f"client {each.client}: {each.reason}" for each in report.dropped[:1]]
+        late = [f"{len(report.late)} were late"] * bool(report.late)
         why = (
             f"round {round_.number}: {answered} of {asked} clients answered well, "
             f"federation.min_success={federation.config.federation.min_success:g}, a share, "
-            f"asks for {needed}; client {first.client}: {first.reason}"
+            f"asks for {needed}; {', '.join([*first, *late])}"
         )
         tried = not all(each.silent for each in report.dropped)
         if answered or not round_.trains or not tried or earlier is None:
