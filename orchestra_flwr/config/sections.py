@@ -223,6 +223,7 @@ class ExchangeConfig(Choice):
 
     room: ClassVar = Room("orchestra_flwr.federation.exchanges", "Exchange")
     key: ClassVar = "exchange"
+    paths: ClassVar = ("replay",)
 
     name: str = "star"
 

@@ -6,7 +6,7 @@ stage starts from there. FedAvg is one model and one stage.
 """
 
 from abc import ABC
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -164,6 +164,13 @@ class Exchange(Plugin, ABC):
             clients: of a simulation, in their order; () where clients come and go.
         """
         return ("model",)
+
+    def check_clients(self, clients: Collection[str], rounds: int) -> None:
+        """Refuses files that options name, once a simulation's clients are known.
+
+        Raises:
+            ConfigError: one cannot be read, or does not fit these clients and rounds.
+        """
 
     def seed_of(self, model: str, seed: int) -> int:
         """The seed of a model's first weights.

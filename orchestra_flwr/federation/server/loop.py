@@ -14,6 +14,7 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
+from orchestra_flwr.federation.exchanges.buffered import Buffered
 from orchestra_flwr.federation.secure_aggregation.secure_strategy import SecureStrategy
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
@@ -148,6 +149,7 @@ class _Run:
             members,
             self.privacy,
             folder,
+            exchange=exchange,
             timeline=self.timeline,
             capacity=self.learner.capacity,
             keep_state=keeps_state(config, self.learner) or exchange.remembers,
@@ -327,7 +329,10 @@ class _Run:
         label = "training"
         if not round_.trains and self.release:
             label = f"first {self.release.label}"
-        stages = self.federation.exchange.stages(round_.number, round_.cohort)
+        exchange = self.federation.exchange
+        if isinstance(exchange, Buffered) and round_.trains:
+            exchange.remember(round_.number - 1, self.models.arrays(self.models.first))
+        stages = exchange.stages(round_.number, round_.cohort)
         for number, stage in enumerate(stages):
             for target, source in stage.copies.items():
                 self.models.copy(source, target)
@@ -343,7 +348,7 @@ class _Run:
             messages = strategy.configure_train(
                 round_.number, ArrayRecord(), ConfigRecord(), self.grid
             )
-            if self.ends_early:
+            if self.ends_early and not round_.versions:
                 strategy.aggregate_first(self._first_replies(round_, strategy, messages))
                 continue
             replies = self.grid.send_and_receive(messages, timeout=timeout)
@@ -383,7 +388,8 @@ class _Run:
         silent |= {*report.late}
         asked = [client for client in round_.cohort if client not in silent]
         stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
-        strategy = OrchestraStrategy(self.federation, round_, stage, report)
+        now = replace(round_, versions={})
+        strategy = OrchestraStrategy(self.federation, now, stage, report)
         messages = strategy.configure_evaluate(
             round_.number, ArrayRecord(), ConfigRecord(), self.grid
         )

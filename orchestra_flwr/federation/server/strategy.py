@@ -5,7 +5,7 @@ Which method runs and which exchange makes no difference here.
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.exchanges import Stage, Task
+from orchestra_flwr.federation.exchanges.buffered import Buffered, refreshed
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import (
     ARRAYS,
@@ -40,6 +41,7 @@ from orchestra_flwr.federation.server.round_report import Dropped, FederationErr
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.flower.arrays import NumpyArray, payload_bytes, record_of, to_record
 from orchestra_flwr.flower.streaming_grid import Arrival
+from orchestra_flwr.methods import Role
 
 
 class OrchestraStrategy(Strategy):
@@ -219,17 +221,28 @@ class OrchestraStrategy(Strategy):
         Tasks of the same models share one copy, which is dropped after the last of them: where
         every client has a model of its own, memory is that of one.
         """
-        left = Counter(task.models for task in self.stage.tasks)
-        records: dict[tuple[str, ...], ArrayRecord] = {}
+        left = Counter(map(self._what_is_sent, self.stage.tasks))
+        records: dict[Any, ArrayRecord] = {}
         for task in self.stage.tasks:
-            record = records.pop(task.models, None)
+            sent = self._what_is_sent(task)
+            record = records.pop(sent, None)
             if record is None:
-                state = for_models({name: self._models.arrays(name) for name in task.models})
-                record = to_record(state)
-            left[task.models] -= 1
-            if left[task.models]:
-                records[task.models] = record
+                record = to_record(self._state_sent(task))
+            left[sent] -= 1
+            if left[sent]:
+                records[sent] = record
             yield task, record
+
+    def _state_sent(self, task: Task) -> dict[str, np.ndarray]:
+        """The arrays of a task's models."""
+        version, exchange = self.round.versions.get(task.client), self.federation.exchange
+        if version is not None and isinstance(exchange, Buffered):
+            return exchange.sent(version)
+        return for_models({name: self._models.arrays(name) for name in task.models})
+
+    def _what_is_sent(self, task: Task) -> tuple[tuple[str, ...], int | None]:
+        """Names of models, and the round after which they were so; None: now."""
+        return task.models, self.round.versions.get(task.client)
 
     def _message(
         self, kind: str, client: str, arrays: ArrayRecord, entries: Mapping[str, Any]
@@ -252,7 +265,7 @@ class OrchestraStrategy(Strategy):
             "client": client,
             "config": self._config.to_json(),
             "schema": self._schemas.fingerprint,
-            "round": self.round.number,
+            "round": self.round.versions.get(client, self.round.number - 1) + 1,
         }
         # One copy of the arrays for the whole cohort; a client takes its message apart.
         content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(task)})
@@ -280,7 +293,7 @@ class OrchestraStrategy(Strategy):
                 models=task.models,
                 trained=self.round.trains,
                 images=self.round.images.get(task.client),
-                received=update.as_received,
+                received=self._received(task.client, update),
             )
         except BadReplyError as reason:
             self._drop(dropped(task.client, message, reason))
@@ -292,9 +305,30 @@ class OrchestraStrategy(Strategy):
                 f"client {task.client} reports {reported:g} images and joined with "
                 f"{reply.examples}, which count"
             )
+        reply = self._refreshed(task.client, reply, update)
         elapsed = time.perf_counter() - self._began
         seconds = min(max(0.0, reply.metrics.get("seconds", 0.0)), elapsed)
         return replace(reply, metrics={**reply.metrics, "seconds": seconds})
+
+    def _received(self, client: str, update: StageUpdate) -> Callable[[str], np.ndarray]:
+        """What makes the (size,) state that a client received."""
+        version = self.round.versions.get(client)
+        if version is None:
+            return update.as_received
+        exchange = self.federation.exchange
+        assert isinstance(exchange, Buffered)
+        arrays = exchange.sent(version)
+        return lambda model: self._schemas.codec.decode(Role.SHARED.value, arrays)
+
+    def _refreshed(self, client: str, reply: Reply, update: StageUpdate) -> Reply:
+        """A reply as one to the model as it is; from then on it is like all others."""
+        version = self.round.versions.get(client)
+        if version is None or reply.shared is None:
+            return reply
+        began, now = self._received(client, update)(reply.model), update.as_received(reply.model)
+        staleness = self.round.number - 1 - version
+        spans = self._models.trained_spans
+        return replace(reply, shared=refreshed(reply.shared, began, now, spans, staleness))
 
     def _note_holder(self, client: str, message: Message) -> None:
         """A client that answered has the frozen weights; one that failed may have lost them."""

@@ -65,11 +65,16 @@ class Timeline:
         self.now = state.get("now", 0.0)
         self._busy = dict(state.get("busy", {}))
 
-    def free(self, clients: Iterable[str]) -> list[str]:
-        """The clients that are there and not at work; time passes until there is one."""
-        clients = list(clients)
+    def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
+        """The clients, at least one, that are there and not at work; time passes until one is.
+
+        Args:
+            clients: their names.
+            wait: False: no time passes, and there may be none.
+        """
         times = {client: self._free_from(client) for client in clients}
-        self.now = max(self.now, min(times.values()))
+        if wait:
+            self.now = max(self.now, min(times.values()))
         return [client for client in clients if times[client] <= self.now]
 
     def _free_from(self, client: str) -> float:
