@@ -302,3 +302,8 @@ def test_the_commands_for_real_clients_compose(user_package, program):
     (command,) = re.findall(rf"^{re.escape(program)} (.*)$", text, re.M)
     kind = {"orchestra-server": ServerConfig, "orchestra-client": ClientConfig}[program]
     assert load(kind, command.split()).plugins == ("my_package",)
+
+
+def test_clock(printed):
+    lines = [line["virtual_seconds"] for line in printed("clocks/two_kinds.py").rounds]
+    assert lines[0] == 0 and lines[1] > 1  # a phone's images at 20 a second

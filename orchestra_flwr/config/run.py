@@ -21,6 +21,7 @@ from orchestra_flwr.config.sections import (
     AdaptationConfig,
     AggregationConfig,
     AttackConfig,
+    ClockConfig,
     ClusteringConfig,
     DataConfig,
     Device,
@@ -75,6 +76,7 @@ class Config(WithPlugins, Composed):
     evaluation: EvaluationConfig
     privacy: PrivacyConfig = PrivacyConfig()
     engine: EngineConfig = EngineConfig()
+    clock: ClockConfig = ClockConfig()
     logging: LoggingConfig = LoggingConfig()
     device: Device = "auto"
     seed: int = Field(0, ge=0)

@@ -1,9 +1,10 @@
 """The sections of a run's configuration: typed, frozen, each value checked."""
 
+import math
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
 
 from orchestra_flwr.config.choice import Choice
 from orchestra_flwr.config.section import Section
@@ -222,6 +223,7 @@ class ExchangeConfig(Choice):
 
     room: ClassVar = Room("orchestra_flwr.federation.exchanges", "Exchange")
     key: ClassVar = "exchange"
+    paths: ClassVar = ("replay",)
 
     name: str = "star"
 
@@ -233,6 +235,16 @@ class EngineConfig(Choice):
     key: ClassVar = "engine"
 
     name: str = "ray"
+
+
+class ClockConfig(Choice):
+    """Whether a simulation computes seconds from the clients' devices, and what these are."""
+
+    room: ClassVar = Room("orchestra_flwr.federation.clocks", "Clock")
+    key: ClassVar = "clock"
+    paths: ClassVar = ("devices",)
+
+    name: str = "none"
 
 
 class SolverConfig(Choice):
@@ -292,12 +304,44 @@ class FederationConfig(Section):
     max_weight: float | None = Field(10.0, ge=1)  # in medians of the clients' images; None: any
     max_update: float | None = Field(20.0, ge=2)  # in usual updates; None: any
     round_timeout: float = Field(3600, gt=0)
+    enough: float = Field(1.0, gt=0)  # up to 1 a share of the cohort, above a number of replies
+    oversample: float = Field(1.0, ge=1, le=100)  # so many times the cohort is asked
+    deadline: float | None = Field(None, ge=1)  # in slowest replies of the last rounds; None: none
     min_images: int = Field(1, ge=1)
     wire: Wire = "float32"
+
+    @field_validator("enough")
+    @classmethod
+    def _a_number_is_whole(cls, value: float) -> float:
+        if value > 1 and value != int(value):
+            raise ValueError(
+                f"federation.enough={value:g}: must be a share of the cohort, up to 1.0, or a "
+                "whole number of replies above 1"
+            )
+        return value
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a round may end before all that were asked have answered."""
+        return self.enough != 1 or self.oversample > 1 or self.deadline is not None
 
     def cohort_size(self, clients: int) -> int:
         """The number of clients of a round, of `clients` that are connected: at least one."""
         return max(1, round(self.participation * clients))
+
+    def asked(self, clients: int) -> int:
+        """How many clients a round asks, of `clients` that are connected."""
+        return min(clients, _ceil(self.oversample * self.cohort_size(clients)))
+
+    def awaited(self, clients: int) -> int:
+        """With how many good replies a round ends, of `clients` that are connected."""
+        many = self.enough * self.cohort_size(clients) if self.enough <= 1 else self.enough
+        return min(self.asked(clients), _ceil(many))
+
+
+def _ceil(value: float) -> int:
+    """The next whole number, also of one that is whole but for rounding; at least 1."""
+    return max(1, math.ceil(value - 1e-9))
 
 
 class LabelsConfig(Section):

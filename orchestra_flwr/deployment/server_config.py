@@ -18,7 +18,7 @@ class ServerConfig(Config):
     """A run with real clients, and where its server listens."""
 
     file = "server"
-    foreign = ("federation.clients", "engine", "partition")
+    foreign = ("federation.clients", "engine", "clock", "partition")
 
     host: str = Field(min_length=1)
     port: int = Field(ge=0, le=65535)  # 0: any free one
@@ -72,10 +72,12 @@ class ServerConfig(Config):
     def unread(self) -> dict[str, str]:
         """Also what real clients decide themselves."""
         unread = super().unread()
-        del unread["federation.min_clients"], unread["federation.min_images"]
+        for name in ("min_clients", "min_images", "enough", "oversample", "deadline"):
+            unread.pop(f"federation.{name}", None)
         own = [f"method.{name}" for name in ClientMethodConfig.model_fields]
         unread |= dict.fromkeys(own, "from a server: each client's own command says it")
-        return unread | dict.fromkeys(("engine", "partition"), "with real clients, only simulated")
+        only_simulated = ("engine", "clock", "partition")
+        return unread | dict.fromkeys(only_simulated, "with real clients, only simulated")
 
     @property
     def tls(self) -> bool:
@@ -91,7 +93,7 @@ class ServerConfig(Config):
         """The configuration that is sent to clients: without the server's paths and addresses.
 
         Options of the source of images, the server's own, stay here, whatever a user's source
-        calls them; so do those of engine and partition, which only simulations have.
+        calls them; so do those of engine, clock and partition, which only simulations have.
         """
         values = self.model_dump(include=set(Config.model_fields))
         values |= {
@@ -100,6 +102,7 @@ class ServerConfig(Config):
             "resume": None,
             "resume_round": None,
             "engine": "inline",
+            "clock": "none",
             "partition": "iid",
         }
         values["data"] = {name: values["data"][name] for name in DataConfig.model_fields}

@@ -189,11 +189,14 @@ def check_population(config: Config, population: Population) -> None:
         ConfigError: labels that the images do not have, or other classes; what
             :meth:`Shift.check_images` and :meth:`ChecksClients.check_client` refuse; all clients
             have fewer than `privacy.k_min` different images, or one has too many for
-            `privacy.delta`.
+            `privacy.delta`; a table of devices that cannot be read or lacks a client, or
+            :meth:`Exchange.check_clients`.
     """
     labels_for(config, population.dataset.train)
     for client in population.parts:
         check_client(config, client)
+    config.clock.build().devices(tuple(population.parts), config.seed)
+    config.exchange.build().check_clients(population.parts, config.federation.rounds)
     _check_scored(config, population.dataset)
     if config.evaluation.clients:
         for client in population.parts:

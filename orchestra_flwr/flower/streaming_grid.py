@@ -9,6 +9,7 @@ Checked against Flower 1.41: the methods of `Grid`, and ids that are None for a 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from flwr.app import Error, Message
 from flwr.proto.node_pb2 import NodeInfo
@@ -22,6 +23,22 @@ from orchestra_flwr.flower.received_arrays import (
 
 TIMEOUT_CODE = 100
 POLL_SECONDS = 0.05
+NODE_GONE = "the message could not be sent: the node is gone"
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A reply that came.
+
+    Attributes:
+        place: of its message among those of the stage, from 0.
+        reply: of the client, or an error.
+        seconds: after the stage began.
+    """
+
+    place: int
+    reply: Message
+    seconds: float
 
 
 class EngineStoppedError(RuntimeError):
@@ -156,12 +173,12 @@ class StreamingGrid(Grid):
 
     def _receive(self, message_id: str | None, message: Message, deadline: float | None) -> Message:
         if message_id is None:
-            return _failure("the message could not be sent: the node is gone", message)
+            return failure(NODE_GONE, message)
         while True:
             try:
                 replies = self.pull_messages([message_id])
             except UnreadableReplyError as error:
-                return _failure(str(error), message)
+                return failure(str(error), message)
             for reply in replies:
                 if reply.has_error():  # of the engine rather than of the client?
                     self._check_engine()
@@ -170,7 +187,7 @@ class StreamingGrid(Grid):
             self._check_engine()
             if deadline is not None and time.monotonic() > deadline:
                 self.give_up(message_id)
-                return _failure("no reply within federation.round_timeout", message)
+                return failure("no reply within federation.round_timeout", message)
             time.sleep(self._poll)
 
     def give_up(self, message_id: str) -> None:
@@ -182,5 +199,6 @@ class StreamingGrid(Grid):
             raise EngineStoppedError(why)
 
 
-def _failure(reason: str, message: Message) -> Message:
+def failure(reason: str, message: Message) -> Message:
+    """What stands for the reply that a message did not get."""
     return Message(Error(code=TIMEOUT_CODE, reason=reason), reply_to=message)

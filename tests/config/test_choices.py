@@ -29,7 +29,7 @@ def refused(*overrides):
 def test_all_rooms_are_here():
     assert set(CHOICES) == {
         *("method", "model", "adaptation", "data", "partition", "shift", "exchange"),
-        "server_optimizer",
+        *("server_optimizer", "clock"),
         *("merging", "optimizer", "schedule", "engine", "clustering", "aggregation", "attack"),
     }
 

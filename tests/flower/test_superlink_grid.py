@@ -221,3 +221,77 @@ def test_a_reply_that_never_comes_is_not_asked_for_forever(superlink, grid):
     superlink.state.nodes[lost.node_id].online_until = 0
     a_round(grid, [], lambda: None, 1.0)
     assert not grid._given_up
+
+
+def first(grid, clients, at_work, needed, timeout=5.0):
+    """A stage that ends early; `at_work(number of looks so far)` is called before each look."""
+    looks = iter(range(10**6))
+    look = grid._look
+
+    def watched(ids):
+        at_work(next(looks))
+        return look(ids)
+
+    grid._look = watched
+    grid._poll = 0.001
+    good = []
+
+    def left():
+        return needed - len(good)
+
+    arrivals = []
+    for arrival in grid.receive_first(messages(*clients, value=1.0), left, timeout):
+        arrivals.append(arrival)
+        if not arrival.reply.has_error():
+            good.append(arrival)
+    return arrivals
+
+
+def values_of(arrivals):
+    def value(reply):
+        return None if reply.has_error() else reply.content["arrays"]["w"].numpy()[0]
+
+    return [(each.place, value(each.reply)) for each in arrivals]
+
+
+def test_a_stage_ends_with_enough_good_replies_in_the_order_of_its_messages(superlink, grid):
+    slow, second, third = (Client(superlink, name) for name in "abc")
+    fetched = {}
+
+    def work(look):
+        if look == 0:
+            fetched[slow] = slow.fetch()
+            third.answer(third.fetch(), 3.0)
+        elif look == 1:
+            second.answer(second.fetch(), 2.0)
+
+    arrivals = first(grid, [slow, second, third], work, needed=2)
+    assert values_of(arrivals) == [(1, 2.0), (2, 3.0)]
+    assert arrivals[0].seconds >= arrivals[1].seconds  # when it came, not when it was fetched
+    assert superlink.kept() == 0
+    slow.answer(fetched[slow], 1.0)  # the next stage goes on without it, and deletes it
+    again = first(grid, [second], lambda look: look or second.answer(second.fetch(), 4.0), needed=1)
+    assert values_of(again) == [(0, 4.0)]
+    assert superlink.kept() == 0 and not grid._given_up
+
+
+def test_an_error_is_no_good_reply(superlink, grid):
+    lost, good = Client(superlink, "lost"), Client(superlink, "good")
+
+    def work(look):
+        if look == 0:
+            superlink.state.nodes[lost.node_id].online_until = 0
+        elif look == 2:
+            good.answer(good.fetch(), 2.0)
+
+    assert values_of(first(grid, [lost, good], work, needed=1)) == [(0, None), (1, 2.0)]
+    assert superlink.kept() == 0
+
+
+def test_nobody_is_waited_for_beyond_the_limit_and_a_sleeping_client_gets_no_old_message(
+    superlink, grid
+):
+    quick, asleep = Client(superlink, "quick"), Client(superlink, "asleep")
+    work = lambda look: look or quick.answer(quick.fetch(), 2.0)  # noqa: E731
+    assert values_of(first(grid, [asleep, quick], work, needed=2, timeout=0.1)) == [(1, 2.0)]
+    assert asleep.fetch() is None and superlink.kept() == 0

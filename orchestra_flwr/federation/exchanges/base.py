@@ -6,7 +6,7 @@ stage starts from there. FedAvg is one model and one stage.
 """
 
 from abc import ABC
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.federation.exchanges.early_ends import check_early_ends
 from orchestra_flwr.federation.secure_aggregation.excluded import check_secure_aggregation
 from orchestra_flwr.methods import Received
 from orchestra_flwr.seeding import ClientSeed
@@ -142,6 +143,7 @@ class Exchange(Plugin, ABC):
     def check(cls, config: Config) -> None:
         """As :meth:`Plugin.check`: refuses privacy that nobody accounts for, or that is none."""
         check_secure_aggregation(config)
+        check_early_ends(config)
         if cls.private:
             return
         for name in ("clip", "noise_multiplier", "epsilon", "total_epsilon"):
@@ -162,6 +164,13 @@ class Exchange(Plugin, ABC):
             clients: of a simulation, in their order; () where clients come and go.
         """
         return ("model",)
+
+    def check_clients(self, clients: Collection[str], rounds: int) -> None:
+        """Refuses files that options name, once a simulation's clients are known.
+
+        Raises:
+            ConfigError: one cannot be read, or does not fit these clients and rounds.
+        """
 
     def seed_of(self, model: str, seed: int) -> int:
         """The seed of a model's first weights.

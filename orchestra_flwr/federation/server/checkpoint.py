@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestra_flwr.config.sections import FederationConfig
 from orchestra_flwr.federation.server.best_encoder import BEST, BestEncoder
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.plausibility import with_last
+from orchestra_flwr.federation.server.plausibility import LAST, with_last
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.reporting import folder_record
@@ -51,6 +52,9 @@ class Position:
         usual: how far replies moved the model in the last stages.
         best: of the best encoder so far its round and score; empty without any.
         holders: clients of a simulation that have had the frozen weights.
+        slowest: seconds of the slowest good replies of the last rounds, where rounds end early.
+        counted: clients whose work has counted so far, where rounds end early.
+        clock: the virtual time, where there is one.
     """
 
     round: int
@@ -65,6 +69,9 @@ class Position:
     usual: dict[str, list[float]] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     holders: list[str] = field(default_factory=list)
+    slowest: list[float] = field(default_factory=list)
+    counted: list[str] = field(default_factory=list)
+    clock: dict[str, Any] = field(default_factory=dict)
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Position:
         """With one more round in what is counted.
@@ -75,6 +82,7 @@ class Position:
             seconds: that it took, with its evaluation.
         """
         smallest = (self.smallest_cluster, report.smallest_group)
+        slowest = [] if report.slowest is None else [report.slowest]
         return replace(
             self,
             round=number,
@@ -82,8 +90,20 @@ class Position:
             bytes_up=self.bytes_up + report.bytes_up,
             bytes_down=self.bytes_down + report.bytes_down,
             usual=with_last(self.usual, report.moved),
+            slowest=[*self.slowest, *slowest][-LAST:],
             smallest_cluster=min((size for size in smallest if size is not None), default=None),
         )
+
+    def with_counted(self, report: RoundReport) -> Position:
+        """With the clients whose work has counted in one more round."""
+        counted = {*self.counted, *report.trained}
+        return replace(self, counted=[each for each in self.clients if each in counted])
+
+    def limit(self, federation: FederationConfig) -> float:
+        """Seconds after which a stage of the next round waits for nobody."""
+        if federation.deadline is None or not self.slowest:
+            return federation.round_timeout
+        return min(federation.round_timeout, federation.deadline * max(self.slowest))
 
 
 def save_checkpoint(

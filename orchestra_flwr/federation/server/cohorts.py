@@ -5,12 +5,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.federation.exchanges import Exchange
+from orchestra_flwr.federation.exchanges.buffered import Buffered
 from orchestra_flwr.federation.messages.fields import CLIENTS, RUN
 from orchestra_flwr.federation.server.checkpoint import Position, run_id
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
+from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import numpy_generator
 
@@ -26,6 +29,8 @@ class Cohorts:
         privacy: the run's: who may still contribute, and the secret that cohorts are drawn from.
         folder: the run's.
         capacity: maximum number of clients of a run, as the method sets it; None: any number.
+        exchange: of the run.
+        timeline: the virtual time of a simulation with a clock.
         keep_state: whether clients keep something from round to round.
         message: shows a line to a person.
     """
@@ -39,6 +44,8 @@ class Cohorts:
         *,
         capacity: int | None,
         keep_state: bool,
+        exchange: Exchange | None = None,
+        timeline: Timeline | None = None,
         message: Callable[[str], None],
     ) -> None:
         self._config = config
@@ -47,6 +54,8 @@ class Cohorts:
         self._folder = folder
         self._capacity = capacity
         self._keep_state = keep_state
+        self._exchange = exchange
+        self._timeline = timeline
         self._message = message
         self._over_capacity: set[str] = set()  # clients for whom there was no number any more
         self._capped: set[str] = set()  # clients of which a person knows that not all images count
@@ -65,15 +74,17 @@ class Cohorts:
         nodes = self._members.connected()
         clients = assign_numbers(position.clients, nodes, self._capacity)
         nodes = self._with_numbers(nodes, clients)
+        versions = self._arrivals(number, nodes)
+        if self._timeline is not None and not versions:
+            nodes = {client: nodes[client] for client in self._timeline.free(nodes)}
         images = {name: self._members.images[name] for name in nodes}
         most = max_counted_images(images.values(), self._config.federation.max_weight)
         self._show_capped(images, most)
-        size = self._config.federation.cohort_size(len(nodes))
-        seed = cohort_seed(self._config, self._privacy.key)
+        cohort = tuple(versions) or self._draw_cohort(number, nodes)
         round_ = Round(
             number,
             nodes,
-            draw_cohort(nodes, size, seed, number),
+            cohort,
             {client: index for index, client in enumerate(clients)},
             self._privacy.exhausted(nodes, number),
             self._state_location(),
@@ -82,8 +93,25 @@ class Cohorts:
             images,
             most,
             position.usual,
+            position.limit(self._config.federation),
+            versions,
         )
         return round_, replace(position, clients=clients)
+
+    def _arrivals(self, number: int, nodes: Mapping[str, int]) -> dict[str, int]:
+        """Whose results come next, and with which models they began; {}: all begin in the round."""
+        if not isinstance(self._exchange, Buffered) or number == 0:
+            return {}
+        size = self._config.federation.cohort_size(len(nodes))
+        clients = sorted(nodes, key=client_order)
+        arrivals = self._exchange.arrivals(number, clients, size, self._timeline, self._config.seed)
+        return dict(arrivals)
+
+    def _draw_cohort(self, number: int, nodes: Mapping[str, int]) -> tuple[str, ...]:
+        if isinstance(self._exchange, Buffered) and (recorded := self._exchange.recorded(number)):
+            return tuple(recorded)
+        size = self._config.federation.asked(len(nodes))
+        return draw_cohort(nodes, size, cohort_seed(self._config, self._privacy.key), number)
 
     def _with_numbers(self, nodes: Mapping[str, int], clients: list[str]) -> Mapping[str, int]:
         """The nodes of clients that have numbers; others came when all had been given out."""

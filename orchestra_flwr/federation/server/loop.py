@@ -1,12 +1,12 @@
 """The federation's rounds on the server: one loop for every engine."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from safetensors import SafetensorError
 
@@ -14,6 +14,7 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
+from orchestra_flwr.federation.exchanges.buffered import Buffered
 from orchestra_flwr.federation.secure_aggregation.secure_strategy import SecureStrategy
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
@@ -30,6 +31,7 @@ from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import (
     OF_CLIENTS,
     final_metrics,
+    late_line,
     overhead,
     round_record,
 )
@@ -41,6 +43,8 @@ from orchestra_flwr.federation.server.strategy import (
     check_round,
     missing_release_message,
 )
+from orchestra_flwr.federation.server.timeline import Timeline
+from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
@@ -139,11 +143,14 @@ class _Run:
             folder.path,
             frozen_weights(self.models, members, folder),
         )
+        self.timeline = self._timeline()
         self.cohorts = Cohorts(
             config,
             members,
             self.privacy,
             folder,
+            exchange=exchange,
+            timeline=self.timeline,
             capacity=self.learner.capacity,
             keep_state=keeps_state(config, self.learner) or exchange.remembers,
             message=progress.message,
@@ -153,6 +160,17 @@ class _Run:
         self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
+        # Without a clock all simulated clients are in time.
+        self.ends_early = self.timeline is not None or (
+            config.federation.ends_early and not members.share_disk
+        )
+
+    def _timeline(self) -> Timeline | None:
+        """The virtual time of a simulation with a clock."""
+        devices = self.config.clock.build().devices(self.members.names, self.config.seed)
+        if not devices:
+            return None
+        return Timeline(self.config, devices, self.members.images, self.models.schemas)
 
     def run(self) -> dict[str, Any]:
         with self._trackers() as self.trackers:
@@ -186,6 +204,7 @@ class _Run:
             self.progress.message(f"resumed after round {position.round}")
             self.federation.exchange.load_state(position.exchange)
             self.members.holders.update(position.holders)
+            self._load_time(position)
         elif self.config.init is not None:
             self.progress.message(f"begins with the encoder of {self.config.init}")
         for note in self._notes():
@@ -196,6 +215,14 @@ class _Run:
             self.folder.summary.unlink(missing_ok=True)  # of a finished run that gets more rounds
         with self.progress.phase("saving the encoder and the summary"):
             return self._finish(position)
+
+    def _load_time(self, position: Position) -> None:
+        if self.timeline is None:
+            return
+        try:
+            self.timeline.load_state(position.clock)
+        except ValueError as error:
+            raise FederationError(f"resume={self.folder.path}: {error}") from error
 
     def _notes(self) -> Iterator[str]:
         """What a person should know before the first round."""
@@ -243,21 +270,31 @@ class _Run:
             evaluation = self._evaluate(number)
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
-        record = self._record(round_, report, seconds, evaluation, drawn, exchanged=exchanged)
+        if self.ends_early:
+            position = position.with_counted(report)
+        record = self._record(
+            round_, report, seconds, evaluation, replace(position, drawn=drawn), exchanged=exchanged
+        )
         self.folder.append_metrics(record)
         self.best.consider(record, *self._kept_backbone())
         spent = evaluated_in + time.perf_counter() - started
-        exchange = self.federation.exchange.state()
-        position = position.after(number, report, spent)
-        best = self.best.position()
-        position = replace(position, drawn=drawn, exchange=exchange, best=best)
-        if not self.members.share_disk:  # simulated clients' own records are this run's
-            position = replace(position, last_used=report.last_used(position.last_used, number))
-        elif self.federation.frozen:
-            position = replace(position, holders=sorted(self.members.holders))
+        position = self._after(position.after(number, report, spent), report, drawn)
         record_json = self.record.to_json()
         save_checkpoint(self.folder.checkpoint, self.models, position, record_json, self.best)
         self._show(round_, record, report, evaluation[0], seconds)
+        return position
+
+    def _after(self, position: Position, report: RoundReport, drawn: list[list[int]]) -> Position:
+        """The position with what is remembered of the round that it is after."""
+        exchange, best = self.federation.exchange.state(), self.best.position()
+        position = replace(position, drawn=drawn, exchange=exchange, best=best)
+        if self.timeline:
+            position = replace(position, clock=self.timeline.state())
+        if not self.members.share_disk:  # simulated clients' own records are this run's
+            last_used = report.last_used(position.last_used, position.round)
+            position = replace(position, last_used=last_used)
+        elif self.federation.frozen:
+            position = replace(position, holders=sorted(self.members.holders))
         return position
 
     def _record(
@@ -266,7 +303,7 @@ class _Run:
         report: RoundReport,
         seconds: float,
         evaluation: Evaluated,
-        drawn: list[list[int]],
+        position: Position,
         *,
         exchanged: bool,
     ) -> dict[str, Any]:
@@ -277,8 +314,13 @@ class _Run:
             record["exchange"] = exchange
         if self.workers and exchanged and report.client_seconds:  # no noisy sum holds them
             record["overhead"] = overhead(report, seconds, self.workers)
-        if drawn or self.privacy.is_accounted:
-            record["privacy"] = self.privacy.metrics(drawn)
+        if self.ends_early and exchanged:
+            share = len(position.counted) / len(position.clients)
+            record["clients"] |= {"late": report.late, "counted_so_far": share}
+        if self.timeline:
+            record["virtual_seconds"] = self.timeline.now
+        if position.drawn or self.privacy.is_accounted:
+            record["privacy"] = self.privacy.metrics(position.drawn)
         return record
 
     def _exchange(self, round_: Round, report: RoundReport) -> None:
@@ -287,7 +329,10 @@ class _Run:
         label = "training"
         if not round_.trains and self.release:
             label = f"first {self.release.label}"
-        stages = self.federation.exchange.stages(round_.number, round_.cohort)
+        exchange = self.federation.exchange
+        if isinstance(exchange, Buffered) and round_.trains:
+            exchange.remember(round_.number - 1, self.models.arrays(self.models.first))
+        stages = exchange.stages(round_.number, round_.cohort)
         for number, stage in enumerate(stages):
             for target, source in stage.copies.items():
                 self.models.copy(source, target)
@@ -304,9 +349,12 @@ class _Run:
             messages = strategy.configure_train(
                 round_.number, ArrayRecord(), ConfigRecord(), self.grid
             )
+            if self.ends_early and not round_.versions:
+                strategy.aggregate_first(self._first_replies(round_, strategy, messages))
+                continue
             replies = self.grid.send_and_receive(messages, timeout=timeout)
             strategy.aggregate_train(round_.number, replies)
-        for note in [*report.notes, *map(str, report.left_out)]:
+        for note in [*report.notes, *map(str, report.left_out), *late_line(round_, report)]:
             self.progress.message(f"round {round_.number}: {note}")
         latest = round_.number - 1  # which may be kept under its number as well
         earlier = [each for each in earlier_rounds(self.folder.checkpoint) if each < latest]
@@ -315,6 +363,20 @@ class _Run:
             why = missing_release_message(self.federation, round_, report)
             self.progress.message(f"{why}; the server's state stays as it is")
         self.members.mark_lost([each.client for each in report.dropped if each.silent])
+        self.members.mark_late(report.late)
+
+    def _first_replies(
+        self, round_: Round, strategy: OrchestraStrategy, messages: Iterable[Message]
+    ) -> Iterator[Arrival]:
+        """The replies of a stage that does not wait for all."""
+        limit = self.config.federation.round_timeout if round_.limit is None else round_.limit
+        if self.timeline is None:
+            grid: Any = self.grid  # of real clients
+            return iter(grid.receive_first(messages, strategy.needed, limit))
+        clients = [task.client for task in strategy.stage.tasks]
+        return self.timeline.receive_first(
+            self.grid, messages, clients, strategy.needed, limit, trains=round_.trains
+        )
 
     def _client_done(self, client: str, ok: bool) -> None:
         self.progress.client_done(client, ok)
@@ -324,9 +386,11 @@ class _Run:
         """Clients' scores of the round's average, on their own images."""
         model_of, first = self.federation.exchange.model_of, self.models.first
         silent = {each.client for each in report.dropped if each.silent}  # not waited for twice
+        silent |= {*report.late}
         asked = [client for client in round_.cohort if client not in silent]
         stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
-        strategy = OrchestraStrategy(self.federation, round_, stage, report)
+        now = replace(round_, versions={})
+        strategy = OrchestraStrategy(self.federation, now, stage, report)
         messages = strategy.configure_evaluate(
             round_.number, ArrayRecord(), ConfigRecord(), self.grid
         )

@@ -60,6 +60,9 @@ class Members(Protocol):
     def mark_lost(self, names: Collection[str]) -> None:
         """These clients did not answer: they are asked again when they have shown up again."""
 
+    def mark_late(self, names: Collection[str]) -> None:
+        """Nobody waits for these clients, which may still work: they are asked when free."""
+
 
 class SimulatedMembers:
     """The clients of a simulation: all there, always the same, on however many nodes.
@@ -96,6 +99,9 @@ class SimulatedMembers:
 
     def mark_lost(self, names: Collection[str]) -> None:
         """Nothing: a simulated client that failed is asked again."""
+
+    def mark_late(self, names: Collection[str]) -> None:
+        """Nothing: with engines all clients are in time."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,7 @@ class ConnectedMembers:
         self._answered_nodes: set[int] = set()  # nodes that have answered, with a yes or a no
         self._refused: dict[int, _Refusal] = {}
         self._lost: set[int] = set()  # nodes that did not answer in a round: nobody waits for them
+        self._late: set[str] = set()  # clients that have not answered since they were late
 
     def connected(self) -> Mapping[str, int]:
         """As :meth:`Members.connected`; waits for as long as it takes."""
@@ -166,8 +173,9 @@ class ConnectedMembers:
                 for node, (_, sent) in self._greeted.items()
                 if node not in self._lost and node not in self._refused
             )
-            if len(self._nodes) >= self._min_clients and not fresh:
-                return dict(self._nodes)
+            free = {name: node for name, node in self._nodes.items() if name not in self._late}
+            if len(self._nodes) >= self._min_clients and not fresh and (free or not self._nodes):
+                return free
             if not announced and not fresh:
                 announced = True
                 self._show(
@@ -189,12 +197,22 @@ class ConnectedMembers:
                 self._answered_nodes.discard(node)
                 self._lost.add(node)
 
+    def mark_late(self, names: Collection[str]) -> None:
+        """As :meth:`Members.mark_late`: a client answers one message after the other, so who
+        answers a new greeting is free. Those that work count as clients that are here."""
+        for name in names:
+            if (node := self._nodes.get(name)) is not None:
+                self._late.add(name)
+                self._answered_nodes.discard(node)
+                self._lost.add(node)
+
     def _forget_absent(self, present: Collection[int]) -> None:
         for name, node in list(self._nodes.items()):
             if node not in present:
                 del self._nodes[name], self.images[name]
                 self.holders.discard(name)
                 self._show(f"client {name} has left")
+        self._late &= self._nodes.keys()
         self._answered_nodes &= set(present)
         self._lost &= set(present)  # one that comes back counts as new
         self._refused = {n: refusal for n, refusal in self._refused.items() if n in present}
@@ -252,6 +270,10 @@ class ConnectedMembers:
         twin = self._nodes.get(name, node) != node
         self._nodes[name], self.images[name] = node, images
         (self.holders.add if answer.get(FROZEN) is True else self.holders.discard)(name)
+        was_late = name in self._late and not twin
+        self._late.discard(name)
+        if was_late:
+            return
         place = f", in place of another client {name}: if both run, give one another name"
         self._show(f"client {name} joined with {images} images{place * twin}")
 

@@ -33,6 +33,9 @@ class Round:
         images: that each client joined with; {}: unknown.
         max_counted_images: of a client that count in a mean; None: all do.
         usual: of what moved the model before, see :class:`Plausibility`.
+        limit: seconds after which a stage waits for nobody; None: `federation.round_timeout`.
+        versions: by client the round whose model it began with, in the order in which results
+            came; {}: all begin with the newest.
     """
 
     number: int
@@ -46,6 +49,8 @@ class Round:
     images: Mapping[str, int] = field(default_factory=dict)
     max_counted_images: int | None = None
     usual: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    limit: float | None = None
+    versions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def trains(self) -> bool:

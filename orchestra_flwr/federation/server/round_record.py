@@ -12,6 +12,7 @@ from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.privacy.updates import composed_epsilon
 
+MAX_NAMED = 5  # clients in a line
 # What a round's record may hold of its clients; the last round's stand in the summary.
 OF_CLIENTS = ("unsupervised", "drift", "clients_own")
 
@@ -21,12 +22,13 @@ def round_record(
 ) -> dict[str, Any]:
     """A line of `metrics.jsonl`."""
     loss = with_prefix(report.metrics, "loss/")
+    failed = {*report.late, *(each.client for each in report.dropped)}
     record: dict[str, Any] = {
         "round": round_.number,
         "seconds": seconds,
         "clients": {
             "cohort": len(round_.cohort),
-            "ok": len(round_.cohort) - len({each.client for each in report.dropped}),
+            "ok": len(round_.cohort) - len(failed),
             "dropped": [asdict(each) for each in report.dropped],
             "examples": report.examples,
             "mean_seconds": report.metrics.get("seconds", 0.0),
@@ -62,6 +64,18 @@ def round_record(
     if scores is not None:
         record["scores"] = scores
     return record
+
+
+def late_line(round_: Round, report: RoundReport) -> list[str]:
+    """Who was late in a round, for a person; [] where nobody was."""
+    if not report.late:
+        return []
+    named = ", ".join(report.late[:MAX_NAMED])
+    more = f" and {len(report.late) - MAX_NAMED} more" if len(report.late) > MAX_NAMED else ""
+    return [
+        f"{len(report.late)} of {len(round_.cohort)} clients were late, and their work does not "
+        f"count: {named}{more}"
+    ]
 
 
 def _mean_drift(drifts: Sequence[Drift]) -> dict[str, float]:
@@ -137,6 +151,7 @@ def final_metrics(position: Position, scores: list[Scores], backbones: list[str]
         "backbone": kept,
         "rounds": position.round,
         "seconds": position.seconds,
+        **({"virtual_seconds": position.clock["now"]} if position.clock else {}),
         "bytes_up": position.bytes_up,
         "bytes_down": position.bytes_down,
         "k_anonymity": position.smallest_cluster,

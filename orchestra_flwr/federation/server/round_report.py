@@ -58,9 +58,11 @@ class RoundReport:
     """What happened in a round, for the metrics.
 
     Attributes:
-        asked: tasks of all stages so far.
+        asked: tasks of all stages so far; of a stage that does not wait for all, so many as end it.
         answered: those of them that were answered well.
         dropped: those whose replies were not used.
+        late: clients that were not waited for any more, whose work is not used.
+        slowest: seconds until the last good reply; None where nobody looked.
         examples: images of the others.
         results: client, weight and metrics of each good reply.
         metrics: means of the clients' metrics, weighted as the average is.
@@ -89,6 +91,8 @@ class RoundReport:
     asked: int = 0
     answered: int = 0
     dropped: list[Dropped] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    slowest: float | None = None
     examples: int = 0
     results: list[tuple[str, float, dict[str, float]]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)

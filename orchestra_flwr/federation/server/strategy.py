@@ -5,7 +5,7 @@ Which method runs and which exchange makes no difference here.
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.exchanges import Stage, Task
+from orchestra_flwr.federation.exchanges.buffered import Buffered, refreshed
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import (
     ARRAYS,
@@ -39,6 +40,8 @@ from orchestra_flwr.federation.server.round_record import with_prefix
 from orchestra_flwr.federation.server.round_report import Dropped, FederationError, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.flower.arrays import NumpyArray, payload_bytes, record_of, to_record
+from orchestra_flwr.flower.streaming_grid import Arrival
+from orchestra_flwr.methods import Role
 
 
 class OrchestraStrategy(Strategy):
@@ -72,6 +75,7 @@ class OrchestraStrategy(Strategy):
         self._schemas = federation.schemas
         self._models = federation.models
         self._began = time.perf_counter()
+        self._good = 0  # replies, but for those that are not plausible beside the others
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -113,12 +117,51 @@ class OrchestraStrategy(Strategy):
             No arrays: the models hold the new state. The weighted means of the clients' metrics.
             Whether a round may count is only known after its last stage: :func:`check_round`.
         """
+        self.report.asked += len(self.stage.tasks)
+        tasks = zip(self.stage.tasks, replies, strict=True)
+        return None, self._aggregate((task, message, None) for task, message in tasks)
+
+    def aggregate_first(self, arrivals: Iterable[Arrival]) -> MetricRecord:
+        """As :meth:`aggregate_train`, of a stage that does not wait for all.
+
+        Args:
+            arrivals: replies that came while :meth:`needed` was above 0. Who is not among them is
+                late.
+        """
+        self.report.asked += self._awaited
+        late = {task.client: None for task in self.stage.tasks}
+
+        def came() -> Iterator[tuple[Task, Message, float]]:
+            for arrival in arrivals:
+                task = self.stage.tasks[arrival.place]
+                del late[task.client]
+                yield task, arrival.reply, arrival.seconds
+
+        metrics = self._aggregate(came())
+        self.report.late += late
+        return metrics
+
+    def needed(self) -> int:
+        """How many more good replies end the stage."""
+        return self._awaited - self._good
+
+    @property
+    def _awaited(self) -> int:
+        """With how many good replies the stage ends."""
+        return min(len(self.stage.tasks), self._config.federation.awaited(len(self.round.nodes)))
+
+    def _aggregate(self, replies: Iterable[tuple[Task, Message, float | None]]) -> MetricRecord:
+        """Updates the models by replies, each with the seconds after which it came if known."""
         update = StageUpdate(self.federation, self.round, self.stage, self.report, self.number)
         plausibility = self._plausibility(update)
-        self.report.asked += len(self.stage.tasks)
-        for task, message in zip(self.stage.tasks, replies, strict=True):
+        for task, message, seconds in replies:
             reply = self._checked(task, message, update)
-            if reply is not None and plausibility.is_plausible(task, reply):
+            if reply is None:
+                continue
+            self._good += 1
+            if seconds is not None:
+                self.report.slowest = max(seconds, self.report.slowest or 0.0)
+            if plausibility.is_plausible(task, reply):
                 self._take(task, reply, update)
         for task, reply, reason in plausibility.late():
             if reason is None:
@@ -128,7 +171,7 @@ class OrchestraStrategy(Strategy):
         self.report.moved.append(plausibility.moved())
         update.apply()
         self.report.summarise()
-        return None, MetricRecord(dict(self.report.metrics))
+        return MetricRecord(dict(self.report.metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -178,17 +221,28 @@ class OrchestraStrategy(Strategy):
         Tasks of the same models share one copy, which is dropped after the last of them: where
         every client has a model of its own, memory is that of one.
         """
-        left = Counter(task.models for task in self.stage.tasks)
-        records: dict[tuple[str, ...], ArrayRecord] = {}
+        left = Counter(map(self._what_is_sent, self.stage.tasks))
+        records: dict[Any, ArrayRecord] = {}
         for task in self.stage.tasks:
-            record = records.pop(task.models, None)
+            sent = self._what_is_sent(task)
+            record = records.pop(sent, None)
             if record is None:
-                state = for_models({name: self._models.arrays(name) for name in task.models})
-                record = to_record(state)
-            left[task.models] -= 1
-            if left[task.models]:
-                records[task.models] = record
+                record = to_record(self._state_sent(task))
+            left[sent] -= 1
+            if left[sent]:
+                records[sent] = record
             yield task, record
+
+    def _state_sent(self, task: Task) -> dict[str, np.ndarray]:
+        """The arrays of a task's models."""
+        version, exchange = self.round.versions.get(task.client), self.federation.exchange
+        if version is not None and isinstance(exchange, Buffered):
+            return exchange.sent(version)
+        return for_models({name: self._models.arrays(name) for name in task.models})
+
+    def _what_is_sent(self, task: Task) -> tuple[tuple[str, ...], int | None]:
+        """Names of models, and the round after which they were so; None: now."""
+        return task.models, self.round.versions.get(task.client)
 
     def _message(
         self, kind: str, client: str, arrays: ArrayRecord, entries: Mapping[str, Any]
@@ -211,7 +265,7 @@ class OrchestraStrategy(Strategy):
             "client": client,
             "config": self._config.to_json(),
             "schema": self._schemas.fingerprint,
-            "round": self.round.number,
+            "round": self.round.versions.get(client, self.round.number - 1) + 1,
         }
         # One copy of the arrays for the whole cohort; a client takes its message apart.
         content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(task)})
@@ -239,7 +293,7 @@ class OrchestraStrategy(Strategy):
                 models=task.models,
                 trained=self.round.trains,
                 images=self.round.images.get(task.client),
-                received=update.as_received,
+                received=self._received(task.client, update),
             )
         except BadReplyError as reason:
             self._drop(dropped(task.client, message, reason))
@@ -251,9 +305,30 @@ class OrchestraStrategy(Strategy):
                 f"client {task.client} reports {reported:g} images and joined with "
                 f"{reply.examples}, which count"
             )
+        reply = self._refreshed(task.client, reply, update)
         elapsed = time.perf_counter() - self._began
         seconds = min(max(0.0, reply.metrics.get("seconds", 0.0)), elapsed)
         return replace(reply, metrics={**reply.metrics, "seconds": seconds})
+
+    def _received(self, client: str, update: StageUpdate) -> Callable[[str], np.ndarray]:
+        """What makes the (size,) state that a client received."""
+        version = self.round.versions.get(client)
+        if version is None:
+            return update.as_received
+        exchange = self.federation.exchange
+        assert isinstance(exchange, Buffered)
+        arrays = exchange.sent(version)
+        return lambda model: self._schemas.codec.decode(Role.SHARED.value, arrays)
+
+    def _refreshed(self, client: str, reply: Reply, update: StageUpdate) -> Reply:
+        """A reply as one to the model as it is; from then on it is like all others."""
+        version = self.round.versions.get(client)
+        if version is None or reply.shared is None:
+            return reply
+        began, now = self._received(client, update)(reply.model), update.as_received(reply.model)
+        staleness = self.round.number - 1 - version
+        spans = self._models.trained_spans
+        return replace(reply, shared=refreshed(reply.shared, began, now, spans, staleness))
 
     def _note_holder(self, client: str, message: Message) -> None:
         """A client that answered has the frozen weights; one that failed may have lost them."""
@@ -298,11 +373,12 @@ def check_round(
     asked, answered = report.asked, report.answered
     needed = max(1, int(np.ceil(federation.config.federation.min_success * asked)))
     if asked and answered < needed:
-        first = report.dropped[0]
+        first = [f"client {each.client}: {each.reason}" for each in report.dropped[:1]]
+        late = [f"{len(report.late)} were late"] * bool(report.late)
         why = (
             f"round {round_.number}: {answered} of {asked} clients answered well, "
             f"federation.min_success={federation.config.federation.min_success:g}, a share, "
-            f"asks for {needed}; client {first.client}: {first.reason}"
+            f"asks for {needed}; {', '.join([*first, *late])}"
         )
         tried = not all(each.silent for each in report.dropped)
         if answered or not round_.trains or not tried or earlier is None:

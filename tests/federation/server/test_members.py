@@ -247,11 +247,11 @@ def test_nothing_is_remembered_of_nodes_that_are_gone(network, members):
         if node % 3 == 0:
             network.answers[node] = "failed"
         known.connected()
-        known.mark_lost(["a"])
+        (known.mark_lost if node % 2 else known.mark_late)(["a"])
     network.nodes.clear()
     known.connected()
     left = {name: value for name, value in vars(known).items() if isinstance(value, set | dict)}
-    assert len(left) == 7 and not any(left.values()), left
+    assert len(left) == 8 and not any(left.values()), left
 
 
 def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(network, members):
@@ -265,6 +265,29 @@ def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(net
     assert [m.metadata.dst_node_id for m in network.sent] == [1, 2, 1]
     network.join(1, "a")
     assert known.connected() == {"a": 1, "b": 2}
+
+
+def test_a_late_client_is_here_and_asked_again_when_it_answers_a_greeting(network, said, members):
+    network.join(1, "a")
+    network.join(2, "b")
+    known = members(2)
+    known.connected()
+    said.clear()
+    known.mark_late(["a", "nobody"])
+    assert known.connected() == {"b": 2}  # 2 clients are here: the rounds go on
+    assert network.pauses == 0
+    network.join(1, "a")  # it has worked off what it was sent before
+    assert known.connected() == {"a": 1, "b": 2}
+    assert said == []
+
+
+def test_where_all_are_late_the_first_that_is_free_is_waited_for(network, members):
+    network.join(1, "a")
+    known = members(1, [lambda: None, lambda: network.join(1, "a")])
+    known.connected()
+    known.mark_late(["a"])
+    assert known.connected() == {"a": 1}
+    assert network.pauses == 2
 
 
 class Registering(InlineGrid):

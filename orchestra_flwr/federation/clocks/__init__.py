@@ -1,0 +1,75 @@
+"""Clocks of simulations: what devices clients are, from which a round's seconds are computed.
+
+With a clock a simulation says when each client's reply would have come: `federation.enough`, the
+deadline, absent clients and buffered rounds then act as they would on such devices, the same in
+every run and however fast this machine is.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestra_flwr.config import Plugin
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a client runs on.
+
+    Attributes:
+        images_per_second: that it trains on, above 0.
+        down: bytes per second that it receives, above 0.
+        up: bytes per second that it sends, above 0.
+        leaves: hour of the day at which it goes away.
+        hours_away: of each day, below 24; 0: it is always there.
+    """
+
+    images_per_second: float
+    down: float
+    up: float
+    leaves: float = 0.0
+    hours_away: float = 0.0
+
+    def back(self, now: float) -> float:
+        """When it is there: `now`, in seconds since the first midnight, or when it comes back."""
+        since = (now - self.leaves * HOUR) % DAY  # it left
+        away = self.hours_away * HOUR
+        return now + away - since if since < away else now
+
+    def end(self, start: float, seconds: float) -> float:
+        """When work of so many seconds ends that begins at `start`; absence interrupts it."""
+        now, away = self.back(start), self.hours_away * HOUR
+        while away:
+            left = DAY - (now - self.leaves * HOUR) % DAY  # until it goes away again
+            if seconds <= left:
+                break
+            seconds -= left
+            now += left + away
+        return now + seconds
+
+
+class Clock(Plugin, ABC):
+    """Says what devices the clients of a simulation are.
+
+    Args:
+        settings: the plug-in's options under `clock.`.
+    """
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def devices(self, clients: Sequence[str], seed: int) -> dict[str, Device] | None:
+        """The device of each client; None: time is that of this machine, and nobody is late.
+
+        Args:
+            clients: all of them, in their order.
+            seed: of the run.
+
+        Raises:
+            ConfigError: a table cannot be read, or does not fit the clients.
+        """

@@ -1,0 +1,20 @@
+"""No clock: a simulation takes the time that it takes, and nobody is late."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from orchestra_flwr.federation.clocks import Clock, Device
+
+
+class NoClock(Clock):
+    """Every client is there and in time."""
+
+    @classmethod
+    def unread(cls, config: Any) -> dict[str, str]:
+        """With no time, nobody can be late; real clients can (:class:`ServerConfig`)."""
+        keys = ("federation.enough", "federation.oversample", "federation.deadline")
+        return dict.fromkeys(keys, "in a simulation without clock=virtual")
+
+    def devices(self, clients: Sequence[str], seed: int) -> dict[str, Device] | None:
+        """None."""
+        return None

@@ -1,0 +1,238 @@
+"""Buffered asynchronous rounds: clients train whenever they are free (FedBuff).
+
+Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022
+(arXiv 2106.06639), Algorithm 1: the server updates its model after every K results; one that began
+with a model of s updates ago counts 1 / sqrt(1 + s).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from orchestra_flwr.config import Config, ConfigError, OptionalPathText, Section
+from orchestra_flwr.federation.exchanges.base import Exchange, Stage
+from orchestra_flwr.seeding import numpy_generator
+
+Arrivals = list[tuple[str, int]]  # clients, each with the round whose model it began with
+FIRST = -1  # the version of round 0, which trains nothing
+
+
+class Time(Protocol):
+    """What is asked of a virtual time."""
+
+    now: float
+
+    def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
+        """The clients that are there; waits until there is one."""
+
+    def end(self, client: str, *, trains: bool) -> float:
+        """When the reply of a client comes that is asked now."""
+
+
+class BufferedSettings(Section):
+    """Options under `exchange.` for exchange=buffered."""
+
+    buffer: int = Field(3, ge=1)  # results of an update of the model
+    replay: OptionalPathText = None  # a run whose order of arrivals is repeated; None: the clock's
+
+
+class Buffered(Exchange):
+    """A round is an update of the model by the next results, however old what they began with is.
+
+    So many clients work at any time as a cohort has. When one has answered, another one that is
+    free begins with the newest model; who has a result in the buffer waits until it is used, so
+    that no client trains a model twice. What the server remembers is each model on which a client
+    still works, as it was sent, and with it the work itself, which is done when its result is due.
+    """
+
+    Settings = BufferedSettings
+    deployable: ClassVar[bool] = False
+    one_average: ClassVar[bool] = True
+
+    settings: BufferedSettings
+
+    def __init__(self, settings: BufferedSettings) -> None:
+        super().__init__(settings)
+        self._at_work: dict[str, list[float]] = {}  # version and end, by client
+        self._sent: dict[str, np.ndarray] = {}  # arrays of models: <version>/<array>
+        self._arrived: Arrivals = []  # of this round
+        self._recorded: dict[int, Arrivals] | None = None
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """As :meth:`Plugin.check`: rules that assume cohorts, and arrivals that nobody knows."""
+        super().check(config)
+        settings = config.exchange.settings
+        cohort = config.federation.cohort_size(config.federation.clients)
+        if config.aggregation.name != "mean":
+            raise ValueError(
+                f"aggregation={config.aggregation.name}: must be mean with exchange=buffered, "
+                "whose results began with different models"
+            )
+        if settings.replay is None and config.clock.name == "none":
+            raise ValueError(
+                "exchange=buffered: needs clock=virtual, by which clients answer sooner or later, "
+                "or exchange.replay=<run folder>"
+            )
+        if settings.replay is None and settings.buffer > cohort:
+            raise ValueError(
+                f"exchange.buffer={settings.buffer}: must be at most {cohort}, the clients that "
+                "work at the same time (federation.participation)"
+            )
+
+    @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """As :meth:`Plugin.unread`: nobody is late, and a replay needs no time."""
+        keys = ("enough", "oversample", "deadline")
+        unread = {f"federation.{key}": "with exchange=buffered" for key in keys}
+        if config.exchange.settings.replay is not None:
+            unread |= dict.fromkeys(("clock", "exchange.buffer"), "with exchange.replay")
+        return unread
+
+    def check_clients(self, clients: Collection[str], rounds: int) -> None:
+        """As :meth:`Exchange.check_clients`: the record of a replay."""
+        if self.settings.replay is None:
+            return
+        key = f"exchange.replay={self.settings.replay}"
+        recorded = self._record()
+        if missing := [number for number in range(1, rounds + 1) if not recorded.get(number)]:
+            raise ConfigError(f"{key}: records no arrivals of round {missing[0]}")
+        for number, arrivals in recorded.items():
+            if len(dict(arrivals)) < len(arrivals):
+                twice, _ = Counter(client for client, _ in arrivals).most_common(1)[0]
+                raise ConfigError(f"{key}: round {number}: client {twice} twice")
+            for client, version in arrivals:
+                if client not in clients or not FIRST <= version < max(number, 1):
+                    raise ConfigError(
+                        f"{key}: round {number}: client {client} with the model of round {version} "
+                        "fits no run of these clients"
+                    )
+
+    def arrivals(
+        self, round_: int, clients: Sequence[str], size: int, time: Time | None, seed: int
+    ) -> Arrivals:
+        """The results of the round in the order in which they come; time passes until the last.
+
+        Args:
+            round_: from 1.
+            clients: all, in their order.
+            size: how many work at the same time.
+            time: the virtual time; None: a replay.
+            seed: of the run, from which it is drawn who begins.
+        """
+        if self.settings.replay is not None:
+            self._arrived = self._record()[round_]
+            return self._arrived
+        assert time is not None
+        self._arrived = []
+        while len(self._arrived) < min(self.settings.buffer, size):
+            waiting = {client for client, _ in self._arrived}
+            others = [c for c in clients if c not in self._at_work and c not in waiting]
+            free = time.free(others, wait=not self._at_work) if others else []
+            generator = numpy_generator(seed, "buffered cohort", round_, len(self._arrived))
+            count = min(len(free), size - len(self._at_work))
+            for place in sorted(generator.choice(len(free), count, replace=False)):
+                self._at_work[free[place]] = [round_ - 1, time.end(free[place], trains=True)]
+            order = {client: place for place, client in enumerate(clients)}
+            client = min(self._at_work, key=lambda name: (self._at_work[name][1], order[name]))
+            version, end = self._at_work.pop(client)
+            time.now = max(time.now, end)
+            self._arrived.append((client, int(version)))
+        return self._arrived
+
+    def recorded(self, round_: int) -> list[str] | None:
+        """The clients of a round of a replay; None: it is no replay."""
+        if self.settings.replay is None:
+            return None
+        return [client for client, _ in self._record().get(round_, ())]
+
+    def stages(self, round_: int, cohort: Sequence[str]) -> Iterator[Stage]:
+        """As :meth:`Exchange.stages`; round 0 is as that of all exchanges."""
+        if round_ == 0:
+            self._arrived = [(client, FIRST) for client in cohort]
+        return super().stages(round_, cohort)
+
+    def remember(self, version: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keeps the model after a round, as it is sent, and forgets what nobody works on."""
+        needed = self._needed(version) | {began for _, began in self._arrived}
+        self._sent = {n: a for n, a in self._sent.items() if int(n.partition("/")[0]) in needed}
+        self._sent |= {f"{version}/{name}": array.copy() for name, array in arrays.items()}
+
+    def sent(self, version: int) -> dict[str, np.ndarray]:
+        """The arrays of a model that :meth:`remember` keeps."""
+        prefix = f"{version}/"
+        return {n.removeprefix(prefix): a for n, a in self._sent.items() if n.startswith(prefix)}
+
+    def metrics(self) -> dict[str, Any]:
+        """The arrivals of the round, by which `exchange.replay` repeats it."""
+        return {"arrivals": [list(each) for each in self._arrived]}
+
+    def state(self) -> dict[str, Any]:
+        """Who is at work until when, and the models on which they work."""
+        return {"at_work": self._at_work, "sent": dict(self._sent)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Takes back what :meth:`state` returned."""
+        self._at_work, self._sent = dict(state["at_work"]), dict(state["sent"])
+
+    def _needed(self, version: int) -> set[int]:
+        """The models on which somebody works, in a replay those that later rounds need."""
+        if self.settings.replay is None:
+            return {int(began) for began, _ in self._at_work.values()}
+        later = (self._record()[number] for number in self._record() if number > version)
+        return {began for arrivals in later for _, began in arrivals}
+
+    def _record(self) -> dict[int, Arrivals]:
+        """The arrivals of the run that is repeated, by round."""
+        if self._recorded is None:
+            path = Path(str(self.settings.replay))
+            file = path / "metrics.jsonl" if path.is_dir() else path
+            try:
+                records = [json.loads(line) for line in file.read_text().splitlines()]
+                self._recorded = {
+                    record["round"]: [(str(client), int(v)) for client, v in found["arrivals"]]
+                    for record in records
+                    if (found := record.get("exchange"))
+                }
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ConfigError(
+                    f"exchange.replay={path}: is no run of exchange=buffered: {error}"
+                ) from None
+        return self._recorded
+
+
+def refreshed(
+    state: np.ndarray,
+    began: np.ndarray,
+    now: np.ndarray,
+    trained: Sequence[slice],
+    staleness: int,
+) -> np.ndarray:
+    """What a result that began with an older model makes of the model as it is.
+
+    What gradients train moves by the client's update, times 1 / sqrt(1 + staleness). All else, such
+    as BatchNorm's statistics, goes by that share of the way to the client's values, so that
+    variances stay above 0.
+
+    Args:
+        state: (size,) float32 that the client sent.
+        began: (size,) that it began with.
+        now: (size,) that it would begin with now.
+        trained: where the values are that gradients train.
+        staleness: updates of the model meanwhile.
+
+    Returns:
+        (size,) float32; `state` itself with staleness 0.
+    """
+    if staleness == 0:
+        return state
+    weight = np.float32((1 + staleness) ** -0.5)
+    result: np.ndarray = now + weight * (state - now)
+    for span in trained:
+        result[span] = now[span] + weight * (state[span] - began[span])
+    return result

@@ -1,0 +1,160 @@
+"""The virtual time of a simulation: who is free, when replies come, and when a round ends."""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from orchestra_flwr.config import Config
+from orchestra_flwr.federation.clocks import Device
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.flower.streaming_grid import Arrival
+from orchestra_flwr.methods import Role, release_of
+
+
+class Timeline:
+    """Virtual seconds since the run began, at midnight. The server's own work takes none.
+
+    A reply comes when the model has been received, all images have been trained on and the answer
+    has been sent, each at the device's speed. Who is away goes on later; who is late works on, and
+    cannot be asked before that has ended.
+
+    Args:
+        config: of the run.
+        devices: of the clients.
+        images: of each client.
+        schemas: of what travels.
+
+    Attributes:
+        now: seconds.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        devices: Mapping[str, Device],
+        images: Mapping[str, int],
+        schemas: Schemas,
+    ) -> None:
+        self.now = 0.0
+        self._devices = devices
+        self._images = images
+        self._epochs = config.training.local_epochs
+        self._down = _bytes(schemas, Role.SHARED.value) + 4 * schemas.server.size
+        self._up = _bytes(schemas, schemas.reply)
+        release = release_of(config)
+        rows = release.rows.values() if release else ()
+        self._rows = sum(4 * most * width for most, width in rows)
+        self._busy: dict[str, float] = {}  # until when clients work on what nobody waits for
+        self._fingerprint = hashlib.sha256(repr(sorted(devices.items())).encode()).hexdigest()[:16]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {"now": self.now, "busy": self._busy, "devices": self._fingerprint}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Takes back what :meth:`state` returned.
+
+        Raises:
+            ValueError: the devices are others than those that the run began with.
+        """
+        if state and state["devices"] != self._fingerprint:
+            raise ValueError("the table of clock.devices is another than the run began with")
+        self.now = state.get("now", 0.0)
+        self._busy = dict(state.get("busy", {}))
+
+    def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
+        """The clients, at least one, that are there and not at work; time passes until one is.
+
+        Args:
+            clients: their names.
+            wait: False: no time passes, and there may be none.
+        """
+        times = {client: self._free_from(client) for client in clients}
+        if wait:
+            self.now = max(self.now, min(times.values()))
+        return [client for client in clients if times[client] <= self.now]
+
+    def _free_from(self, client: str) -> float:
+        return self._devices[client].back(max(self.now, self._busy.get(client, 0.0)))
+
+    def end(self, client: str, *, trains: bool) -> float:
+        """When the reply of a client comes that is asked now.
+
+        Args:
+            client: its name.
+            trains: whether it trains, or looks at each image once and sends no state.
+        """
+        device = self._devices[client]
+        images = self._images[client] * (self._epochs if trains else 1)
+        seconds = self._down / device.down + images / device.images_per_second
+        seconds += (self._rows + self._up * trains) / device.up
+        return device.end(self.now, seconds)
+
+    def receive_first(
+        self,
+        grid: Grid,
+        messages: Iterable[Message],
+        clients: Sequence[str],
+        needed: Callable[[], int],
+        limit: float,
+        *,
+        trains: bool,
+    ) -> Iterator[Arrival]:
+        """Yields the replies that come first until there are enough; then it is that later.
+
+        Clients that are late do not work at all here: nobody would see the result.
+
+        Args:
+            grid: of the engine.
+            messages: of a stage.
+            clients: theirs, in the same order.
+            needed: how many more good replies are; asked again when those that came were yielded.
+            limit: seconds after which nobody is waited for.
+            trains: whether clients train.
+        """
+        began = self.now
+        ends = [self.end(client, trains=trains) for client in clients]
+        for place, client in enumerate(clients):
+            self._busy[client] = ends[place]
+        in_time = [place for place, end in enumerate(ends) if end <= began + limit]
+        in_time.sort(key=lambda place: (ends[place], place))
+        made, skipped = enumerate(messages), dict[int, Message]()
+        while in_time and (count := needed()) > 0:
+            wave, in_time = sorted(in_time[:count]), in_time[count:]
+            replies = grid.send_and_receive(_of_wave(wave, made, skipped))
+            for place, reply in zip(wave, replies, strict=True):
+                yield Arrival(place, reply, ends[place] - began)
+            self.now = max(self.now, *(ends[place] for place in wave))
+        for _ in made:  # who is late was sent a message as well, which is counted as it is made
+            pass
+        if needed() > 0:  # in vain: until the limit, or until nobody is at work any more
+            self.now = max(self.now, min(began + limit, max(ends, default=began)))
+        self._busy = {client: end for client, end in self._busy.items() if end > self.now}
+
+
+def _of_wave(
+    wave: Collection[int], made: Iterator[tuple[int, Message]], skipped: dict[int, Message]
+) -> Iterator[Message]:
+    """The messages at these places: of those that were made before, or of those to be made.
+
+    Made are all in their order, as they are counted; those of others wait for a later wave.
+    """
+    for place in wave:
+        if place in skipped:
+            yield skipped.pop(place)
+            continue
+        for number, message in made:
+            if number == place:
+                yield message
+                break
+            skipped[number] = message
+
+
+def _bytes(schemas: Schemas, name: str) -> int:
+    """Of a message's arrays with the shared state."""
+    if not schemas.shared.size:
+        return 0
+    return sum(dtype.itemsize * size for dtype, size in schemas.codec.form(name).values())
