@@ -116,8 +116,7 @@ def evaluate_by(
         test: images and labels.
         protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl, finetune
             and, with `shown`, linear_labelled; with linear_fixed all probes have penalty 1e-4.
-        config: batch size and precision, the kNN's k (at most a tenth of the training images) and
-            temperature.
+        config: batch size, precision, and the kNN's k (at most a tenth of the bank), temperature.
         augmentation: limits that the images set.
         seeds: each draws other labels, for probes and fine-tunings with a fraction of them.
         shown: as in :func:`evaluate`.
@@ -133,11 +132,9 @@ def evaluate_by(
         ValueError: shapes do not fit, or a feature is not finite.
     """
     bank, queries = _features(encoder, train, test, config, on_progress)
-    scores: dict[str, Any] = {"feature_std": feature_std(queries[0])}
-    scores["effective_rank"] = effective_rank(queries[0])
+    scores: dict[str, Any] = _spread(queries[0])
     if bank[1].ndim > 1:
-        penalty = PENALTY if FIXED in protocols else None
-        return scores | {"map": mean_average_precision(*bank, *queries, penalty)}
+        return scores | {"map": mean_average_precision(*bank, *queries, _penalty(protocols))}
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:
@@ -181,6 +178,14 @@ def _features(
     return made[0], made[1]
 
 
+def _spread(features: Tensor) -> dict[str, Any]:
+    return {"feature_std": feature_std(features), "effective_rank": effective_rank(features)}
+
+
+def _penalty(protocols: Collection[str]) -> float | None:
+    return PENALTY if FIXED in protocols else None
+
+
 @torch.inference_mode()
 def _accuracy(features: Tensor, head: nn.Module, targets: Tensor) -> float:
     logits = head(features.to(device_of(head)))
@@ -197,7 +202,7 @@ def _probe_scores(
     """Accuracies of converged linear probes, with all labels and with some."""
     scores: dict[str, Any] = {}
     check_labelled("probe's test set", *queries)
-    penalty = PENALTY if FIXED in protocols else None
+    penalty = _penalty(protocols)
     if "linear" in protocols:
         probe = fit_linear_probe(*bank)
         scores |= {"linear": probe.accuracy(*queries), "linear_penalty": probe.penalty}
