@@ -34,8 +34,8 @@ test-slow: setup
 
 # What waits for an optional library is skipped by test: with all of them, about a minute.
 test-extras: setup
-	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[dev,timm,wandb,mlflow,notebook,parquet]'
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 tests/reporting/test_trackers.py tests/test_cli.py \
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[dev,timm,wandb,mlflow,notebook,parquet,formats]'
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 tests/reporting/test_trackers.py tests/test_cli.py tests/test_optional_formats.py \
 		tests/models/backbones tests/models/adaptations tests/models/test_pretrained.py \
 		tests/config/test_adapt_preset.py tests/use/test_compare_command.py tests/federation/runs/test_timm_runs.py \
 		tests/federation/runs/test_frozen_weights.py tests/export tests/use/test_embedding_files.py

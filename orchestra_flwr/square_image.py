@@ -14,10 +14,12 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.nn.functional import interpolate
+
+from orchestra_flwr import optional_formats
 
 AnyImage: TypeAlias = str | Path | Image.Image | NDArray[np.generic] | Tensor
 
@@ -34,6 +36,7 @@ FORMATS = {
     "AVIF": (".avif",),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     "JPEG2000": (".jp2",),
+    **optional_formats.SUFFIXES,
     "TGA": (".tga",),
 }
 MAX_BYTES = 2**28  # of a file; images that PIL allows are hardly ever as large
@@ -129,17 +132,24 @@ def opened_image(data: bytes) -> Image.Image:
 
     Raises:
         UnidentifiedImageError: it has another format.
+        ValueError: it has one that needs a library which is not installed.
     """
     if data.startswith(JPEG):
         with suppress(SyntaxError):  # damaged: the error of Image.open is clearer
             return JpegImageFile(io.BytesIO(data))
-    return Image.open(io.BytesIO(data), formats=_formats())
+    try:
+        return Image.open(io.BytesIO(data), formats=_formats())
+    except UnidentifiedImageError:
+        if needs := optional_formats.missing_library(data):
+            raise ValueError(needs) from None
+        raise
 
 
 @lru_cache
 def _formats() -> tuple[str, ...]:
-    """`FORMATS` as far as this PIL has them: AVIF is new."""
+    """`FORMATS` as far as this PIL has them: AVIF is new, some need another library."""
     Image.init()
+    optional_formats.register()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 

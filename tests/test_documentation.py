@@ -1,5 +1,6 @@
 """The guides tell the truth about names, keys, commands and links."""
 
+import importlib.util
 import io
 import re
 import shlex
@@ -24,7 +25,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SECURITY = (ROOT / "SECURITY.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
-METHODS = (ROOT / "docs" / "methods.md").read_text()
 
 
 GUIDES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
@@ -123,27 +123,33 @@ def options(choice):
     return {key for plugin in choice.room.found().values() for key in plugin.Settings.model_fields}
 
 
-def test_every_key_in_the_configuration_table_exists():
-    values = load_config().model_dump()
-    table = CONFIGURATION
-    rows = [line for line in table.splitlines() if line.startswith("| `")]
-    keys = {k for row in rows for k in re.findall(r"`(\w+\.\w+)`", row)}
-    assert len(keys) > 10
-    for key in keys:
-        section, name = key.split(".")
-        known = options(CHOICES[section]) if section in CHOICES else set()
-        assert name in {*values[section], *known}, key
+@pytest.fixture(scope="module")
+def tables_module():
+    path = ROOT / "docs" / "site" / "configuration_tables.py"
+    spec = importlib.util.spec_from_file_location("configuration_tables", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_the_configuration_table_names_every_section_and_choice():
-    table = CONFIGURATION
-    rows = {k: row for row in table.splitlines() for k in re.findall(r"^\| `(\w+)`", row)}
-    sections = {name for name, value in load_config().model_dump().items() if name in CHOICES}
-    assert sections <= rows.keys()
-    for section in CHOICES.keys() - {"terms"}:
-        text = rows[section] + (METHODS if section == "method" else "")
-        for name in CHOICES[section].room.found():
-            assert f"`{name}`" in text, f"{section}={name}"
+def test_the_tables_of_the_configuration_are_made_from_conf(tables_module):
+    page = tables_module.page_text()
+    assert page == CONFIGURATION, "python docs/site/configuration_tables.py"
+    for group, choice in CHOICES.items():
+        part = page.partition(f"\n### {group}\n")[2].partition("\n### ")[0]
+        for name in choice.room.found() if group != "terms" else ():
+            assert f"`{group}={name}`" in part
+        missing = {key for key in options(choice) if f"`{group}.{key}" not in part}
+        assert not missing or group == "terms", (group, missing)
+    cells = [
+        cell for line in page.splitlines() if line.startswith("|") for cell in line.split(" | ")
+    ]
+    assert max(len(cell.split()) for cell in cells) <= 26  # 20 and "of `a` and 9 others:"
+
+
+def test_a_long_cell_is_refused(tables_module):
+    with pytest.raises(ValueError, match="a comment of more than 20 words"):
+        tables_module._cell("word " * 21)
 
 
 @pytest.mark.parametrize("group", CHOICES)
@@ -152,14 +158,8 @@ def test_every_choice_has_its_configuration(group):
     named = set(CHOICES[group].room.found())
     assert named <= files
     for variant in files - named:  # of one of them
-        assert (
-            re.search(
-                r"^defaults: \[(\w+)\]$",
-                (ROOT / "conf" / group / f"{variant}.yaml").read_text(),
-                re.M,
-            )[1]
-            in named
-        )
+        text = (ROOT / "conf" / group / f"{variant}.yaml").read_text()
+        assert re.search(r"^defaults:(?: \[|\n  - )(\w+)", text, re.M)[1] in named
 
 
 def test_files_and_modules_that_the_guides_name_exist():

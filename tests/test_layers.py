@@ -13,6 +13,7 @@ from orchestra_flwr.config import Config, TermConfig
 from orchestra_flwr.config.sections import SolverConfig
 
 LAYERS = [
+    ["optional_formats"],
     ["fingerprints", "console", "square_image"],
     ["plugins", "seeding", "files", "folder_lock"],
     ["tensor_files"],

@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 
+CHROMIUM = Path("/usr/bin/chromium")
+
 pytest.importorskip("material", reason="needs the extra docs")
 
 
@@ -65,9 +67,54 @@ def test_a_reader_fetches_nothing_from_other_hosts(site):
 
 @pytest.mark.slow
 def test_the_reference_has_the_public_names(site):
-    text = (site / "api.html").read_text()
+    text = (site / "api.html").read_text() + (site / "plug-ins.html").read_text()
     for name in ("simulate", "load_encoder", "Result", "methods.base.Method", "terms.base.Term"):
         assert f'id="orchestra_flwr.{name}"' in text, name
+
+
+@pytest.mark.slow
+def test_a_notebook_is_a_page(site):
+    text = (site / "quickstart.html").read_text()
+    assert 'href="quickstart.ipynb"' in text and (site / "quickstart.ipynb").is_file()
+    assert text.count("<pre><span") >= 8 and "load_digits" in text
+    assert 'href="quickstart.html"' in (site / "index.html").read_text()
+
+
+@pytest.fixture
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not there")
+    with api.sync_playwright() as started:
+        options = ["--no-sandbox", "--disable-gpu"]
+        yield started.chromium.launch(executable_path=CHROMIUM, args=options, timeout=240_000)
+
+
+@pytest.mark.slow
+def test_the_search_works_from_a_disk(site, browser):
+    page, fetched = browser.new_page(viewport={"width": 1280, "height": 800}), []
+    page.on("request", lambda request: fetched.append(request.url))
+    page.goto((site / "index.html").as_uri())
+    page.click("input.md-search__input")
+    page.keyboard.type("secure aggregation")
+    page.wait_for_selector(".md-search-result__item", timeout=60_000)
+    assert "secure aggregation" in page.locator(".md-search-result__list").inner_text().lower()
+    assert not [url for url in fetched if not url.startswith(("file:", "data:", "about:"))]
+
+
+@pytest.mark.slow
+def test_nothing_is_cut_on_a_laptop_and_the_first_picture_is_seen_at_once(site, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    for file in texts(site):
+        page.goto(file.as_uri())
+        cut = page.evaluate(
+            "[...document.querySelectorAll('html, pre > code, .md-typeset__scrollwrap')]"
+            ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.slice(0, 60))"
+        )
+        assert not cut, (file.name, cut)
+    page.goto((site / "index.html").as_uri())
+    box = page.locator(".md-content img").first.bounding_box()
+    assert box["y"] + box["height"] < 800
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

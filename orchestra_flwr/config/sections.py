@@ -41,7 +41,7 @@ class DataConfig(Choice):
 
     room: ClassVar = Room("orchestra_flwr.data.sources", "Source")
     key: ClassVar = "data"
-    paths: ClassVar = ("root", "cache", "dataset")
+    paths: ClassVar = ("root", "cache", "dataset", "table", "test_table")
     likely_plugin: ClassVar = {"root": "image_folder"}
 
     image_size: int = Field(32, ge=8, le=512)

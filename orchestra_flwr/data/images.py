@@ -28,6 +28,8 @@ class ImageSet:
         classes: the names of the classes, sorted; empty without labels.
         files: for each training image that is a file its path below `data.root`, with slashes; else
             empty.
+        tags: bool, (N, K), which of the K classes each image shows, where an image may show
+            several: `labels` is None then.
 
     Raises:
         ValueError: shapes, types or labels do not fit together.
@@ -37,6 +39,7 @@ class ImageSet:
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    tags: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = tuple(self.images.shape)
@@ -44,6 +47,14 @@ class ImageSet:
             raise ValueError(f"images must be uint8 (N, C, S, S), not {self.images.dtype} {shape}")
         if len(self.files) not in (0, shape[0]):
             raise ValueError(f"there are {len(self.files)} names of files for {shape[0]} images")
+        if self.tags is not None:
+            wanted = (shape[0], len(self.classes))
+            if self.tags.dtype != torch.bool or self.tags.shape != wanted:
+                raise ValueError(
+                    f"tags must be bool {wanted}, not {self.tags.dtype} {tuple(self.tags.shape)}"
+                )
+            if self.labels is not None:
+                raise ValueError("images have either labels or tags")
         if self.labels is None:
             return
         if self.labels.dtype != torch.int64 or self.labels.shape != shape[:1]:
@@ -56,6 +67,11 @@ class ImageSet:
         return len(self.images)
 
     @property
+    def targets(self) -> Tensor | None:
+        """What encoders are evaluated by: `labels`, else `tags`; None without either."""
+        return self.tags if self.labels is None else self.labels
+
+    @property
     def labelled(self) -> ImageSet:
         """The images that have a label; this set itself if all have one, or none has."""
         if self.labels is None or bool((self.labels != UNLABELLED).all()):
@@ -65,13 +81,15 @@ class ImageSet:
     def select(self, indices: Tensor) -> ImageSet:
         """The images at `indices` (int64, (n,), on this set's device), in that order."""
         labels = None if self.labels is None else self.labels[indices]
+        tags = None if self.tags is None else self.tags[indices]
         files = tuple(self.files[index] for index in indices.tolist()) if self.files else ()
-        return ImageSet(self.images[indices], labels, self.classes, files)
+        return ImageSet(self.images[indices], labels, self.classes, files, tags)
 
     def to(self, device: torch.device | str) -> ImageSet:
         """The images on `device`, not copied if they are already there."""
         labels = None if self.labels is None else self.labels.to(device)
-        return ImageSet(self.images.to(device), labels, self.classes, self.files)
+        tags = None if self.tags is None else self.tags.to(device)
+        return ImageSet(self.images.to(device), labels, self.classes, self.files, tags)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
             )
     except ValueError as error:
         raise EvaluationError(f"the encoder cannot be evaluated: {error}") from error
-    if "knn" in config.protocols and (line := fewer_voters(config.evaluation.knn_k, len(train[1]))):
+    if "knn" in scores and (line := fewer_voters(config.evaluation.knn_k, len(train[1]))):
         logger.warning("%s", line)
     return {
         "dataset": data.label,
@@ -91,11 +91,11 @@ def labelled_images(
 def _labelled(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     def pair(part: ImageSet | None, name: str) -> tuple[Tensor, Tensor]:
         part = None if part is None else part.labelled
-        if part is None or part.labels is None:
+        if part is None or part.targets is None:
             hint = " (data.test_share=0.2 holds back a fifth of them)" if name == "test" else ""
             raise ConfigError(
                 f"data.name={dataset.name}: there are no labelled {name} images{hint}"
             )
-        return part.images, part.labels
+        return part.images, part.targets
 
     return pair(dataset.train, "training"), pair(dataset.test, "test")

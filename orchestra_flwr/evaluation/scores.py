@@ -21,13 +21,15 @@ from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
 from orchestra_flwr.evaluation.knn import knn_accuracy, voters
 from orchestra_flwr.evaluation.linear_probe import PENALTY, fit_linear_probe, standard_error
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
+from orchestra_flwr.evaluation.several_labels import mean_average_precision
 
 FIXED = "linear_fixed"  # the protocol whose probes all have the fixed penalty
 LABELLED = "linear_labelled"  # the protocol whose labels are those that clients learn from
 
 SINGLE = {"knn", "linear", FIXED, *PUBLISHED_PROBES}  # protocols of one accuracy
 
-Labelled = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8 or features (N, dim), classes (N,)
+# Images (N, C, H, W) uint8 or features (N, dim), and classes (N,) or, if several, (N, K) bool.
+Labelled = tuple[Tensor, Tensor]
 Classifier = tuple[nn.Module, Tensor]  # makes logits (B, K) of features; the test images' classes
 
 
@@ -47,7 +49,8 @@ def evaluate(
 
     Args:
         encoder: maps images (B, C, H, W), uint8 or in [0, 1], to features (B, dim).
-        train: images and labels; the kNN's bank and the probe's training set.
+        train: images and labels; the kNN's bank and the probe's training set. Labels (N, K) bool
+            are those of images that may show several classes.
         test: images and labels.
         config: batch size and precision, the kNN's k and temperature, which linear probe, and
             whether there are probes with few labels.
@@ -61,6 +64,7 @@ def evaluate(
         `knn` and `linear`, fractions, each with its binomial `..._standard_error`; the probe's
         chosen `linear_penalty`; of the test features `feature_std`, 0 (collapsed) to about 1, and
         `effective_rank`; where asked for `linear_10`, `linear_1`, `linear_labelled`, `accuracy`.
+        Of images that may show several classes `map` in place of all accuracies.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
@@ -80,6 +84,8 @@ def evaluate(
         classifier=classifier,
         on_progress=on_progress,
     )
+    if "map" in scores:
+        return scores
     chosen = {"knn": scores["knn"], "linear": scores[protocol]}
     chosen["knn_standard_error"] = scores["knn_standard_error"]
     chosen["linear_standard_error"] = scores[f"{protocol}_standard_error"]
@@ -110,24 +116,25 @@ def evaluate_by(
         test: images and labels.
         protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl, finetune
             and, with `shown`, linear_labelled; with linear_fixed all probes have penalty 1e-4.
-        config: batch size and precision, the kNN's k (at most a tenth of the training images) and
-            temperature.
+        config: batch size, precision, and the kNN's k (at most a tenth of the bank), temperature.
         augmentation: limits that the images set.
         seeds: each draws other labels, for probes and fine-tunings with a fraction of them.
         shown: as in :func:`evaluate`.
 
     Returns:
         `feature_std`, `effective_rank` and, by the names of the protocols, accuracies of the test
-        images; under `finetune` for each fraction of labels ("0.01", "0.1") `mean`, `std` and
-        `runs`, and the same three under `linear_10` and `linear_1`; beside `linear` its
-        `linear_penalty`, beside the kNN's and each whole probe's its binomial `..._standard_error`.
+        images (of several classes `map` alone, as in :func:`evaluate`); under `finetune` for each
+        fraction of labels ("0.01", "0.1") `mean`, `std` and `runs`, and the same three under
+        `linear_10` and `linear_1`; beside `linear` its `linear_penalty`, beside the kNN's and each
+        whole probe's its binomial `..._standard_error`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
     bank, queries = _features(encoder, train, test, config, on_progress)
-    scores: dict[str, Any] = {"feature_std": feature_std(queries[0])}
-    scores["effective_rank"] = effective_rank(queries[0])
+    scores: dict[str, Any] = _spread(queries[0])
+    if bank[1].ndim > 1:
+        return scores | {"map": mean_average_precision(*bank, *queries, _penalty(protocols))}
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:
@@ -171,6 +178,14 @@ def _features(
     return made[0], made[1]
 
 
+def _spread(features: Tensor) -> dict[str, Any]:
+    return {"feature_std": feature_std(features), "effective_rank": effective_rank(features)}
+
+
+def _penalty(protocols: Collection[str]) -> float | None:
+    return PENALTY if FIXED in protocols else None
+
+
 @torch.inference_mode()
 def _accuracy(features: Tensor, head: nn.Module, targets: Tensor) -> float:
     logits = head(features.to(device_of(head)))
@@ -187,7 +202,7 @@ def _probe_scores(
     """Accuracies of converged linear probes, with all labels and with some."""
     scores: dict[str, Any] = {}
     check_labelled("probe's test set", *queries)
-    penalty = PENALTY if FIXED in protocols else None
+    penalty = _penalty(protocols)
     if "linear" in protocols:
         probe = fit_linear_probe(*bank)
         scores |= {"linear": probe.accuracy(*queries), "linear_penalty": probe.penalty}

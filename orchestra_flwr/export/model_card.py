@@ -10,7 +10,7 @@ from orchestra_flwr.console.printable import printable_lines
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.reporting.summary_table import privacy_lines, scores_table
 
-SCORES = {"knn": "kNN accuracy", "linear": "linear probe accuracy"}
+SCORES = {"knn": "kNN accuracy", "linear": "linear probe accuracy", "map": "mAP"}
 CHOICES = ("partition", "training", "optimizer", "federation", "exchange", "server_optimizer")
 NUMBERS = {
     "federation": ("clients", "participation"),
@@ -64,7 +64,11 @@ def _front_matter(name: str, facts: CardFacts, license: str) -> dict[str, Any]:
     front["pipeline_tag"] = "image-feature-extraction"
     front["tags"] = [str(tag) for tag in tags if tag]
     metrics = [
-        {"type": "accuracy", "name": title, "value": round(100 * facts.summary[key], 2)}
+        {
+            "type": "mAP" if key == "map" else "accuracy",
+            "name": title,
+            "value": round(100 * facts.summary[key], 2),
+        }
         for key, title in SCORES.items()
         if isinstance(facts.summary.get(key), int | float)
     ]

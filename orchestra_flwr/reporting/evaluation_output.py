@@ -22,6 +22,7 @@ NAMES = {
     "linear": "linear probe",
     "linear_fixed": "linear probe, penalty 1e-4",
     "linear_published": "linear probe, published schedule",
+    "map": "mean average precision",
 }
 
 FEW_LABELS = {

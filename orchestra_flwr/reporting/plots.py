@@ -3,7 +3,8 @@
 import io
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 KNN, LINEAR = COLOURS[:2]
 # Starts away from white, which is left for clients without the class.
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#d6e6f4", "#5aa2cf", "#0b559f", "#08244d"])
+COSTS = (  # title, key in the metrics, factor, colour
+    ("sent by clients, MB", "bytes_up", 1e-6, COLOURS[0]),
+    ("received by clients, MB", "bytes_down", 1e-6, COLOURS[1]),
+    ("time, s", "seconds", 1.0, COLOURS[2]),
+)
 MAX_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
 EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"
 
@@ -37,24 +43,28 @@ def plot_curves(metrics: Metrics, path: str | Path, name: str = "") -> None:
 
 
 def curves_figure(metrics: Metrics, name: str = "") -> Figure:
-    """Loss, accuracy, scores without labels, traffic and time over the rounds.
+    """Loss, accuracy, scores without labels, traffic up and down, and time over the rounds.
 
     Args:
-        metrics: the records of `metrics.jsonl`. Scores may be in some rounds only or in none, and
-            then have no panel; those of round 0, before training, are drawn as dashed lines.
+        metrics: the records of `metrics.jsonl`. What is in no round has no panel; scores of round
+            0, before training, are drawn as dashed lines.
         name: of the run, stands above; "": nothing does.
     """
-    drawn = [
-        (_draw_losses, False),
-        *([(_draw_scores, False)] * _has_scores(metrics, "knn")),
+    trained = _trained(metrics)
+    drawn: list[tuple[Callable[[Axes, Metrics], None], bool]] = [
+        *([(_draw_losses, False)] * _has_losses(metrics)),
+        *([(_draw_scores, False)] * any(_has_scores(metrics, key) for key in ("knn", "map"))),
         *([(_draw_ranks, True)] * _has_scores(metrics, "lidar")),
         *([(_draw_alignment, False)] * _has_scores(metrics, "score")),
-        (_draw_traffic, True),
-        (_draw_seconds, True),
+        *((partial(_draw_cost, cost), True) for cost in COSTS if _points(trained, cost[1])),
     ]
-    columns = 2 if len(drawn) <= 4 else 3
-    figure = new_figure(5 * columns, 6.4, name)
-    axes = figure.subplots(2, columns)
+    rows = 1 if len(drawn) <= 3 else 2
+    columns = -(-len(drawn) // rows)
+    figure = new_figure(5 * max(1, columns), 3.2 * rows, name)
+    if not drawn:
+        figure.text(0.5, 0.5, "no round has ended", color=QUIET, ha="center")
+        return figure
+    axes = figure.subplots(rows, columns, squeeze=False)
     for (draw, from_zero), panel in zip(drawn, axes.flat, strict=False):
         draw(panel, metrics)
         _tidy(panel, metrics, from_zero=from_zero)
@@ -175,21 +185,29 @@ def new_figure(width: float, height: float, name: str = "") -> Figure:
     return figure
 
 
+def _losses(metrics: Metrics) -> list[str]:
+    return [*dict.fromkeys(name for record in metrics for name in record.get("loss") or {})]
+
+
+def _has_losses(metrics: Metrics) -> bool:
+    return any(_points(metrics, "loss", name) for name in _losses(metrics))
+
+
 def _draw_losses(panel: Axes, metrics: Metrics) -> None:
     panel.set_title("loss")
-    names = dict.fromkeys(name for record in metrics for name in record.get("loss") or {})
-    parts = [name for name in names if name != "total"]
+    parts = [name for name in _losses(metrics) if name != "total"]
     for name, colour in zip(parts, itertools.cycle(COLOURS), strict=False):
         _line(panel, _points(metrics, "loss", name), name, colour)
     _line(panel, _points(metrics, "loss", "total"), "total", INK)
 
 
 def _draw_scores(panel: Axes, metrics: Metrics) -> None:
-    panel.set_title("accuracy on the test images, %")
+    precision = _has_scores(metrics, "map")
+    panel.set_title(f"{'precision (mAP)' if precision else 'accuracy'} on the test images, %")
     untrained = [record for record in metrics if record["round"] == 0]
     trained = _trained(metrics)
     saved, *others = dict.fromkeys(b for r in metrics for b in r.get("scores") or {}) or ["target"]
-    kinds = (("knn", "kNN", KNN), ("linear", "linear probe", LINEAR))
+    kinds = (("knn", "kNN", KNN), ("linear", "linear probe", LINEAR), ("map", "mAP", COLOURS[2]))
     for backbone, alpha in ((saved, 1.0), *((other, 0.4) for other in others)):
         for key, name, colour in kinds:
             points = _points(trained, "scores", backbone, key, factor=100)
@@ -231,18 +249,10 @@ def _has_scores(metrics: Metrics, key: str) -> bool:
     return any(key in each for each in [*found, *(r.get("unsupervised") or {} for r in metrics)])
 
 
-def _draw_traffic(panel: Axes, metrics: Metrics) -> None:
-    panel.set_title("traffic of a training round, MB")
-    trained = _trained(metrics)
-    # Often the two are equal: the lower line is drawn wider, so that both are seen.
-    _line(panel, _points(trained, "bytes_down", factor=1e-6), "down", COLOURS[1], width=5)
-    _line(panel, _points(trained, "bytes_up", factor=1e-6), "up", COLOURS[0])
-
-
-def _draw_seconds(panel: Axes, metrics: Metrics) -> None:
-    panel.set_title("time of a training round, s")
-    trained = _trained(metrics)
-    _line(panel, _points(trained, "seconds"), "", COLOURS[2])
+def _draw_cost(cost: tuple[str, str, float, str], panel: Axes, metrics: Metrics) -> None:
+    title, key, factor, colour = cost
+    panel.set_title(f"{title}, in each round")
+    _line(panel, _points(_trained(metrics), key, factor=factor), "", colour)
 
 
 def _trained(metrics: Metrics) -> Metrics:
@@ -262,7 +272,6 @@ def _line(
     colour: str,
     *,
     alpha: float = 1,
-    width: float = 1.6,
 ) -> None:
     if points:
         marker = "o" if len(points) <= 25 else ""
@@ -272,8 +281,8 @@ def _line(
             color=colour,
             alpha=alpha,
             marker=marker,
-            markersize=1.9 + width,
-            linewidth=width,
+            markersize=3.5,
+            linewidth=1.6,
         )
 
 
@@ -283,10 +292,6 @@ def _tidy(panel: Axes, metrics: Metrics, from_zero: bool) -> None:
     panel.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
     last = max((record["round"] for record in metrics), default=1)
     panel.set_xlim(-0.02 * last - 0.1, 1.02 * last + 0.1)
-    if not panel.lines:
-        panel.text(0.5, 0.5, "not measured", transform=panel.transAxes, color=QUIET, ha="center")
-        panel.set_yticks([])
-        return
     if from_zero:
         panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
     if labels := panel.get_legend_handles_labels()[1]:

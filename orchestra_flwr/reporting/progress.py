@@ -322,7 +322,7 @@ def _losses(losses: Mapping[str, float]) -> str:
 
 
 def _scores(scores: Mapping[str, float] | None) -> str:
-    names = {"knn": "kNN", "linear": "linear", "accuracy": "classifier"}
+    names = {"knn": "kNN", "linear": "linear", "map": "mAP", "accuracy": "classifier"}
     return _join(*(f"{names[k]} {percent(v)}" for k, v in (scores or {}).items() if k in names))
 
 

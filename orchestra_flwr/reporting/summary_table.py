@@ -14,6 +14,7 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.reporting.text import counted, duration, lookup, percent, size
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))
+SEVERAL_LABELS = (("mAP", "map"),)  # in their place where images have several labels
 ASKED_FOR = (  # shown where there are any
     ("linear probe, 10 % of the labels", "linear_10"),
     ("linear probe, 1 % of the labels", "linear_1"),
@@ -55,7 +56,8 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
     saved = trained.get("backbone", "target")
     others = [n for n, value in trained.items() if n != "untrained" and _is_scores(value)]
     measured = [pair for pair in ASKED_FOR if trained.get(pair[1]) is not None]
-    for score, key in (*SCORES, *measured) if _has_accuracies(trained) else ():
+    standard = SCORES if trained.get("map") is None else SEVERAL_LABELS
+    for score, key in (*standard, *measured) if _has_accuracies(trained) else ():
         for name, keys in ((saved, (key,)), *((other, (other, key)) for other in others)):
             pair = [(lookup(of, *keys), _error(of, *keys)) for of in (untrained, trained)]
             gain = _gain(pair[0][0], pair[1][0])
@@ -181,7 +183,8 @@ def _has_accuracies(summary: Mapping[str, Any]) -> bool:
 
 def _is_scores(value: Any) -> bool:
     """Whether these are a backbone's scores; those of clients' own models are no numbers."""
-    scores = [value.get(key) for _, key in SCORES] if isinstance(value, Mapping) else []
+    keys = [key for _, key in SCORES + SEVERAL_LABELS]
+    scores = [value.get(key) for key in keys] if isinstance(value, Mapping) else []
     return any(isinstance(score, float) for score in scores)
 
 

@@ -10,6 +10,10 @@ CHOICES = {
     for key, field in Config.model_fields.items()
     if hasattr(field.annotation, "room")
 }
+RECIPES = (
+    *("camelyon17", "domainnet", "fed_isic2019", "femnist", "flair"),
+    *("inaturalist_user", "landmarks_user", "office_home", "pacs"),
+)
 # What is the same code for all of a kind is asked of the first alone where minutes matter.
 ONE_OF_EACH = [
     pytest.param(key, name, marks=pytest.mark.slow if number else [])
@@ -37,17 +41,14 @@ def test_all_rooms_are_here():
 @pytest.mark.parametrize("key", CHOICES)
 @pytest.mark.parametrize("sign", ["", "+", "++"])
 def test_an_unknown_name_is_refused_with_those_that_exist(key, sign):
-    variants = {"model": ["convnet_16"]}  # files of conf/ that change what another one chooses
+    variants = {"model": ["convnet_16"], "data": RECIPES}  # files of conf/ over another choice
     names = ", ".join([*CHOICES[key].room.found(), *variants.get(key, [])])
     assert refused(f"{sign}{key}=nonsense") == f"{key}=nonsense: must be one of {names}"
 
 
 @pytest.mark.parametrize("value", ["3", "null", "[a]", "my-own", "'a b'", "os.path", "../digits"])
 def test_what_is_no_name_is_refused_with_those_that_exist(value):
-    names = (
-        "affine_digits, cifar10, cifar100, digits, huggingface, image_folder, stl10, stored, "
-        "tiny_imagenet"
-    )
+    names = ", ".join([*CHOICES["data"].room.found(), *RECIPES])
     assert refused(f"data={value}") == f"data={value}: must be one of {names}"
 
 

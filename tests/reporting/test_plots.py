@@ -59,15 +59,15 @@ def test_curves_show_the_records(tmp_path, figures):
     plot_curves([UNTRAINED, CLUSTERING, *rounds], tmp_path / "curves.png")
     image = matplotlib.image.imread(tmp_path / "curves.png")
     assert min(image.shape[:2]) > 600
-    loss, accuracy, traffic, seconds = figures[0].axes
+    loss, accuracy, sent, received, seconds = figures[0].axes
     assert lines(loss)["rotation"] == ([1, 2, 3, 4, 5], [1 / r for r in range(1, 6)])
     assert list(lines(loss)) == ["cluster", "rotation", "total"]
     assert lines(accuracy)["kNN, target"] == ([2, 4], pytest.approx([50, 70]))
     assert lines(accuracy)["linear probe, online"] == ([2, 4], pytest.approx([60, 80]))
     assert lines(accuracy)["kNN, before training"][1] == pytest.approx([30, 30])
     assert lines(accuracy)["linear probe, before training"][1] == pytest.approx([40, 40])
-    assert lines(traffic)["down"] == ([1, 2, 3, 4, 5], pytest.approx([46] * 5))
-    assert [y for _, y in lines(seconds).values()] == [[5, 4, 5, 4, 5]]
+    of_rounds = [[y for _, y in lines(panel).values()] for panel in (sent, received, seconds)]
+    assert of_rounds == [[pytest.approx([45] * 5)], [pytest.approx([46] * 5)], [[5, 4, 5, 4, 5]]]
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,29 @@ def titles(figure):
 
 def test_scores_that_nobody_measured_have_no_panel(tmp_path, figures):
     plot_curves([record(1)], tmp_path / "curves.png")
-    assert [title.split(" ")[0] for title in titles(figures[0])] == ["loss", "traffic", "time"]
+    assert [title.split(" ")[0] for title in titles(figures[0])] == [
+        "loss",
+        "sent",
+        "received",
+        "time,",
+    ]
 
 
-def test_a_panel_without_data_says_so(tmp_path, figures):
-    plot_curves([UNTRAINED], tmp_path / "curves.png")
-    texts = [[t.get_text() for t in panel.texts] for panel in figures[0].axes]
-    assert texts == [["not measured"], [], ["not measured"], ["not measured"]]
+def test_no_panel_is_empty(tmp_path, figures):
+    unmeasured = {"round": 1, "loss": {"total": None}, "bytes_up": 5}
+    for metrics in ([UNTRAINED], [unmeasured], []):
+        plot_curves(metrics, tmp_path / "curves.png")
+    first = [title.split(" ")[0] for figure in figures for title in titles(figure)]
+    assert first == ["accuracy", "sent"]
+    assert [text.get_text() for text in figures[2].texts] == ["no round has ended"]
+
+
+def test_precision_takes_the_place_of_accuracies(tmp_path, figures):
+    several = {"target": {"map": 0.25}}
+    plot_curves([UNTRAINED | {"scores": several}, record(1, several)], tmp_path / "curves.png")
+    panel = figures[0].axes[1]
+    assert panel.get_title(loc="left") == "precision (mAP) on the test images, %"
+    assert set(lines(panel)) == {"mAP, target", "mAP, before training"}
 
 
 def test_scores_without_labels_are_drawn_of_server_and_clients(tmp_path, figures):
@@ -128,7 +144,7 @@ def test_no_legend_hides_a_point(tmp_path, figures):
     plot_curves([UNTRAINED, many], tmp_path / "curves.png")
     panels = [panel for panel in figures[0].axes if panel.get_legend()]
     legends = [panel.get_legend().get_window_extent() for panel in panels]
-    assert len(legends) == 3
+    assert len(legends) == 2
     for legend, other in itertools.product(legends, figures[0].axes):
         assert not legend.overlaps(other.get_window_extent())
     assert not any(one.overlaps(two) for one, two in itertools.combinations(legends, 2))
@@ -197,13 +213,6 @@ def test_images_without_labels_have_bars_alone(tmp_path, figures):
     assert [bar.get_height() for bar in sizes.patches] == [3, 5]
     assert sizes.get_title(loc="left") == "8 images without labels on 2 clients"
     assert sizes.get_xlabel() == "client"
-
-
-def test_equal_traffic_up_and_down_can_both_be_seen():
-    figure = curves_figure([record(r) | {"bytes_up": 7, "bytes_down": 7} for r in (1, 2)])
-    first, last = figure.axes[1].lines
-    assert first.get_label() == "down" and last.get_label() == "up"
-    assert first.get_linewidth() > 2 * last.get_linewidth()
 
 
 def test_a_notebook_shows_a_figure():

@@ -1,5 +1,7 @@
 """Image files on disk: archives, class folders, decoding, and the cache of decoded images."""
 
+from pydantic import Field
+
 from orchestra_flwr.config import Section
 
 
@@ -7,6 +9,13 @@ class CacheOptions(Section):
     """Options of the sources whose images are decoded once."""
 
     cache: str | None = None  # folder for decoded images; None: in the user's cache folder
+
+
+class GroupOptions(CacheOptions):
+    """Options of the sources that know whose an image is."""
+
+    group: str | None = None  # the column that says it, for partition=groups
+    groups: int | None = Field(None, ge=1)  # at most so many of them; None: all
 
 
 class FileOptions(CacheOptions):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from orchestra_flwr import optional_formats
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data.image_files.folder_walk import is_hidden, regular_files
 from orchestra_flwr.data.image_files.skipped_files import first_ones
@@ -22,9 +23,11 @@ logger = logging.getLogger("orchestra_flwr.data")
 COMPARED = 16  # files of a folder whose content is part of its identity
 WINDOWS = 0  # the system by which a zip says that it was made
 ENCRYPTED = 1  # the flag of a zip's member
-SUFFIXES = frozenset(itertools.chain(*FORMATS.values()))
-# Photographs of phones and cameras that PIL cannot decode.
-UNDECODABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
+MISSING = {*optional_formats.SUFFIXES} - {*optional_formats.installed()}
+NEED_LIBRARY = frozenset(itertools.chain(*(FORMATS[name] for name in MISSING)))
+SUFFIXES = frozenset(itertools.chain(*FORMATS.values())) - NEED_LIBRARY
+# Photographs of phones, clinics and cameras that cannot be decoded here.
+UNDECODABLE = NEED_LIBRARY | {".dng", ".cr2", ".cr3", ".nef", ".arw"}
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,8 @@ class Archive(AbstractContextManager["Archive"]):
         if len(images) < len(photos):
             kinds = sorted({_suffix(file.name) for file in photos} & UNDECODABLE)
             logger.warning(
-                "%s: %d photographs are left out, as their format cannot be read (%s): convert "
-                "them to JPEG", self._root, len(photos) - len(images), ", ".join(kinds),
+                "%s: %d photographs are left out, as their format cannot be read (%s): %s",
+                self._root, len(photos) - len(images), ", ".join(kinds), _cure(kinds),
             )  # fmt: skip
         return sorted(images, key=lambda file: file.name)
 
@@ -158,6 +161,12 @@ class Archive(AbstractContextManager["Archive"]):
                 file = ImageFile(name, (member.file_size, member.CRC))
                 placed.setdefault(member.header_offset, file)
         return list(placed.values())
+
+
+def _cure(suffixes: Sequence[str]) -> str:
+    needing = sorted(NEED_LIBRARY.intersection(suffixes))
+    install = f"{optional_formats.INSTALL} reads {', '.join(needing)}; else " if needing else ""
+    return f"{install}convert them to JPEG"
 
 
 def wrong_root(root: Path, what: str) -> ConfigError:

@@ -17,6 +17,7 @@ from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_ten
 
 logger = logging.getLogger("orchestra_flwr.data")
 
+TARGETS = ("labels", "tags")
 FORMAT = 3  # to be raised when decoding, choosing or storing images changes
 NAME_END = "\0"  # the one character that no path has
 
@@ -82,10 +83,12 @@ def store_dataset(file: Path, dataset: Dataset) -> None:
         OSError: names the file.
     """
     tensors = {"train.images": dataset.train.images}
-    if dataset.train.labels is not None:
-        tensors["train.labels"] = dataset.train.labels
-    if dataset.test is not None and dataset.test.labels is not None:
-        tensors |= {"test.images": dataset.test.images, "test.labels": dataset.test.labels}
+    if dataset.test is not None and dataset.test.targets is not None:
+        tensors["test.images"] = dataset.test.images
+    for name, part in (("train", dataset.train), ("test", dataset.test)):
+        for kind in TARGETS if part is not None else ():
+            values = getattr(part, kind)
+            tensors |= {} if values is None else {f"{name}.{kind}": values}
     if dataset.train.files:  # as a tensor: the header, which holds the facts, has its limits
         text = NAME_END.join(dataset.train.files).encode(errors="surrogateescape")
         tensors["train.files"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -131,10 +134,12 @@ def _dataset(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Dataset:
     if "train.files" in tensors:
         text = tensors["train.files"].numpy().tobytes().decode(errors="surrogateescape")
         files = tuple(text.split(NAME_END))
-    train = ImageSet(tensors["train.images"], tensors.get("train.labels"), classes, files)
-    test = None
-    if "test.images" in tensors:
-        test = ImageSet(tensors["test.images"], tensors["test.labels"], classes)
+
+    def part(name: str, files: tuple[str, ...] = ()) -> ImageSet:
+        labels, tags = (tensors.get(f"{name}.{kind}") for kind in TARGETS)
+        return ImageSet(tensors[f"{name}.images"], labels, classes, files, tags)
+
+    train, test = part("train", files), part("test") if "test.images" in tensors else None
     skipped = tuple((path, reason) for path, reason in facts["skipped"])
     # What files of earlier versions may not have.
     unread, side = tuple(facts.get("unread", ())), facts.get("shorter_side")

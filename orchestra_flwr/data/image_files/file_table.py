@@ -42,21 +42,36 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
             without a file or value, or with a second value for one file.
     """
     values: dict[str, str] = {}
+    for line, (file, value) in read_table(key, path, columns):
+        if not value:
+            raise ConfigError(f"{key}={path}: line {line} has no {columns[1]}")
+        if values.setdefault(file, value) != value:
+            raise ConfigError(
+                f"{key}={path}: line {line}: {printable(file)} has a second {columns[1]}"
+            )
+    return values
+
+
+def read_table(key: str, path: str, columns: Sequence[str]) -> list[tuple[int, list[str]]]:
+    """The lines of such a table: the number of each, and its cells in the order of `columns`.
+
+    The first column is that of the files; cells of the others may be empty.
+
+    Raises:
+        ConfigError: as :func:`read_file_table`, but of values.
+    """
+    lines = []
     for line, row in _rows(key, path, columns):
         if None in row:
             raise ConfigError(
                 f"{key}={path}: line {line} has more fields than the first line; text that holds "
                 "what separates them needs quotes"
             )
-        file, value = (_from_text((row[column] or "").strip()) for column in columns)
-        if not file or not value:
-            raise ConfigError(f"{key}={path}: line {line} has no {columns[0]} or no {columns[1]}")
-        file = posixpath.normpath(file)
-        if values.setdefault(file, value) != value:
-            raise ConfigError(
-                f"{key}={path}: line {line}: {printable(file)} has a second {columns[1]}"
-            )
-    return values
+        file, *cells = (_from_text((row[column] or "").strip()) for column in columns)
+        if not file:
+            raise ConfigError(f"{key}={path}: line {line} has no {columns[0]}")
+        lines.append((line, [posixpath.normpath(file), *cells]))
+    return lines
 
 
 def _as_text(cell: str) -> str:
@@ -79,7 +94,7 @@ def _is_formula(cell: str) -> bool:
 
 
 def _rows(
-    key: str, path: str, columns: tuple[str, str]
+    key: str, path: str, columns: Sequence[str]
 ) -> list[tuple[int, dict[str | None, str | None]]]:
     """The lines with their numbers, by the names of the columns."""
     file = at_home(path)
@@ -100,12 +115,12 @@ def _rows(
         if name not in names:
             raise ConfigError(
                 f"{key}={path}: has no column {name}; its first line must name the columns "
-                f"{columns[0]} and {columns[1]}, and names {printable(', '.join(names)) or 'none'}"
+                f"{' and '.join(columns)}, and names {printable(', '.join(names)) or 'none'}"
             )
     return rows
 
 
-def _first_line(text: str, columns: tuple[str, str]) -> tuple[str, list[str]]:
+def _first_line(text: str, columns: Sequence[str]) -> tuple[str, list[str]]:
     """The separator of the columns, and their names in small letters."""
     headers = {}
     for separator in SEPARATORS:

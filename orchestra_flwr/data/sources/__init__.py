@@ -103,13 +103,15 @@ def _with_test_images(dataset: Dataset, config: DataConfig) -> Dataset:
         raise ConfigError(
             f"data.test_share={share:g}: must not be given, data={config.name} has test images"
         )
-    if train.labels is None:
+    if train.targets is None:
         raise ConfigError(
             f"data.test_share={share:g}: the images have no labels to test with; "
             "they must lie in class folders"
         )
-    labelled = (train.labels != UNLABELLED).nonzero().squeeze(1)
-    test = labelled[stratified_share(train.labels[labelled].numpy(), share)]
+    # Images with several labels are all alike here.
+    labels = torch.zeros(len(train)).long() if train.labels is None else train.labels
+    labelled = (labels != UNLABELLED).nonzero().squeeze(1)
+    test = labelled[stratified_share(labels[labelled].numpy(), share)]
     if not len(test):
         raise ConfigError(f"data.test_share={share:g}: is no image of any class, must be larger")
     rest = torch.ones(len(train), dtype=torch.bool)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.data.image_files import CacheOptions
-from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
-from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
-from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.data.image_files import GroupOptions
+from orchestra_flwr.data.image_files.image_rows import Classes, Rows, load_rows
+from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
-from orchestra_flwr.data.subset import balanced_subset
 from orchestra_flwr.extras import require
-from orchestra_flwr.files import at_home, folder_name
+from orchestra_flwr.files import at_home
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
-HIDDEN = (None, -1)  # what stands for no label
 
 
-class HuggingFaceOptions(CacheOptions):
+class HuggingFaceOptions(GroupOptions):
     """Options under `data.` for data=huggingface; without a column's name the only fitting one."""
 
     dataset: str | None = None  # of the hub, owner/name; or a folder
@@ -36,7 +28,6 @@ class HuggingFaceOptions(CacheOptions):
     test: str | None = None
     image: str | None = None  # names of columns
     label: str | None = None
-    group: str | None = None  # whom an image belongs to, for partition=groups
 
 
 class HuggingFace(Source):
@@ -57,64 +48,29 @@ class HuggingFace(Source):
             ConfigError: `datasets` is not installed; the data set, a split or a column is not
                 there; or no image can be read.
         """
-        require("data=huggingface", "huggingface", "datasets")
+        require(f"data={self.data.name}", "huggingface", "datasets")
         splits = _splits(self.settings)
         train = self._split(splits, "train", self.settings.train)
         name = self.settings.test or next((n for n in TEST_SPLITS if n in splits), None)
         test = self._split(splits, "test", name) if name else None
         columns = _Columns(train, self.settings)
-        parts = [(train, self.data.train_limit), (test, self.data.test_limit)]
-        chosen = [
-            None if part is None else _Rows(part, columns, limit, name)
-            for (part, limit), name in zip(parts, ("train", "test"), strict=True)
-        ]
-        key = cache_key(
-            self.data.image_size,
-            [self.settings.image, self.settings.label],
-            self.settings.group and [self.settings.group, "%2F"],  # in a name, for a slash
-            [None if rows is None else rows.facts for rows in chosen],
+        return load_rows(
+            columns.rows(train, "train"),
+            None if test is None else columns.rows(test, "test"),
+            columns.classes.names,
+            self.data,
+            self.settings,
+            facts=[
+                [self.settings.image, self.settings.label],
+                self.settings.group and [self.settings.group, "%2F"],  # in a name, for a slash
+            ],
+            listed=self.listed,
         )
-
-        def decode() -> Dataset:
-            size = self.data.image_size
-            decoded = [None if rows is None else rows.decoded(size) for rows in chosen]
-            dataset = self._dataset(columns, chosen, decoded)
-            train = decoded[0]
-            return replace(dataset, shorter_side=None if train is None else train.shorter_side)
-
-        def readable(unread: Collection[str]) -> bool:
-            return any(rows.readable(unread) for rows in chosen if rows is not None)
-
-        return cached(cache_dir(self.settings.cache), self.data.name, key, decode, readable)
 
     def _split(self, splits: Mapping[str, Any], key: str, name: str) -> Any:
         if name not in splits:
             raise ConfigError(f"data.{key}={name}: must be one of {', '.join(splits)}")
         return splits[name]
-
-    def _dataset(
-        self, columns: _Columns, chosen: list[_Rows | None], decoded: list[Decoded | None]
-    ) -> Dataset:
-        train_rows, test_rows = chosen
-        train, test = decoded
-        assert train_rows is not None and train is not None
-        if not train.good:
-            first = ": ".join(train.broken[0]) if train.broken else "there is none"
-            raise ConfigError(
-                f"data.dataset={self.settings.dataset}: no training image can be read ({first})"
-            )
-        labels = columns.labels(train_rows, train)
-        classes = () if labels is None else columns.classes
-        left_out = (
-            train.broken + (test.broken if test else ()),
-            train.unread + (test.unread if test else ()),
-        )
-        images = ImageSet(train.images, labels, classes, train_rows.files(train))
-        test_labels = columns.labels(test_rows, test) if test_rows and test else None
-        if test is None or not test.good or labels is None or test_labels is None:
-            return Dataset(self.data.name, images, None, *left_out)
-        test_images = ImageSet(test.images, test_labels, classes)
-        return Dataset(self.data.name, images, test_images, *left_out)
 
 
 class _Columns:
@@ -128,92 +84,44 @@ class _Columns:
         from datasets import ClassLabel, Image
 
         features = split.features
-        self.image: str = _column(features, "image", settings.image, Image)
-        self.label = _column(features, "label", settings.label, ClassLabel, optional=True)
-        self.group = settings.group and _column(features, "group", settings.group, object)
-        named = features.get(self.label)
-        if isinstance(named, ClassLabel):
-            self.classes = tuple(printable(name) for name in named.names)
-        elif self.label:
-            self.classes = tuple(sorted({str(v) for v in split[self.label] if v not in HIDDEN}))
-        else:
-            self.classes = ()
-        self._is_numbered = isinstance(named, ClassLabel)
+        self._image: str = _column(features, "image", settings.image, Image)
+        self._label = _column(features, "label", settings.label, ClassLabel, optional=True)
+        self._group = settings.group and _column(features, "group", settings.group, object)
+        named = features.get(self._label)
+        named = getattr(named, "feature", named)  # of lists, what they hold
+        names = named.names if isinstance(named, ClassLabel) else None
+        self.classes = Classes(f"data.label={self._label}", self._values(split, self._label), names)
 
-    def numbers(self, split: Any) -> Any:
-        """Classes (n,) of a split's images; None without any, or where some are hidden."""
-        if not self.label or self.label not in split.features:
-            return None
-        values = split[self.label]
-        if self._is_numbered:
-            labels = np.array([-1 if value is None else value for value in values], dtype=np.int64)
-            return None if (labels < 0).any() else labels
-        if any(value in HIDDEN for value in values):
-            return None
-        number = {name: position for position, name in enumerate(self.classes)}
-        unknown = {str(value) for value in values} - number.keys()
-        if unknown:
-            raise ConfigError(
-                f"data.label={self.label}: there are test images of a class without training "
-                f"images, {printable(min(unknown))}"
-            )
-        return np.array([number[str(value)] for value in values], dtype=np.int64)
+    def rows(self, split: Any, part: str) -> Rows:
+        """The images of a split; its name is part of theirs."""
+        from datasets import ClassLabel, Image
 
-    def labels(self, rows: _Rows, decoded: Decoded) -> Tensor | None:
-        """Classes of the images that could be read."""
-        if rows.labels is None:
-            return None
-        return torch.from_numpy(rows.labels[rows.indices][decoded.good])
+        encoded = split.select_columns([self._image])
+        encoded = encoded.cast_column(self._image, Image(decode=False))
 
+        def read(name: str) -> bytes:
+            value = encoded[int(name.rpartition("/")[2])][self._image]
+            if value is None:
+                raise ValueError("no image")
+            content: bytes | None = value["bytes"]
+            return Path(value["path"]).read_bytes() if content is None else content
 
-class _Rows:
-    """The chosen images of a split."""
-
-    def __init__(self, split: Any, columns: _Columns, limit: int | None, name: str) -> None:
-        from datasets import Image
-
-        self.fingerprint = str(split._fingerprint)
-        self.labels = columns.numbers(split)
-        self._hidden = columns.label in split.features and self.labels is None
-        self.indices = balanced_subset(self.labels, len(split), limit)
-        self._groups = split[columns.group] if columns.group in split.features else None
-        self._encoded = split.select_columns([columns.image]).cast_column(
-            columns.image, Image(decode=False)
+        labelled = self._label in split.features
+        values = self._values(split, self._group) if self._group in split.features else None
+        kind = split.features.get(self._group)
+        if values is not None and isinstance(kind, ClassLabel):
+            values = [value if value is None else kind.int2str(value) for value in values]
+        return Rows(
+            names=[f"{part}/{index}" for index in range(len(split))],
+            read=read,
+            targets=self.classes.targets(self._values(split, self._label)) if labelled else None,
+            groups=None if values is None else [str(value) for value in values],
+            identity=str(split._fingerprint),
         )
-        self._column, self._name = columns.image, name
 
-    @property
-    def facts(self) -> list[Any]:
-        """What decides which images and classes are decoded, as JSON can hold it."""
-        # An earlier version took hidden whole numbers for a class, -1: its caches are not used.
-        hidden = ["hidden"] if self._hidden else []
-        return [self.fingerprint, len(self.indices), *hidden]
-
-    def decoded(self, size: int) -> Decoded:
-        """The images, as those of files are decoded."""
-        return decode_files(self._names(), self._read, size)
-
-    def readable(self, unread: Collection[str]) -> bool:
-        """Whether an image that could not be read can be by now."""
-        return any_readable(unread, self._names(), self._read)
-
-    def files(self, decoded: Decoded) -> tuple[str, ...]:
-        """For `partition=groups`: each image as a file in the folder of its group."""
-        if self._groups is None:
-            return ()
-        indices = self.indices[decoded.good].tolist()
-        groups = (folder_name(str(self._groups[index])) for index in indices)
-        return tuple(f"{group}/{index}" for group, index in zip(groups, indices, strict=True))
-
-    def _names(self) -> list[str]:
-        return [f"{self._name}/{index}" for index in self.indices]
-
-    def _read(self, name: str) -> bytes:
-        value = self._encoded[int(name.rpartition("/")[2])][self._column]
-        if value is None:
-            raise ValueError("no image")
-        content: bytes | None = value["bytes"]
-        return Path(value["path"]).read_bytes() if content is None else content
+    @staticmethod
+    def _values(split: Any, column: str | None) -> list[Any]:
+        return [] if column is None else list(split[column])
 
 
 def _splits(settings: HuggingFaceOptions) -> Mapping[str, Any]:

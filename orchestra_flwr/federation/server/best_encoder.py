@@ -49,6 +49,9 @@ class BestEncoder:
             FederationError: says what is missing.
         """
         evaluation, why = self._evaluator.config.evaluation, self._evaluator.why_not
+        dataset = self._evaluator.dataset
+        if self._by in BY_LABELS and why is None and dataset and dataset.train.tags is not None:
+            why = "images with several labels have no such score"
         by_server = self._by in BY_LABELS or not evaluation.unsupervised
         if not self._is_last and by_server and why:
             raise FederationError(

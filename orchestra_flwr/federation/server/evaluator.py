@@ -67,9 +67,9 @@ class Evaluator:
         """What is missing for an evaluation with labels; None if nothing is."""
         if self.dataset is None:
             return "the server has no images of its own (data.root)"
-        if self.dataset.train.labels is None:
+        if self.dataset.train.targets is None:
             return "the training images have no labels"
-        if self.dataset.test is None or self.dataset.test.labels is None:
+        if self.dataset.test is None or self.dataset.test.targets is None:
             return (
                 "there are no labelled test images (data.test_share=0.2 holds back a fifth of the "
                 "labelled ones)"
@@ -92,7 +92,9 @@ class Evaluator:
 
     @property
     def fewer_voters(self) -> str | None:
-        """What is said where `evaluation.knn_k` is too large for the images; None if it is not."""
+        """What is said where kNN has no score, or fewer votes than asked for; None if neither."""
+        if self.why_not is None and self.dataset and self.dataset.train.tags is not None:
+            return "images with several labels are evaluated by mean average precision (mAP) alone"
         k, bank = self.config.evaluation.knn_k, len(self.dataset.train) if self.dataset else 0
         return None if self.why_not else fewer_voters(k, bank)
 
@@ -243,12 +245,12 @@ class Evaluator:
     ) -> dict[str, float]:
         assert self.dataset is not None
         train, test = self.dataset.train, self.dataset.test
-        assert test is not None and train.labels is not None and test.labels is not None
+        assert test is not None and train.targets is not None and test.targets is not None
         targets = None if head is None else self._targets
         return evaluate(
             encoder,
-            (train.images, train.labels),
-            (test.images, test.labels),
+            (train.images, train.targets),
+            (test.images, test.targets),
             config=self.config.evaluation,
             augmentation=self.config.data.augmentation,
             seed=self.config.seed,
@@ -278,6 +280,7 @@ def _better(kind: str, own: dict[str, float], recalibrated: dict[str, float]) ->
         own: scores with the network's own statistics.
         recalibrated: with those of the server's images.
     """
-    if kind == LOADED and own.get("linear", 0) >= recalibrated.get("linear", 0):
+    a, b = (scores.get("linear", scores.get("map", 0)) for scores in (own, recalibrated))
+    if kind == LOADED and a >= b:
         return {**own, "batch_norm": kind, RECALIBRATED + OF_STATISTICS: recalibrated}
     return {**recalibrated, "batch_norm": RECALIBRATED, kind + OF_STATISTICS: own}

@@ -132,7 +132,8 @@ def test_a_path_may_be_none_quoted_or_refer_to_a_key():
 
 
 def test_all_options_of_images_on_disk_are_paths():
-    assert {*FileOptions.model_fields, "dataset"} == set(DataConfig.paths)  # a name, or a folder
+    others = {"dataset", "table", "test_table"}  # the first a name, or a folder
+    assert {*FileOptions.model_fields, *others} == set(DataConfig.paths)
 
 
 def test_the_advice_to_quote_can_be_followed():

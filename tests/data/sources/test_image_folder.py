@@ -304,9 +304,9 @@ def test_links_in_a_circle_do_not_multiply_images(tmp_path: Path, caplog: pytest
 
 
 def test_photographs_of_formats_that_cannot_be_read_are_counted(tmp_path: Path, caplog):
-    """As phones (HEIC) and cameras (NEF) write them, beside images that can be read."""
+    """As cameras write them, beside images that can be read."""
     root = _write(tmp_path / "images", ["a/1.png", "b/1.png"])
-    for name in ("a/IMG_1.HEIC", "a/IMG_2.heic", "b/DSC_1.NEF", "b/.hidden.heic", "b/note.txt"):
+    for name in ("a/IMG_1.DNG", "a/IMG_2.dng", "b/DSC_1.NEF", "b/.hidden.dng", "b/note.txt"):
         (root / name).write_bytes(b"x")
     shutil.make_archive(str(root), "zip", root)
     for images in (root, root.with_suffix(".zip")):
@@ -314,7 +314,7 @@ def test_photographs_of_formats_that_cannot_be_read_are_counted(tmp_path: Path, 
         with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
             assert len(_load(images).train) == 2
         assert caplog.messages == [
-            f"{images}: 3 photographs are left out, as their format cannot be read (.heic, .nef): "
+            f"{images}: 3 photographs are left out, as their format cannot be read (.dng, .nef): "
             "convert them to JPEG"
         ]
 

@@ -61,8 +61,8 @@ def test_its_options_are_checked(user_package):
     assert str(error.value) == (
         "data.root: unknown option of data=stripes, which has image_size, train_limit, "
         "test_limit, test_share, normalise, augmentation, width "
-        "(data=cifar10, data=cifar100, data=image_folder, data=stl10, data=stored, "
-        "data=tiny_imagenet have it; did you mean data=image_folder?)"
+        "(data=cifar10, data=cifar100, data=image_folder, data=image_table, data=stl10, "
+        "data=stored, data=tiny_imagenet have it; did you mean data=image_folder?)"
     )
 
 
@@ -73,8 +73,8 @@ def test_names_that_do_not_exist_are_refused(user_package):
     with pytest.raises(ConfigError) as error:
         load_dataset(config)
     known = (
-        "affine_digits, cifar10, cifar100, digits, huggingface, image_folder, stl10, stored, "
-        "tiny_imagenet"
+        "affine_digits, cifar10, cifar100, digits, huggingface, image_folder, image_table, stl10, "
+        "stored, tiny_imagenet"
     )
     assert str(error.value) == f"data=strips: must be one of {known}"
     config.look_in(("my_package",))

@@ -1,0 +1,138 @@
+"""Images in a folder or a zip that a table lists, with their labels and owners."""
+
+from collections import Counter
+from dataclasses import dataclass
+from logging import getLogger
+from pathlib import PurePosixPath
+
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
+from orchestra_flwr.data.image_files import FileOptions, GroupOptions
+from orchestra_flwr.data.image_files.archive import Archive, ImageFile
+from orchestra_flwr.data.image_files.file_table import read_table
+from orchestra_flwr.data.image_files.image_rows import Classes, Rows, load_rows
+from orchestra_flwr.data.images import Dataset
+from orchestra_flwr.data.sources import Source
+from orchestra_flwr.files import at_home
+
+logger = getLogger("orchestra_flwr.data")
+
+SEVERAL = ";"  # between the labels of one image
+
+
+class ImageTableOptions(FileOptions, GroupOptions):
+    """Options under `data.` for data=image_table."""
+
+    table: str | None = None  # of the training images, CSV
+    test_table: str | None = None
+    file: str = "file"  # names of columns
+    label: str | None = "label"
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The images that a table lists.
+
+    Attributes:
+        files: those that are there.
+        labels: the cell of each; none without a column of labels.
+        groups: whose each is; None without such a column.
+    """
+
+    files: list[ImageFile]
+    labels: list[str]
+    groups: list[str] | None
+
+
+class ImageTable(Source):
+    """The images below `data.root` that `data.table` lists; others are left out."""
+
+    Settings = ImageTableOptions
+
+    @classmethod
+    def label(cls, settings: ImageTableOptions) -> str:
+        """Two tables have two names."""
+        return f"image_table-{PurePosixPath(settings.table).stem}" if settings.table else ""
+
+    def load(self) -> Dataset:
+        """Reads the tables, and decodes the images.
+
+        Raises:
+            ConfigError: root or table are not given, cannot be read, lack a column or list a file
+                twice; or no image can be read.
+        """
+        options = self.settings
+        if not options.root or not options.table:
+            raise ConfigError(
+                f"data.root must name a folder or a zip of images, data.table the CSV that lists "
+                f"them, for data={self.data.name}"
+            )
+        with Archive(at_home(options.root)) as archive:
+            files = archive.files()
+            train = _listed(files, "data.table", options.table, options, options.group)
+            test = None
+            if options.test_table:
+                test = _listed(files, "data.test_table", options.test_table, options, None)
+            key = f"data.label={options.label}"
+            classes = Classes(key, _values(train.labels, SEVERAL in "".join(train.labels)))
+            return load_rows(
+                self._rows(archive, train, classes),
+                None if test is None else self._rows(archive, test, classes),
+                classes.names,
+                self.data,
+                options,
+                facts=["image_table", options.label, options.group],
+                listed=self.listed,
+            )
+
+    @staticmethod
+    def _rows(archive: Archive, lines: _Lines, classes: Classes) -> Rows:
+        labels = _values(lines.labels, classes.several)
+        return Rows(
+            names=[file.name for file in lines.files],
+            read=archive.read,
+            targets=classes.targets(labels) if labels else None,
+            groups=lines.groups,
+            identity=[archive.identity(lines.files), lines.labels, lines.groups],
+        )
+
+
+def _listed(
+    files: list[ImageFile], key: str, path: str, options: ImageTableOptions, group: str | None
+) -> _Lines:
+    """The lines of a table whose images are there; a warning counts the others."""
+    named = {file.name: file for file in files}
+    stems = Counter(PurePosixPath(name).stem for name in named)
+    for file in files:  # a table may know them by their names without folder and suffix
+        stem = PurePosixPath(file.name).stem
+        if stems[stem] == 1:
+            named.setdefault(stem, file)
+    columns = [name.lower() for name in (options.file, options.label, group) if name]
+    found: dict[str, tuple[ImageFile, list[str]]] = {}
+    missing = []
+    for line, (name, *cells) in read_table(key, path, columns):
+        if name not in named:
+            missing.append(name)
+            continue
+        if named[name].name in found:
+            raise ConfigError(f"{key}={path}: line {line}: {printable(name)} is listed twice")
+        found[named[name].name] = named[name], cells
+    if not found:
+        such = f", such as {printable(missing[0])}" if missing else ""
+        raise ConfigError(f"{key}={path}: lists no image below data.root={options.root}{such}")
+    if missing:
+        logger.warning(
+            "%s=%s: %d of %d images are not below data.root and are left out, such as %s",
+            key, path, len(missing), len(missing) + len(found), printable(missing[0]),
+        )  # fmt: skip
+    cells_of = [cells for _, cells in found.values()]
+    labels = [cells[0] for cells in cells_of] if options.label else []
+    groups = [cells[-1] for cells in cells_of] if group else None
+    return _Lines([file for file, _ in found.values()], labels, groups)
+
+
+def _values(cells: list[str], several: bool) -> list[str | None] | list[list[str]]:
+    """The labels of images; where some have several, lists; else None where there is none."""
+    if not several:
+        return [cell or None for cell in cells]
+    return [[word for part in cell.split(SEVERAL) if (word := part.strip())] for cell in cells]

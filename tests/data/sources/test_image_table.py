@@ -1,0 +1,114 @@
+"""Images that a table lists."""
+
+import zipfile
+
+import pytest
+from PIL import Image
+
+from orchestra_flwr.config import ConfigError, DataConfig
+from orchestra_flwr.data import load_dataset
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Nine images a/0.png .. c/8.png of the values 0 to 8, and a table of some lines."""
+    for number in range(9):
+        folder = tmp_path / "images" / "abc"[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), number).save(folder / f"{number}.png")
+
+    def make(text, **options):
+        (tmp_path / "table.csv").write_text(text)
+        values = {"name": "image_table", "root": str(tmp_path / "images"), "image_size": 8}
+        values |= {"table": str(tmp_path / "table.csv"), "cache": str(tmp_path / "cache")}
+        return DataConfig.model_validate(values | options)
+
+    return make
+
+
+def shown(images):
+    return images.images[:, 0, 0, 0].tolist()
+
+
+LINES = "file,label,camera\nb/4.png,cat,north\na/0.png,dog,south\n./c/8.png,cat,south\n"
+
+
+def test_the_listed_images_alone_in_the_tables_order(config, tmp_path):
+    made = config(LINES, group="camera")
+    dataset = load_dataset(made)
+    assert made.label == "image_table-table"
+    assert shown(dataset.train) == [4, 0, 8] and dataset.test is None
+    assert dataset.train.classes == ("cat", "dog") and dataset.train.labels.tolist() == [0, 1, 0]
+    assert dataset.train.files == ("north/4.png", "south/0.png", "south/8.png")
+    packed = tmp_path / "images.zip"
+    with zipfile.ZipFile(packed, "w") as out:
+        for file in (tmp_path / "images").rglob("*.png"):
+            out.write(file, file.relative_to(tmp_path / "images"))
+    assert shown(load_dataset(config(LINES, root=str(packed))).train) == [4, 0, 8]
+
+
+def test_an_edited_label_is_read_again(config):
+    assert load_dataset(config(LINES)).train.labels.tolist() == [0, 1, 0]
+    assert load_dataset(config(LINES.replace("dog", "cat"))).train.labels.tolist() == [0, 0, 0]
+
+
+def test_several_labels_of_an_image(config, tmp_path):
+    lines = 'file,label\na/0.png,cat;dog\nb/1.png,\na/3.png,"dog ; "\nb/4.png,cat\n'
+    (tmp_path / "test.csv").write_text("file,label\nc/8.png,eel;dog\n")
+    dataset = load_dataset(config(lines, test_table=str(tmp_path / "test.csv")))
+    assert dataset.train.labels is None and dataset.train.classes == ("cat", "dog")
+    assert dataset.train.tags.int().tolist() == [[1, 1], [0, 0], [0, 1], [1, 0]]
+    assert dataset.test.tags.int().tolist() == [[0, 1]]  # nothing can be learned of eels
+    held = load_dataset(config(lines, test_share=0.5))
+    assert (len(held.train.tags), len(held.test.tags)) == (2, 2)
+
+
+def test_without_labels(config):
+    dataset = load_dataset(config(LINES, label=None))
+    assert dataset.train.targets is None and dataset.train.classes == ()
+    assert load_dataset(config(LINES.replace("dog", ""))).train.labels is None  # one is hidden
+
+
+def test_a_smaller_number_of_groups_is_among_the_larger(config):
+    lines = "file,label,owner\n" + "".join(
+        f"{'abc'[n % 3]}/{n}.png,{n % 2},owner {n % 4}\n" for n in range(9)
+    )
+
+    def owners(groups):
+        train = load_dataset(config(lines, group="owner", groups=groups)).train
+        return {file.partition("/")[0] for file in train.files}
+
+    drawn = [owners(groups) for groups in (1, 2, 3, 9)]
+    assert [len(each) for each in drawn] == [1, 2, 3, 4]
+    assert drawn[0] < drawn[1] < drawn[2] < drawn[3]
+    with pytest.raises(ConfigError, match=r"^data\.groups=2: data\.group must name a column"):
+        load_dataset(config(lines, groups=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("file,kind\na/0.png,x\n", {}, "has no column label; its first line must name "),
+        (LINES, {"group": "user"}, "has no column user; .* names file, label, camera"),
+        ("file,label\na/0.png,x\n0,y\n", {}, "line 3: 0 is listed twice"),
+        ("file,label\nz/9.png,x\n", {}, r"lists no image below data\.root=.*, such as z/9\.png"),
+        ("file,label\n,x\n", {}, "line 2 has no file"),
+        ("file,label\n", {}, r"lists no image below data\.root"),
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_used_is_one_line(config, text, options, says):
+    with pytest.raises(ConfigError, match=rf"^data\.table=\S+: {says}") as error:
+        load_dataset(config(text, **options))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("missing", ["root", "table"])
+def test_root_and_table_must_be_given(config, missing):
+    with pytest.raises(ConfigError, match=r"^data\.root must name .*, data\.table the CSV"):
+        load_dataset(config(LINES, **{missing: None}))
+
+
+def test_a_test_class_without_training_images_is_refused(config, tmp_path):
+    (tmp_path / "test.csv").write_text("file,label\nc/8.png,eel\n")
+    with pytest.raises(ConfigError, match="a class without training images, eel"):
+        load_dataset(config(LINES, test_table=str(tmp_path / "test.csv")))

@@ -1,0 +1,142 @@
+"""HEIC and DICOM: with their libraries as any image, without them one line that says what to do."""
+
+import io
+import logging
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from orchestra_flwr import optional_formats
+from orchestra_flwr.config import DataConfig
+from orchestra_flwr.data import load_dataset
+from orchestra_flwr.data.image_files import archive
+from orchestra_flwr.square_image import decode_image, square_image
+
+HEIC = b"\x00\x00\x00\x18ftypheic" + bytes(200)
+DICM = bytes(128) + b"DICM" + bytes(200)
+
+
+@pytest.fixture
+def without_libraries(monkeypatch):
+    monkeypatch.setattr(optional_formats, "installed", list)
+    suffixes = frozenset(s for each in optional_formats.SUFFIXES.values() for s in each)
+    monkeypatch.setattr(archive, "NEED_LIBRARY", suffixes)
+    monkeypatch.setattr(archive, "SUFFIXES", archive.SUFFIXES - suffixes)
+    monkeypatch.setattr(archive, "UNDECODABLE", archive.UNDECODABLE | suffixes)
+    formats = ("JPEG", "PNG", "TGA")
+    monkeypatch.setattr("orchestra_flwr.square_image._formats", lambda: formats)
+
+
+@pytest.mark.parametrize(("content", "name"), [(HEIC, "HEIF"), (DICM, "DICOM")])
+def test_without_the_library_a_line_says_what_to_install(
+    content, name, tmp_path, caplog, without_libraries
+):
+    says = f"{name} needs pip install 'orchestra-flwr[formats]'"
+    with pytest.raises(ValueError, match=r"^\w+ needs pip install 'orchestra-flwr\[formats\]'$"):
+        decode_image(content, 16)
+    suffix = optional_formats.SUFFIXES[name][0]
+    (tmp_path / f"one{suffix}").write_bytes(content)
+    Image.new("RGB", (9, 9)).save(tmp_path / "two.png")
+    with pytest.raises(ValueError, match=rf"one\{suffix}: {name} needs pip install") as error:
+        square_image(tmp_path / f"one{suffix}", 16)
+    assert str(error.value).endswith(says)
+    data = {"name": "image_folder", "root": str(tmp_path), "cache": str(tmp_path / "cache")}
+    with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
+        assert len(load_dataset(DataConfig.model_validate(data)).train) == 1
+    assert (
+        f"1 photographs are left out, as their format cannot be read ({suffix}): pip install "
+        f"'orchestra-flwr[formats]' reads {suffix}; else convert them to JPEG" in caplog.text
+    )
+
+
+def test_a_photograph_of_a_phone(tmp_path):
+    """Upright: a phone's turn is part of its format."""
+    pillow_heif = pytest.importorskip("pillow_heif", reason="needs the extra formats")
+    pixels = np.zeros((48, 64, 3), dtype=np.uint8)
+    pixels[:, 40:] = (250, 20, 20)
+    picture = Image.fromarray(pixels)
+    exif = picture.getexif()
+    exif[0x0112] = 6  # to be turned by a quarter, clockwise
+    pillow_heif.register_heif_opener()
+    picture.save(tmp_path / "IMG_1.HEIC", format="HEIF", quality=100, exif=exif.tobytes())
+    image = square_image(tmp_path / "IMG_1.HEIC", 16)
+    assert image.shape == (3, 16, 16)
+    assert image[0, -3:].min() > 200 and image[0, :8].max() < 50  # what was right lies below
+    data = {"name": "image_folder", "root": str(tmp_path), "image_size": 16}
+    dataset = load_dataset(DataConfig.model_validate({**data, "cache": str(tmp_path / "cache")}))
+    assert len(dataset.train) == 1 and dataset.shorter_side == 48
+
+
+def dicom(pixels, photometric="MONOCHROME2", frames=1, **elements):
+    pydicom = pytest.importorskip("pydicom", reason="needs the extra formats")
+    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+    meta = pydicom.dataset.FileMetaDataset()
+    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    data = pydicom.Dataset()
+    data.file_meta = meta
+    data.Rows, data.Columns = pixels.shape[frames > 1 :][:2]
+    data.SamplesPerPixel = 3 if photometric == "RGB" else 1
+    data.PhotometricInterpretation = photometric
+    data.BitsAllocated = data.BitsStored = 8 * pixels.dtype.itemsize
+    data.HighBit, data.PixelRepresentation = data.BitsStored - 1, int(pixels.dtype.kind == "i")
+    data.PlanarConfiguration = 0
+    if frames > 1:
+        data.NumberOfFrames = frames
+    data.PixelData = pixels.tobytes()
+    for name, value in elements.items():
+        setattr(data, name, value)
+    file = io.BytesIO()
+    pydicom.dcmwrite(file, data, enforce_file_format=True)
+    return file.getvalue()
+
+
+SCAN = np.arange(-1000, 1000, 2000 / 1024).reshape(32, 32).astype(np.int16)
+
+
+def gray(content):
+    return decode_image(content, 32, channels=1)[0].astype(int)
+
+
+def test_a_scan_of_sixteen_bits_fills_eight(monkeypatch):
+    found = gray(dicom(SCAN))
+    assert (found.min(), found.max()) == (0, 255) and (np.diff(found.ravel()) >= 0).all()
+    monkeypatch.setattr(optional_formats, "STRIP_PIXELS", 100)
+    assert (gray(dicom(SCAN)) == found).all()
+    assert np.abs(gray(dicom(SCAN, "MONOCHROME1")) - (255 - found)).max() <= 1
+
+
+def test_the_window_of_the_file_is_shown():
+    """In units of the modality: here values times 2, minus 100."""
+    content = dicom(
+        SCAN, WindowCenter=[40, 600], WindowWidth=[400, 9], RescaleSlope=2, RescaleIntercept=-100
+    )
+    units = 2 * SCAN.astype(float) - 100
+    expected = ((units - (40 - 200)) / 400).clip(0, 1) * 255
+    assert np.abs(gray(content) - expected).max() <= 0.5
+
+
+def test_the_first_of_several_frames_and_colour():
+    assert (gray(dicom(np.stack([SCAN, -SCAN]), frames=2)) == gray(dicom(SCAN))).all()
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    assert (decode_image(dicom(pixels, "RGB"), 32) == pixels.transpose(2, 0, 1)).all()
+    assert gray(dicom(np.full((32, 32), 7, dtype=np.uint8))).max() == 0  # nothing to scale
+
+
+def test_a_dangerous_or_broken_file_is_refused(monkeypatch):
+    content = dicom(SCAN)
+    with monkeypatch.context() as patched:
+        patched.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+        with pytest.raises(ValueError, match=r"too many pixels \(32 x 32\)"):
+            decode_image(content, 32)
+    deflated = content.replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.1.99")
+    with pytest.raises(ValueError, match="deflated DICOM is not read"):
+        decode_image(deflated, 32)
+    with pytest.raises(ValueError, match="only images in gray or RGB"):
+        decode_image(dicom(SCAN.astype(np.uint8), "PALETTE COLOR"), 32)
+    for length in (140, 300, len(content) - 50):
+        with pytest.raises(Exception, match=r"\w"):
+            decode_image(content[:length], 32)
