@@ -22,6 +22,7 @@ from orchestra_flwr.config import (
 from orchestra_flwr.config.sections import MAX_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.keys import NAME_PATTERN
+from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.extras import require
 from orchestra_flwr.privacy.secure_sums import LEAST_COHORT
 
@@ -105,6 +106,7 @@ class ClientConfig(WithPlugins, Composed):
     insecure: bool
     security: PathText
     state: PathText
+    watch: WatchConfig = WatchConfig()
 
     @field_validator("state", mode="before")
     @classmethod

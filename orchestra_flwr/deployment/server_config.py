@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from orchestra_flwr.config import Config, DataConfig, PathText
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
+from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.methods import release_of
 
 CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client
@@ -24,6 +25,7 @@ class ServerConfig(Config):
     port: int = Field(ge=0, le=65535)  # 0: any free one
     insecure: bool
     security: PathText
+    watch: WatchConfig = WatchConfig()
 
     @model_validator(mode="after")
     def _clients_are_not_counted_ahead(self) -> ServerConfig:

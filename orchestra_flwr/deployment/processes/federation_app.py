@@ -86,7 +86,11 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
         )
         assert config.federation.min_clients is not None
         members = ConnectedMembers(
-            streaming, greeting, config.federation.min_clients, progress.message
+            streaming,
+            greeting,
+            config.federation.min_clients,
+            progress.message,
+            note=lambda *values: channel.send({"event": "member", "values": values}),
         )
         summary = run_federation(
             streaming,

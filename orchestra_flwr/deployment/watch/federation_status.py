@@ -1,0 +1,250 @@
+"""How a server's federation is doing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from orchestra_flwr import __version__
+from orchestra_flwr.deployment.keys.certificates import Dated
+from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.deployment.watch.figures import Figure, certificate_figures, days_left, details
+from orchestra_flwr.deployment.watch.finished_rounds import REASONS, FinishedRounds
+from orchestra_flwr.reporting import Progress, RunFolder
+
+STATES = ("starting", "waiting", "training", "averaging", "working")
+MEMBERS = ("joined", "left", "silent", "refused")
+MAX_NAMED = 200  # clients that the status lists; beyond, only their numbers are told
+SHOWN_APART = ("round", "loss", "scores", "bytes_up", "bytes_down", "seconds")  # of a record
+
+
+class FederationStatus(Progress):
+    """Follows a run as a display does, and passes everything on to the display of the terminal.
+
+    What is being done comes from these events, what was done from `metrics.jsonl`. Those who look
+    read plain attributes: they hold no lock that the run would wait for.
+
+    Args:
+        config: the server's configuration.
+        folder: the run's folder.
+        shown: the display of the terminal.
+        registry: gives the names of the registered clients, None among them where one is not ready.
+        certificates: those in use.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        folder: RunFolder,
+        shown: Progress,
+        registry: Callable[[], Iterable[str | None]],
+        certificates: Iterable[Dated],
+    ) -> None:
+        super().__init__(config.federation.rounds)
+        self._config = config
+        self._label = folder.label
+        self._shown = shown
+        self._registry = registry
+        self._certificates = tuple(certificates)
+        self._rounds = FinishedRounds(folder.metrics)
+        self._members: dict[str, str] = {}  # the latest of MEMBERS of each, by name
+        self._answers: dict[str, bool] = {}  # in this round
+        self._events: Counter[str] = Counter()
+        self._doing = ""
+        self._started = self._since = time.time()
+        self._in_round = False
+
+    def round_started(self, round: int, cohort: int, label: str) -> None:
+        """As :meth:`Progress.round_started`."""
+        super().round_started(round, cohort, label)
+        self._answers = {}
+        self._in_round, self._since = True, time.time()
+        self._shown.round_started(round, cohort, label)
+
+    def client_done(self, client: str, ok: bool) -> None:
+        """As :meth:`Progress.client_done`."""
+        super().client_done(client, ok)
+        self._answers = {**self._answers, client: ok}
+        self._shown.client_done(client, ok)
+
+    def round_finished(
+        self,
+        round: int,
+        losses: Mapping[str, float],
+        scores: Mapping[str, float] | None,
+        seconds: float,
+        dropped: Sequence[str],
+    ) -> None:
+        """As :meth:`Progress.round_finished`."""
+        super().round_finished(round, losses, scores, seconds, dropped)
+        self._in_round, self._since = False, time.time()
+        self._shown.round_finished(round, losses, scores, seconds, dropped)
+
+    def message(self, text: str) -> None:
+        """As :meth:`Progress.message`."""
+        self._shown.message(text)
+
+    def phase(self, text: str) -> AbstractContextManager[None]:
+        """As :meth:`Progress.phase`."""
+        return self._shown.phase(text)
+
+    def phase_started(self, text: str) -> None:
+        """As :meth:`Progress.phase_started`."""
+        self._doing = text
+        self._shown.phase_started(text)
+
+    def phase_ended(self) -> None:
+        """As :meth:`Progress.phase_ended`."""
+        self._doing = ""
+        self._shown.phase_ended()
+
+    def member(self, event: str, name: str) -> None:
+        """A client has joined, left, did not answer (silent) or is refused."""
+        self._events[event] += 1
+        self._members = {**self._members, name: event}
+
+    @property
+    def state(self) -> str:
+        """One of STATES."""
+        if self._doing:
+            return "working"
+        if self._in_round:
+            return "training" if self.done < self.cohort else "averaging"
+        if self._here < (self._config.federation.min_clients or 0):
+            return "waiting"
+        return "working" if self._finished else "starting"
+
+    @property
+    def _here(self) -> int:
+        return sum(state == "joined" for state in self._members.values())
+
+    def _waits_for(self) -> str:
+        """What a person would want to know: what has to happen next."""
+        if self._doing:
+            return self._doing
+        if self.state == "training":
+            return f"{self.cohort - self.done} of {self.cohort} clients"
+        if self.state == "waiting":
+            return f"clients: {self._here} of {self._config.federation.min_clients} are here"
+        return {"averaging": "the average of the replies"}.get(self.state, "")
+
+    def _counts(self) -> dict[str, int]:
+        """How many clients are in each state."""
+        names = tuple(self._registry())
+        states = Counter(self._members.values())
+        return {
+            "registered": len(names),
+            "here": states["joined"],
+            "at_work": self.cohort - self.done if self._in_round else 0,
+            **{event: states[event] for event in MEMBERS[1:]},
+        }
+
+    def _named(self) -> list[dict[str, str]]:
+        """Registered clients by name; what strangers call themselves is not repeated."""
+        names = sorted(name for name in self._registry() if name is not None)
+        answers = {True: "answered", False: "failed", None: "here"}
+        shown = {"joined": None, "": "away"}
+        return [
+            {
+                "name": name,
+                "state": shown.get(event, event) or answers[self._answers.get(name)],
+            }
+            for name in names[:MAX_NAMED]
+            for event in [self._members.get(name, "")]
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `/status`."""
+        self._rounds.update()
+        last = self._rounds.last
+        return {
+            "role": "server",
+            "version": __version__,
+            "run": self._label,
+            "method": self._config.method.name,
+            "model": self._config.model.name,
+            "time": time.time(),
+            "started": self._started,
+            "state": self.state,
+            "waits_for": self._waits_for(),
+            "since": self._since,
+            "round": self.round,
+            "rounds": self.rounds,
+            "time_left": self._time_left(),
+            "cohort": self.cohort,
+            "replies": self.done,
+            "failed": self.failed,
+            "clients": self._counts(),
+            "names": self._named(),
+            "last_round": {**details(last), "round": last.get("round")},
+            "totals": dict(self._rounds.totals),
+            "dropped": dict(self._rounds.dropped),
+            "epsilon": _epsilon(last),
+            "certificates": days_left(self._certificates),
+            "curves": self._rounds.curves(),
+        }
+
+    def figures(self) -> Iterator[Figure]:
+        """The content of `/metrics`."""
+        self._rounds.update()
+        yield Figure("info", "1", 1, {"role": "server", "version": __version__})
+        yield from self._of_now()
+        yield from self._of_all_rounds()
+        yield from _of_last_round(self._rounds.last)
+        yield from certificate_figures(self._certificates)
+
+    def _of_now(self) -> Iterator[Figure]:
+        state = self.state
+        for each in STATES:
+            yield Figure("state", "1 for what is done now", each == state, {"state": each})
+        yield Figure("round", "Number of the round that began last", self.round)
+        yield Figure("rounds", "Number of the last round of the run", self.rounds)
+        yield Figure("since_seconds", "Unix time at which a round began or ended last", self._since)
+        yield Figure("cohort", "Clients that were asked in this round", self.cohort)
+        for result, count in (("ok", self.done - self.failed), ("failed", self.failed)):
+            yield Figure("replies", "Replies so far in this round", count, {"result": result})
+        for each, count in self._counts().items():
+            yield Figure("clients", "Clients by state", count, {"state": each})
+        for event in MEMBERS:
+            meaning = "How often clients came and went since the server's start"
+            yield Figure("members_total", meaning, self._events[event], {"event": event})
+
+    def _of_all_rounds(self) -> Iterator[Figure]:
+        totals = self._rounds.totals
+        for direction in ("up", "down"):
+            meaning = "Bytes of arrays, up from clients and down to them"
+            value = totals[f"bytes_{direction}"]
+            yield Figure("bytes_total", meaning, value, {"direction": direction})
+        yield Figure("rounds_seconds_total", "Seconds of all rounds", totals["seconds"])
+        for reason in REASONS:
+            meaning = "Replies that were not used, by reason"
+            yield Figure("dropped_total", meaning, self._rounds.dropped[reason], {"reason": reason})
+
+
+def _of_last_round(record: Mapping[str, Any]) -> Iterator[Figure]:
+    yield Figure("round_finished", "Number of the last finished round", record.get("round"))
+    yield Figure("round_seconds", "Seconds of the last finished round", record.get("seconds"))
+    for part, value in (record.get("loss") or {}).items():
+        yield Figure("loss", "Mean loss of the last finished round", value, {"part": part})
+    for path, value in details(record.get("scores") or {}).items():
+        backbone, _, score = path.partition(".")
+        labels = {"backbone": backbone, "score": score}
+        yield Figure("score", "Scores of the last finished round", value, labels)
+    for of, value in _epsilon(record).items():
+        yield Figure("epsilon", "Differential privacy that was spent", value, {"of": of})
+    rest = {key: value for key, value in record.items() if key not in SHOWN_APART}
+    for path, value in details(rest).items():
+        yield Figure("last_round", "All else of metrics.jsonl", value, {"figure": path})
+
+
+def _epsilon(record: Mapping[str, Any]) -> dict[str, float]:
+    """What was spent by the client that spent most, for each kind of release."""
+    privacy = record.get("privacy") or {}
+    return {
+        of: account["epsilon"]
+        for of, account in privacy.items()
+        if isinstance(account, Mapping) and account.get("epsilon") is not None
+    }
