@@ -36,6 +36,7 @@ from orchestra_flwr.use.use_config import CompareConfig, EmbedConfig, LabelConfi
 if TYPE_CHECKING:
     from orchestra_flwr.deployment.client_config import ClientConfig
     from orchestra_flwr.deployment.server_config import ServerConfig
+    from orchestra_flwr.deployment.watch.top import TopConfig
 
 C = TypeVar("C", bound=Composed)
 
@@ -163,6 +164,13 @@ def export_main(arguments: Sequence[str] | None = None) -> int:
     return _command(ExportConfig, _export, usage.EXPORT, arguments)
 
 
+def top_main(arguments: Sequence[str] | None = None) -> int:
+    """`orchestra-top`: how a server or client is doing; returns the exit code."""
+    from orchestra_flwr.deployment.watch.top import TopConfig
+
+    return _command(TopConfig, _top, usage.TOP, arguments)
+
+
 def _command(
     kind: type[C],
     run: Callable[[C], int],
@@ -181,7 +189,7 @@ def _command(
         _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         config = load(kind, flags.overrides, all_read=True)
-        if run is not _take_part:
+        if run not in (_take_part, _top):
             require_server(usage.program(text))
         warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF data costs no image
         stop_on_sigterm()
@@ -343,6 +351,16 @@ def _take_part(config: ClientConfig) -> int:
             run_client(config)
 
     return run_command(work, "", OSError)
+
+
+def _top(config: TopConfig) -> int:
+    from orchestra_flwr.deployment.watch.top import run_top
+
+    def work() -> None:
+        with suppress(KeyboardInterrupt):
+            run_top(config)
+
+    return run_command(work, "", OSError, ValueError)
 
 
 class _PrintableFormatter(logging.Formatter):

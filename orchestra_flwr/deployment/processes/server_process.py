@@ -75,7 +75,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
         flower = Flower(scratch, socket, keys.ca if keys else None)
         roster = Roster(flower, clients, progress.message, audit.change)
         dated = keys.dated if keys else ()
-        status = FederationStatus(config, folder, progress, lambda: roster.names().values(), dated)
+        status = FederationStatus(config, folder, lambda: roster.names().values(), dated)
         stack.enter_context(watched(config.watch, status, progress.message))
         gate = Gate(
             config.host,
@@ -95,7 +95,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
         app, channel = _start_app(scratch, folder, stack)
         with suppress(ChannelClosedError):  # `_follow` says why
             channel.send(task)
-        return _follow(channel, link, app, gate, status=status, audit=audit)
+        return _follow(channel, link, app, gate, progress=(progress, status), audit=audit)
 
 
 def check(config: ServerConfig) -> None:
@@ -175,7 +175,7 @@ def _follow(
     app: Child,
     gate: Gate,
     *,
-    status: FederationStatus,
+    progress: tuple[Progress, FederationStatus],
     audit: AuditLog,
 ) -> dict[str, Any]:
     """Passes on what the server's app reports, until it has finished."""
@@ -193,10 +193,11 @@ def _follow(
                 gate.wake(event["node"])
             elif event["event"] == "member":
                 what, name, detail = event["values"]
-                status.member(what, name)
+                progress[1].member(what, name)
                 audit.add(what, client=name, detail=detail)
             else:
-                show(event, status)
+                for each in progress:
+                    show(event, each)
     except ChannelClosedError:
         check_alive(link)
         raise FederationError(f"the server's app has ended (see {app.log})") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from orchestra_flwr import __version__
@@ -22,7 +21,7 @@ SHOWN_APART = ("round", "loss", "scores", "bytes_up", "bytes_down", "seconds")  
 
 
 class FederationStatus(Progress):
-    """Follows a run as a display does, and passes everything on to the display of the terminal.
+    """Follows a run as a display of the terminal does.
 
     What is being done comes from these events, what was done from `metrics.jsonl`. Those who look
     read plain attributes: they hold no lock that the run would wait for.
@@ -30,7 +29,6 @@ class FederationStatus(Progress):
     Args:
         config: the server's configuration.
         folder: the run's folder.
-        shown: the display of the terminal.
         registry: gives the names of the registered clients, None among them where one is not ready.
         certificates: those in use.
     """
@@ -39,14 +37,12 @@ class FederationStatus(Progress):
         self,
         config: ServerConfig,
         folder: RunFolder,
-        shown: Progress,
         registry: Callable[[], Iterable[str | None]],
         certificates: Iterable[Dated],
     ) -> None:
         super().__init__(config.federation.rounds)
         self._config = config
         self._label = folder.label
-        self._shown = shown
         self._registry = registry
         self._certificates = tuple(certificates)
         self._rounds = FinishedRounds(folder.metrics)
@@ -62,13 +58,11 @@ class FederationStatus(Progress):
         super().round_started(round, cohort, label)
         self._answers = {}
         self._in_round, self._since = True, time.time()
-        self._shown.round_started(round, cohort, label)
 
     def client_done(self, client: str, ok: bool) -> None:
         """As :meth:`Progress.client_done`."""
         super().client_done(client, ok)
         self._answers = {**self._answers, client: ok}
-        self._shown.client_done(client, ok)
 
     def round_finished(
         self,
@@ -81,30 +75,20 @@ class FederationStatus(Progress):
         """As :meth:`Progress.round_finished`."""
         super().round_finished(round, losses, scores, seconds, dropped)
         self._in_round, self._since = False, time.time()
-        self._shown.round_finished(round, losses, scores, seconds, dropped)
-
-    def message(self, text: str) -> None:
-        """As :meth:`Progress.message`."""
-        self._shown.message(text)
-
-    def phase(self, text: str) -> AbstractContextManager[None]:
-        """As :meth:`Progress.phase`."""
-        return self._shown.phase(text)
 
     def phase_started(self, text: str) -> None:
         """As :meth:`Progress.phase_started`."""
         self._doing = text
-        self._shown.phase_started(text)
 
     def phase_ended(self) -> None:
         """As :meth:`Progress.phase_ended`."""
         self._doing = ""
-        self._shown.phase_ended()
 
     def member(self, event: str, name: str) -> None:
         """A client has joined, left, did not answer (silent) or is refused."""
         self._events[event] += 1
-        self._members = {**self._members, name: event}
+        others = {key: value for key, value in self._members.items() if key != name}
+        self._members = others if event == "left" else {**others, name: event}
 
     @property
     def state(self) -> str:
@@ -139,7 +123,8 @@ class FederationStatus(Progress):
             "registered": len(names),
             "here": states["joined"],
             "at_work": self.cohort - self.done if self._in_round else 0,
-            **{event: states[event] for event in MEMBERS[1:]},
+            "silent": states["silent"],
+            "refused": states["refused"],
         }
 
     def _named(self) -> list[dict[str, str]]:

@@ -107,6 +107,6 @@ def test_a_client_is_woken_when_the_app_reports_what_it_sent():
     woken = []
     channel = SimpleNamespace(ready=lambda _: True, receive=lambda: events.pop(0))
     gate = SimpleNamespace(wake=woken.append)
-    summary = server_process._follow(channel, None, None, gate, status=None, audit=None)
+    summary = server_process._follow(channel, None, None, gate, progress=(), audit=None)
     assert summary == {"rounds": 1}
     assert woken == [2**63 + 1]

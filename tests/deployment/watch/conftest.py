@@ -8,7 +8,7 @@ import pytest
 from orchestra_flwr.config import load
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.federation_status import FederationStatus
-from orchestra_flwr.reporting import RunFolder, make_progress
+from orchestra_flwr.reporting import RunFolder
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +22,7 @@ class Run:
     def __init__(self, config, path, names):
         self.folder = RunFolder(path)
         self.names = names
-        self.shown = make_progress("off", 9)
-        self.status = FederationStatus(config, self.folder, self.shown, lambda: self.names, ())
+        self.status = FederationStatus(config, self.folder, lambda: self.names, ())
 
     def record(self, number, clients=(), **more):
         """A round's record as the server writes it."""

@@ -36,7 +36,6 @@ def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
     assert shown["state"] == "working" and shown["waits_for"].startswith("evaluating")
     assert shown["last_round"]["loss.total"] == 1.5 and shown["curves"]["loss"] == [(1, 1.5)]
     assert shown["names"][1] == {"name": "b", "state": "failed"}
-    assert run.shown.round == 1 and run.shown._finished == 1  # the terminal sees all of it
 
 
 def test_clients_that_come_and_go_are_counted_by_state(run):
@@ -51,7 +50,7 @@ def test_clients_that_come_and_go_are_counted_by_state(run):
         run.status.member(event, name)
     shown = run.status.to_dict()
     assert shown["clients"] == {
-        "registered": 3, "here": 1, "at_work": 0, "left": 1, "silent": 1, "refused": 1,
+        "registered": 3, "here": 1, "at_work": 0, "silent": 1, "refused": 1,
     }  # fmt: skip
     assert run.figures()["members_total", "joined"] == 3
     # Names are the registry's own, not what somebody says of itself.
@@ -160,6 +159,6 @@ def test_nobody_waits_for_those_who_look(run, monkeypatch):
 
 
 def test_without_a_registry_no_client_is_named(server_config, tmp_path, run):
-    status = FederationStatus(server_config, RunFolder(tmp_path), run.shown, tuple, ())
+    status = FederationStatus(server_config, RunFolder(tmp_path), tuple, ())
     status.member("joined", "anybody")
     assert status.to_dict()["names"] == [] and status.to_dict()["clients"]["here"] == 1
