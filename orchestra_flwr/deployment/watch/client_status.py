@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -13,12 +13,13 @@ from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.keys.certificates import Dated
-from orchestra_flwr.deployment.watch.figures import Figure, certificate_figures, days_left
+from orchestra_flwr.deployment.watch.figures import days_left
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import CONFIG, METRICS
 from orchestra_flwr.flower.client_tasks import Request
 
 DOING = {"query": "joining", "train": "training", "evaluate": "scoring"}
+LOSS = "loss/"
 STATES = ("connecting", "connected", *DOING.values())
 
 
@@ -52,7 +53,7 @@ class ClientStatus:
         self._doing = ""
         self._round = self._rounds = 0
         self._last: dict[str, Any] = {}
-        self._answers: Counter[tuple[str, str]] = Counter()
+        self._answers: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter(up=0, down=0)
         self._curve: list[tuple[int, float]] = []
 
@@ -69,14 +70,14 @@ class ClientStatus:
         """The answer goes to the server."""
         self._doing, self._since = "", time.time()
         if isinstance(answer, Failure):
-            self._answers[DOING[kind], answer.word] += 1
+            self._answers[f"{DOING[kind]} {answer.word}"] += 1
             return
-        self._answers[DOING[kind], "ok"] += 1
+        self._answers[f"{DOING[kind]} ok"] += 1
         self._bytes["up"] += _size(answer)
         metrics = answer.metric_records.get(METRICS)
         if kind == "train" and metrics:
-            self._last = {key: value for key, value in metrics.items() if _is_number(value)}
-            loss = [v for k, v in self._last.items() if k.startswith("loss/")]
+            self._last = {key: v for key, v in metrics.items() if isinstance(v, int | float)}
+            loss = [v for k, v in self._last.items() if k.startswith(LOSS)]
             if loss:
                 self._curve = [*self._curve[-299:], (self._round, sum(loss))]
 
@@ -86,55 +87,33 @@ class ClientStatus:
         return self._doing or ("connected" if self._connected() else "connecting")
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `/status`."""
+        """The content of `/status`, and of `/metrics` as far as `FIGURES` names it."""
+        state, problem = self.state, self._problem()
+        loss = {k.removeprefix(LOSS): v for k, v in self._last.items() if k.startswith(LOSS)}
         return {
             "role": "client",
             "version": __version__,
             **self._about,
             "time": time.time(),
             "started": self._started,
-            "state": self.state,
-            "problem": self._problem(),
+            "state": state,
+            "states": {each: each == state for each in STATES},
+            "connected": self._connected(),
+            "problem": problem,
+            "well": problem is None,
             "since": self._since,
             "round": self._round,
             "rounds": self._rounds,
-            "last_round": self._last,
-            "answers": {f"{kind} {result}": n for (kind, result), n in self._answers.items()},
-            "totals": {f"bytes_{direction}": n for direction, n in self._bytes.items()},
+            "round_seconds": self._last.get("seconds"),
+            "loss": loss,
+            "last_round": {k: v for k, v in self._last.items() if not k.startswith(LOSS)},
+            "answers": dict(self._answers),
+            "bytes": dict(self._bytes),
             "certificates": days_left(self._certificates),
             "curves": {"loss": self._curve},
         }
-
-    def figures(self) -> Iterator[Figure]:
-        """The content of `/metrics`."""
-        state = self.state
-        yield Figure("info", "1", 1, {"role": "client", "version": __version__})
-        for each in STATES:
-            yield Figure("state", "1 for what the client does now", each == state, {"state": each})
-        yield Figure("connected", "1 while it is connected to its server", self._connected())
-        yield Figure("well", "0 while something keeps it from taking part", not self._problem())
-        yield Figure("round", "Number of the round that it was asked for last", self._round)
-        yield Figure("rounds", "Number of the last round of the run", self._rounds)
-        yield Figure("since_seconds", "Unix time of its last message or answer", self._since)
-        yield Figure("images", "Images in its folder", self._about["images"])  # type: ignore[arg-type]
-        for (kind, result), count in self._answers.items():
-            labels = {"kind": kind, "result": result}
-            yield Figure("answers_total", "Answers, by what the client did", count, labels)
-        for direction, count in self._bytes.items():
-            meaning = "Bytes of arrays, up to the server and down from it"
-            yield Figure("bytes_total", meaning, count, {"direction": direction})
-        for name, value in self._last.items():
-            part = name.removeprefix("loss/")
-            if part != name:
-                yield Figure("loss", "Mean loss of its last round", value, {"part": part})
-        yield Figure("round_seconds", "Seconds of its last round", self._last.get("seconds"))
-        yield from certificate_figures(self._certificates)
 
 
 def _size(content: RecordDict) -> int:
     """Bytes of all arrays in a message."""
     return sum(len(a.data) for record in content.array_records.values() for a in record.values())
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.keys.certificates import Dated
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.deployment.watch.figures import Figure, certificate_figures, days_left, details
+from orchestra_flwr.deployment.watch.figures import days_left, details
 from orchestra_flwr.deployment.watch.finished_rounds import REASONS, FinishedRounds
 from orchestra_flwr.reporting import Progress, RunFolder
 
@@ -142,9 +142,9 @@ class FederationStatus(Progress):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `/status`."""
+        """The content of `/status`, and of `/metrics` as far as `FIGURES` names it."""
         self._rounds.update()
-        last = self._rounds.last
+        last, totals, state = self._rounds.last, self._rounds.totals, self.state
         return {
             "role": "server",
             "version": __version__,
@@ -153,76 +153,30 @@ class FederationStatus(Progress):
             "model": self._config.model.name,
             "time": time.time(),
             "started": self._started,
-            "state": self.state,
+            "state": state,
+            "states": {each: each == state for each in STATES},
             "waits_for": self._waits_for(),
             "since": self._since,
             "round": self.round,
             "rounds": self.rounds,
             "time_left": self._time_left(),
             "cohort": self.cohort,
-            "replies": self.done,
-            "failed": self.failed,
+            "replies": {"ok": self.done - self.failed, "failed": self.failed},
             "clients": self._counts(),
             "names": self._named(),
-            "last_round": {**details(last), "round": last.get("round")},
-            "totals": dict(self._rounds.totals),
-            "dropped": dict(self._rounds.dropped),
+            "members": {event: self._events[event] for event in MEMBERS},
+            "round_finished": last.get("round"),
+            "round_seconds": last.get("seconds"),
+            "loss": details(last.get("loss") or {}),
+            "scores": details(last.get("scores") or {}),
             "epsilon": _epsilon(last),
+            "last_round": details({k: v for k, v in last.items() if k not in SHOWN_APART}),
+            "bytes": {each: totals[f"bytes_{each}"] for each in ("up", "down")},
+            "seconds": totals["seconds"],
+            "dropped": {reason: self._rounds.dropped[reason] for reason in REASONS},
             "certificates": days_left(self._certificates),
             "curves": self._rounds.curves(),
         }
-
-    def figures(self) -> Iterator[Figure]:
-        """The content of `/metrics`."""
-        self._rounds.update()
-        yield Figure("info", "1", 1, {"role": "server", "version": __version__})
-        yield from self._of_now()
-        yield from self._of_all_rounds()
-        yield from _of_last_round(self._rounds.last)
-        yield from certificate_figures(self._certificates)
-
-    def _of_now(self) -> Iterator[Figure]:
-        state = self.state
-        for each in STATES:
-            yield Figure("state", "1 for what is done now", each == state, {"state": each})
-        yield Figure("round", "Number of the round that began last", self.round)
-        yield Figure("rounds", "Number of the last round of the run", self.rounds)
-        yield Figure("since_seconds", "Unix time at which a round began or ended last", self._since)
-        yield Figure("cohort", "Clients that were asked in this round", self.cohort)
-        for result, count in (("ok", self.done - self.failed), ("failed", self.failed)):
-            yield Figure("replies", "Replies so far in this round", count, {"result": result})
-        for each, count in self._counts().items():
-            yield Figure("clients", "Clients by state", count, {"state": each})
-        for event in MEMBERS:
-            meaning = "How often clients came and went since the server's start"
-            yield Figure("members_total", meaning, self._events[event], {"event": event})
-
-    def _of_all_rounds(self) -> Iterator[Figure]:
-        totals = self._rounds.totals
-        for direction in ("up", "down"):
-            meaning = "Bytes of arrays, up from clients and down to them"
-            value = totals[f"bytes_{direction}"]
-            yield Figure("bytes_total", meaning, value, {"direction": direction})
-        yield Figure("rounds_seconds_total", "Seconds of all rounds", totals["seconds"])
-        for reason in REASONS:
-            meaning = "Replies that were not used, by reason"
-            yield Figure("dropped_total", meaning, self._rounds.dropped[reason], {"reason": reason})
-
-
-def _of_last_round(record: Mapping[str, Any]) -> Iterator[Figure]:
-    yield Figure("round_finished", "Number of the last finished round", record.get("round"))
-    yield Figure("round_seconds", "Seconds of the last finished round", record.get("seconds"))
-    for part, value in (record.get("loss") or {}).items():
-        yield Figure("loss", "Mean loss of the last finished round", value, {"part": part})
-    for path, value in details(record.get("scores") or {}).items():
-        backbone, _, score = path.partition(".")
-        labels = {"backbone": backbone, "score": score}
-        yield Figure("score", "Scores of the last finished round", value, labels)
-    for of, value in _epsilon(record).items():
-        yield Figure("epsilon", "Differential privacy that was spent", value, {"of": of})
-    rest = {key: value for key, value in record.items() if key not in SHOWN_APART}
-    for path, value in details(rest).items():
-        yield Figure("last_round", "All else of metrics.jsonl", value, {"figure": path})
 
 
 def _epsilon(record: Mapping[str, Any]) -> dict[str, float]:

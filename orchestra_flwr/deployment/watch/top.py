@@ -96,8 +96,7 @@ def snapshot(server: str) -> Table:
 
 def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What the page shows, as far as it is there."""
-    last, totals = status["last_round"], status["totals"]
-    waits = status.get("waits_for")
+    waits, replies, sent = status.get("waits_for"), status.get("replies"), status["bytes"]
     who = status.get("run") or f"{status['name']}, server {status['server']}"
     yield status["role"], f"{who} ({status['version']})"
     yield "state", status["state"] + (f", waiting for {waits}" if waits else "")
@@ -105,21 +104,20 @@ def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "problem", status["problem"]
     yield "round", f"{status['round']} of {status['rounds']}"
     yield "since then", duration(status["time"] - status["since"])
-    if "clients" in status:
-        yield "replies", f"{status['replies']} of {status['cohort']}, {status['failed']} failed"
-        yield "clients", _joined(status["clients"])
+    if replies:
+        yield (
+            "replies",
+            f"{sum(replies.values())} of {status['cohort']}, {replies['failed']} failed",
+        )
         yield "by name", ", ".join(f"{each['name']} {each['state']}" for each in status["names"])
         yield "time left", status["time_left"] or "not known yet"
     for name, points in status["curves"].items():
         yield name, f"{points[-1][1]:.3f} in round {points[-1][0]}"
-    if last.get("seconds") is not None:
-        yield "last round", duration(last["seconds"])
-    yield "sent", f"{size(totals['bytes_up'])} up, {size(totals['bytes_down'])} down"
-    for name in ("dropped", "answers", "epsilon", "certificates"):
-        if status.get(name):
+    if status["round_seconds"] is not None:
+        yield "last round", duration(status["round_seconds"])
+    yield "sent", f"{size(sent['up'])} up, {size(sent['down'])} down"
+    for name in ("clients", "dropped", "answers", "epsilon", "certificates"):
+        if values := {key: value for key, value in status.get(name, {}).items() if value}:
             days = " (days left)" if name == "certificates" else ""
-            yield name, _joined(status[name]) + days
-
-
-def _joined(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in values.items())
+            shown = (f"{key.replace('_', ' ')} {value:.4g}" for key, value in values.items())
+            yield name, ", ".join(shown) + days

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestra_flwr.deployment.watch.figures import Figure, exposed
+from orchestra_flwr.deployment.watch.figures import exposed
 from orchestra_flwr.deployment.watch.web_server import Answer, serving
 from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.reporting.run_folder import finite
@@ -22,10 +22,7 @@ class Status(Protocol):
     """How a server or a client is doing; read from other threads."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `/status`."""
-
-    def figures(self) -> Iterable[Figure]:
-        """The content of `/metrics`."""
+        """The content of `/status`, and of `/metrics` as far as `FIGURES` names it."""
 
 
 @contextmanager
@@ -47,7 +44,7 @@ def watched(config: WatchConfig, status: Status, report: Callable[[str], None]) 
     paths = {
         "/": lambda: page,
         "/status": lambda: Answer.json(finite(status.to_dict())),
-        "/metrics": lambda: exposed(status.figures()),
+        "/metrics": lambda: exposed(status.to_dict()),
     }
     with serving(config.host, config.port, paths) as port:
         host = f"[{config.host}]" if ":" in config.host else config.host

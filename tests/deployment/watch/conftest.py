@@ -8,6 +8,7 @@ import pytest
 from orchestra_flwr.config import load
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.federation_status import FederationStatus
+from orchestra_flwr.deployment.watch.figures import figures
 from orchestra_flwr.reporting import RunFolder
 
 
@@ -39,8 +40,21 @@ class Run:
         )
 
     def figures(self):
-        """By name and labels; without the library that writes them."""
-        return {(each.name, *each.labels.values()): each.value for each in self.status.figures()}
+        return by_name(self.status)
+
+
+def by_name(status):
+    """The figures of a status by name and label."""
+    return {
+        (name, *([of] if label else [])): value
+        for name, label, _, values in figures(status.to_dict())
+        for of, value in values.items()
+    }
+
+
+@pytest.fixture(name="by_name")
+def _by_name():
+    return by_name
 
 
 @pytest.fixture

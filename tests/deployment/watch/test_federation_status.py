@@ -25,7 +25,7 @@ def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
     status.client_done("a", ok=True)
     shown = status.to_dict()
     assert (shown["state"], shown["waits_for"]) == ("training", "1 of 2 clients")
-    assert (shown["round"], shown["cohort"], shown["replies"], shown["failed"]) == (1, 2, 1, 0)
+    assert (shown["round"], shown["cohort"], shown["replies"]) == (1, 2, {"ok": 1, "failed": 0})
     assert shown["names"] == [{"name": "a", "state": "answered"}, {"name": "b", "state": "here"}]
     status.client_done("b", ok=False)
     assert status.state == "averaging"
@@ -34,7 +34,7 @@ def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
     status.phase_started("evaluating the encoder after round 1")
     shown = status.to_dict()
     assert shown["state"] == "working" and shown["waits_for"].startswith("evaluating")
-    assert shown["last_round"]["loss.total"] == 1.5 and shown["curves"]["loss"] == [(1, 1.5)]
+    assert shown["loss"]["total"] == 1.5 and shown["curves"]["loss"] == [(1, 1.5)]
     assert shown["names"][1] == {"name": "b", "state": "failed"}
 
 
@@ -69,7 +69,6 @@ def test_bytes_and_dropped_replies_are_sums_of_all_rounds(run):
     assert figures["bytes_total", "down"] == 600 and figures["rounds_seconds_total",] == 4
     assert figures["dropped_total", "no_answer"] == 2
     assert figures["dropped_total", "out_of_memory"] == figures["dropped_total", "unusable"] == 1
-    assert run.status.to_dict()["dropped"] == {"no_answer": 2, "out_of_memory": 1, "unusable": 1}
 
 
 def test_a_run_that_goes_back_is_read_anew(run):
@@ -137,7 +136,7 @@ def test_what_is_not_finite_is_not_shown(run):
     run.record(1, loss={"contrast": math.nan, "total": math.nan}, moved={"largest": math.inf})
     json.dumps(finite(run.status.to_dict()), allow_nan=False)
     assert run.status.to_dict()["curves"] == {}
-    assert run.figures()["loss", "total"] is None
+    assert not any(name == "loss" for name, *_ in run.figures())
 
 
 def test_one_state_is_current(everything):
@@ -145,7 +144,7 @@ def test_one_state_is_current(everything):
     assert [state for state in STATES if figures["state", state]] == ["training"]
     assert figures["epsilon", "centroids"] == 1.5
     assert figures["certificate_days", "ca.crt"] == pytest.approx(10.5, abs=0.01)
-    assert figures["score", "online", "knn"] == 0.5
+    assert figures["score", "online.knn"] == 0.5
 
 
 def test_nobody_waits_for_those_who_look(run, monkeypatch):

@@ -14,7 +14,7 @@ import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from orchestra_flwr.deployment.watch.client_status import ClientStatus
-from orchestra_flwr.deployment.watch.figures import exposed
+from orchestra_flwr.deployment.watch.figures import exposed, figures
 from orchestra_flwr.deployment.watch.watched import PAGE, watched
 from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.federation.messages.failures import Failure
@@ -48,14 +48,14 @@ def client():
     return status
 
 
-def test_a_client_shows_what_it_did(client):
+def test_a_client_shows_what_it_did(client, by_name):
     shown = client.to_dict()
     assert (shown["state"], shown["round"], shown["rounds"]) == ("connected", 4, 9)
     assert shown["problem"] == "out of memory: 4 GB"
     assert shown["answers"] == {"training ok": 1, "training out_of_memory": 1}
-    assert shown["totals"] == {"bytes_up": 6, "bytes_down": 12}
+    assert shown["bytes"] == {"up": 6, "down": 12}
     assert shown["curves"] == {"loss": [(4, 2.5)]}
-    figures = {(each.name, *each.labels.values()): each.value for each in client.figures()}
+    figures = by_name(client)
     assert figures["well",] == 0 and figures["connected",] == 1
     assert figures["loss", "contrast"] == 2.5 and figures["round_seconds",] == 1.5
 
@@ -115,7 +115,7 @@ def test_without_the_library_a_line_says_what_to_install(everything, monkeypatch
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    answer = exposed(everything.status.figures())
+    answer = exposed(everything.status.to_dict())
     assert answer.status == 501 and b"pip install 'orchestra-flwr[watch]'" in answer.body
 
 
@@ -139,20 +139,21 @@ class TestPage:
         assert {"loss", "label_free", "knn", "linear"} == server["curves"].keys()
 
 
-def names_in(expressions):
-    return set(re.findall(r"\borchestra_[a-z_]+", " ".join(expressions)))
-
-
 def test_dashboard_and_alerts_ask_for_figures_that_there_are(everything, client):
-    there = {f"orchestra_{each.name}" for each in everything.status.figures()}
-    of_clients = {f"orchestra_{each.name}" for each in client.figures()}
+    there = {}  # by name: label and its values
+    for status in (client, everything.status):
+        for name, label, _, values in figures(status.to_dict()):
+            there.setdefault(f"orchestra_{name}", (label, set()))[1].update(values)
     dashboard = json.loads((DEPLOY / "grafana.json").read_text())
     panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
-    alerts = [rule["expr"] for rule in rules]
-    assert names_in(panels) <= there and len(names_in(panels)) > 10
-    assert names_in(alerts) <= there | of_clients and len(names_in(alerts)) > 4
-    figures = [*everything.status.figures(), *client.figures()]
-    for name, inside in re.findall(r"orchestra_([a-z_]+)\{(.*?)\}", " ".join([*panels, *alerts])):
-        asked = set(re.findall(r'([a-z]+)="(.*?)"', inside)) - {("instance", "$server")}
-        assert any(f.name == name and asked <= f.labels.items() for f in figures), (name, inside)
+    assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in rules)
+    asked = " ".join([*panels, *(rule["expr"] for rule in rules)])
+    names = set(re.findall(r"\borchestra_[a-z_]+", asked))
+    assert names <= there.keys() and len(names) > 12
+    for name, inside in re.findall(r"(orchestra_[a-z_]+)\{(.*?)\}", asked):
+        for label, value in re.findall(r'([a-z]+)="(.*?)"', inside):
+            known, values = there[name]
+            assert (label, value) == ("instance", "$server") or (
+                label == known and value in values
+            ), (name, inside)
