@@ -26,6 +26,7 @@ from orchestra_flwr.config import (
     described,
     load,
 )
+from orchestra_flwr.console.json_lines import JsonFormatter, show_error
 from orchestra_flwr.console.output_streams import ignore_closed_streams
 from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import printable, printable_lines
@@ -36,6 +37,7 @@ from orchestra_flwr.use.use_config import CompareConfig, EmbedConfig, LabelConfi
 if TYPE_CHECKING:
     from orchestra_flwr.deployment.client_config import ClientConfig
     from orchestra_flwr.deployment.server_config import ServerConfig
+    from orchestra_flwr.deployment.watch.top import TopConfig
 
 C = TypeVar("C", bound=Composed)
 
@@ -163,6 +165,13 @@ def export_main(arguments: Sequence[str] | None = None) -> int:
     return _command(ExportConfig, _export, usage.EXPORT, arguments)
 
 
+def top_main(arguments: Sequence[str] | None = None) -> int:
+    """`orchestra-top`: how a server or client is doing; returns the exit code."""
+    from orchestra_flwr.deployment.watch.top import TopConfig
+
+    return _command(TopConfig, _top, usage.TOP, arguments)
+
+
 def _command(
     kind: type[C],
     run: Callable[[C], int],
@@ -178,10 +187,12 @@ def _command(
         if shown is not None:
             print(shown, end="")
             return 0
-        _log_to_stderr()
+        handler = _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         config = load(kind, flags.overrides, all_read=True)
-        if run is not _take_part:
+        if _shows_json(config):
+            handler.setFormatter(JsonFormatter())
+        if run not in (_take_part, _top):
             require_server(usage.program(text))
         warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF data costs no image
         stop_on_sigterm()
@@ -225,7 +236,7 @@ def _simulate(config: Config) -> int:
 
 def _phase(config: Config, text: str) -> AbstractContextManager[None]:
     """Progress before there is a run folder, unless it is switched off."""
-    if config.logging.progress == "off":
+    if config.logging.progress == "off" or _shows_json(config):
         return nullcontext()
     return phase(text, lambda line: print(line, flush=True))
 
@@ -265,20 +276,30 @@ def _run_and_show(
     from orchestra_flwr.federation.server.round_report import FederationError
     from orchestra_flwr.reporting import make_progress, print_summary
 
+    mode, rounds = config.logging.progress, config.federation.rounds
+    programs = None
+    if _shows_json(config):
+        from orchestra_flwr.deployment.watch.json_progress import JsonProgress
+
+        programs = JsonProgress(rounds)
+
     def work() -> None:
-        mode, rounds = config.logging.progress, config.federation.rounds
-        with make_progress(mode, rounds, timed=timed) as progress:
+        with programs or make_progress(mode, rounds, timed=timed) as progress:
             progress.message(f"run folder: {folder.path}")
             if folder.note:
                 progress.message(folder.note)
             summary = run(folder, progress)
-        print_summary(summary, folder.path)
+        if programs:
+            programs.finished(summary, str(folder.path))
+        else:
+            print_summary(summary, folder.path)
 
     def advice(error: Exception) -> str:
         return str(folder.how_to_continue(getattr(error, "resume_round", None)))
 
     stopped = f"stopped; {folder.how_to_continue()}"
-    return run_command(work, stopped, OSError, FederationError, advice=advice)
+    show = show_error if programs else None
+    return run_command(work, stopped, OSError, FederationError, advice=advice, show=show)
 
 
 def _evaluate(config: EvaluateConfig, command: str) -> int:
@@ -348,7 +369,17 @@ def _take_part(config: ClientConfig) -> int:
         with suppress(KeyboardInterrupt):
             run_client(config)
 
-    return run_command(work, "", OSError)
+    return run_command(work, "", OSError, show=show_error if _shows_json(config) else None)
+
+
+def _top(config: TopConfig) -> int:
+    from orchestra_flwr.deployment.watch.top import run_top
+
+    def work() -> None:
+        with suppress(KeyboardInterrupt):
+            run_top(config)
+
+    return run_command(work, "", OSError, ValueError)
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -356,10 +387,16 @@ class _PrintableFormatter(logging.Formatter):
         return printable_lines(super().format(record))
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr() -> logging.Handler:
     handler = logging.StreamHandler()
     handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    return handler
+
+
+def _shows_json(config: Composed) -> bool:
+    """Whether a server's or client's lines are for programs."""
+    return getattr(getattr(config, "logging", None), "format", "text") == "json"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from orchestra_flwr.config import Choice, Config, EvaluateConfig, TermConfig, lo
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.keys import main as keys_main
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.deployment.watch.top import TopConfig
 from orchestra_flwr.experiments.planning.description import (
     experiment_names,
     load_experiment,
@@ -37,6 +38,7 @@ PROGRAMS = {
     "orchestra-label": LabelConfig,
     "orchestra-compare": CompareConfig,
     "orchestra-export": ExportConfig,
+    "orchestra-top": TopConfig,
 }
 
 

@@ -30,6 +30,7 @@ def run_command(
     stopped: str,
     *failures: type[Exception],
     advice: Callable[[Exception], str] | None = None,
+    show: Callable[[str], None] | None = None,
 ) -> int:
     """Runs a command's work, shows an error or signal as one line, and returns the exit code.
 
@@ -38,19 +39,21 @@ def run_command(
         stopped: the line for a signal; its code is 128 plus the signal's number.
         failures: errors with code 1. A :class:`ConfigError` always has code 2.
         advice: makes a second line for a failure.
+        show: shows a line; None: on stderr.
     """
+    show = show or _show
     try:
         return work() or 0
     except ConfigError as error:
-        _show(f"error: {error}")
+        show(f"error: {error}")
         return 2
     except failures as error:
-        _show(f"error: {error}")
+        show(f"error: {error}")
         if advice:
-            _show(advice(error))
+            show(advice(error))
         return 1
     except KeyboardInterrupt as stop:
-        _show(stopped)
+        show(stopped)
         return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 

@@ -188,3 +188,15 @@ Prints a table and writes <run folder>/export/; format=hub writes <run folder>/h
 
 {_COMMON}
 {_CODES}"""
+TOP = f"""\
+usage: orchestra-top server=HOST:PORT [key=value ...]      how a server or client is doing
+
+  server=127.0.0.1:8444                   of one that was started with watch.port=8444
+  server=127.0.0.1:8444 once=true         print it once
+  audit=outputs/<name>/<date_time>        check that no line of a run's audit log was changed
+
+Stop it with Ctrl-C. A page with the same is at http://HOST:PORT/
+
+{_HELP}{_OTHERS}
+Exit code 0: done, 1: no status there, or a log that was changed, 2: the command is wrong.
+"""

@@ -1,12 +1,14 @@
 """Real federations: server and clients as processes on separate machines.
 
-Five rooms, each of which may import those before it and none behind it:
+Six rooms, each of which may import those before it and none behind it:
 
 - ``keys``: certificates, key pairs and the list of registered clients, and the command for them;
 - ``channel``: how the short-lived processes that Flower starts talk to the long-lived ones here;
 - ``gate``: the HTTP server between the network and Flower's SuperLink;
 - ``client_work``: what a client does with its server's messages, and what it refuses;
+- ``watch``: what a server and a client show of themselves, and the audit log;
 - ``processes``: what runs at a server and at a client, and the programs of Flower that they start.
 
-``server_config``, ``client_config`` and ``addresses`` stand between ``keys`` and ``processes``.
+``server_config``, ``client_config``, ``watch_config`` and ``addresses`` stand between ``keys`` and
+``processes``.
 """

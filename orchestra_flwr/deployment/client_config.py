@@ -22,6 +22,7 @@ from orchestra_flwr.config import (
 from orchestra_flwr.config.sections import MAX_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.keys import NAME_PATTERN
+from orchestra_flwr.deployment.watch_config import LogFormat, WatchConfig
 from orchestra_flwr.extras import require
 from orchestra_flwr.privacy.secure_sums import LEAST_COHORT
 
@@ -93,6 +94,12 @@ class ShareConfig(Section):
     personal_accuracy: bool = False  # of a head that it fits to some of its labels
 
 
+class ClientLoggingConfig(Section):
+    """How a client's lines are written."""
+
+    format: LogFormat = "text"
+
+
 class ClientConfig(WithPlugins, Composed):
     """One client of a real federation."""
 
@@ -109,6 +116,8 @@ class ClientConfig(WithPlugins, Composed):
     insecure: bool
     security: PathText
     state: PathText
+    watch: WatchConfig = WatchConfig()
+    logging: ClientLoggingConfig = ClientLoggingConfig()
 
     @field_validator("state", mode="before")
     @classmethod

@@ -6,12 +6,19 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from orchestra_flwr.config import Config, DataConfig, PathText
+from orchestra_flwr.config import Config, DataConfig, LoggingConfig, PathText
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
+from orchestra_flwr.deployment.watch_config import LogFormat, WatchConfig
 from orchestra_flwr.methods import release_of
 
 CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client
+
+
+class ServerLoggingConfig(LoggingConfig):
+    """Also for programs that read a server's lines."""
+
+    format: LogFormat = "text"
 
 
 class ServerConfig(Config):
@@ -24,6 +31,8 @@ class ServerConfig(Config):
     port: int = Field(ge=0, le=65535)  # 0: any free one
     insecure: bool
     security: PathText
+    watch: WatchConfig = WatchConfig()
+    logging: ServerLoggingConfig = ServerLoggingConfig()
 
     @model_validator(mode="after")
     def _clients_are_not_counted_ahead(self) -> ServerConfig:
@@ -74,6 +83,8 @@ class ServerConfig(Config):
         unread = super().unread()
         for name in ("min_clients", "min_images", "enough", "oversample", "deadline"):
             unread.pop(f"federation.{name}", None)
+        if self.logging.format == "json":
+            unread["logging.progress"] = "with logging.format=json"
         own = [f"method.{name}" for name in ClientMethodConfig.model_fields]
         unread |= dict.fromkeys(own, "from a server: each client's own command says it")
         only_simulated = ("engine", "clock", "partition")
@@ -105,5 +116,6 @@ class ServerConfig(Config):
             "clock": "none",
             "partition": "iid",
         }
+        values["logging"].pop("format")  # clients have one of their own
         values["data"] = {name: values["data"][name] for name in DataConfig.model_fields}
         return Config.model_validate(values)

@@ -31,6 +31,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from orchestra_flwr.deployment.keys import main
 from orchestra_flwr.deployment.processes import client_process
+from orchestra_flwr.deployment.watch.client_status import ClientStatus
 from orchestra_flwr.flower.deployed_app import APP
 
 
@@ -202,7 +203,10 @@ def serving():
     def make(worker, report):
         folder = Path(tempfile.mkdtemp(prefix="orch"))  # short: sockets
         node = Node(folder)
-        thread = threading.Thread(target=client_process._serve, args=(node.socket, worker, report))
+        about = {"connected": lambda: True, "problem": lambda: None, "certificates": ()}
+        status = ClientStatus("a", "host:1", 20, **about)
+        arguments = (node.socket, worker, report, status)
+        thread = threading.Thread(target=client_process._serve, args=arguments)
         thread.start()
         running.append((folder, node, thread))
         return node

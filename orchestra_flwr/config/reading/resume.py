@@ -24,6 +24,7 @@ WITHOUT_EFFECT = (
     "port",
     "insecure",
     "security",
+    "watch",
     "federation.min_clients",
     "federation.round_timeout",
 )

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.json_lines import json_line
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data import survey
 from orchestra_flwr.deployment.client_config import ClientConfig
@@ -23,6 +24,9 @@ from orchestra_flwr.deployment.keys.peers import signatures
 from orchestra_flwr.deployment.processes.expiry import warning_daily
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, scratch_folder
 from orchestra_flwr.deployment.processes.supernode import SOCKET, Health, Supernode
+from orchestra_flwr.deployment.watch.client_status import ClientStatus
+from orchestra_flwr.deployment.watch.watched import watched
+from orchestra_flwr.deployment.watch_config import LogFormat
 from orchestra_flwr.federation.messages.failures import Failure, as_shown, to_error
 from orchestra_flwr.files import make_private_folder, private_umask, write_atomically
 from orchestra_flwr.flower.client_tasks import ClientTasks, NodeLostError, Request, TaskError
@@ -51,7 +55,7 @@ def run_client(config: ClientConfig) -> None:
         name = _name(config, keys)
         folder = stack.enter_context(_own_folder(config, name))
         scratch = stack.enter_context(scratch_folder())
-        report = _reporter(name)
+        report = _reporter(name, config.logging.format)
         kind = "in class folders" if labelled else "without labels"
         if 0 < labelled < count:
             kind = f"{labelled} of them in class folders, the others without labels"
@@ -64,18 +68,29 @@ def run_client(config: ClientConfig) -> None:
         supernode = Supernode(
             str(config.server), keys, scratch, folder, health=health, report=report
         )
+        status = ClientStatus(
+            name,
+            str(config.server),
+            count,
+            connected=lambda: supernode.socket is not None,
+            problem=lambda: worker.problem,
+            certificates=keys.dated if keys else (),
+        )
+        stack.enter_context(watched(config.watch, status, report))
         supernode.start()
         try:
             while True:
                 if (socket := supernode.socket) is not None:
-                    _serve(socket, worker, report)
+                    _serve(socket, worker, report, status)
                 time.sleep(POLL_SECONDS)
         finally:
             report("stopping")
             supernode.stop()
 
 
-def _serve(socket: Path, worker: ClientWorker, report: Callable[[str], None]) -> None:
+def _serve(
+    socket: Path, worker: ClientWorker, report: Callable[[str], None], status: ClientStatus
+) -> None:
     """Answers what a SuperNode has, until that ends."""
     tasks = ClientTasks(socket)
     refused: int | None = None  # the foreign run that was reported last
@@ -86,7 +101,9 @@ def _serve(socket: Path, worker: ClientWorker, report: Callable[[str], None]) ->
                     if task is None:
                         time.sleep(POLL_SECONDS)
                     elif (foreign := _foreign(task.request)) is None:
+                        status.asked(task.request)
                         answer = worker.answer(task.request)
+                        status.answered(task.request.kind, answer)
                         task.reply(to_error(answer) if isinstance(answer, Failure) else answer)
                     else:
                         if task.request.run != refused:
@@ -151,8 +168,11 @@ def _own_folder(config: ClientConfig, name: str) -> Iterator[Path]:
         yield folder
 
 
-def _reporter(name: str) -> Callable[[str], None]:
+def _reporter(name: str, format: LogFormat) -> Callable[[str], None]:
     def report(line: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {name}: {printable(line)}", file=sys.stdout, flush=True)
+        text = f"{time.strftime('%H:%M:%S')} {name}: {printable(line)}"
+        if format == "json":
+            text = json_line("message", client=name, message=line)
+        print(text, file=sys.stdout, flush=True)
 
     return report

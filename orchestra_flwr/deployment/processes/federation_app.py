@@ -89,7 +89,12 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
         assert config.federation.min_clients is not None
         verify = partial(is_signed, Path(server_config.security)) if server_config.tls else None
         members = ConnectedMembers(
-            streaming, greeting, config.federation.min_clients, progress.message, verify=verify
+            streaming,
+            greeting,
+            config.federation.min_clients,
+            progress.message,
+            note=lambda *values: channel.send({"event": "member", "values": values}),
+            verify=verify,
         )
         summary = run_federation(
             streaming,

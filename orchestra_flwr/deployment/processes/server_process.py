@@ -29,6 +29,10 @@ from orchestra_flwr.deployment.processes.superlink import (
     wait_until_up,
 )
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.deployment.watch.audit_log import AuditLog
+from orchestra_flwr.deployment.watch.federation_status import FederationStatus
+from orchestra_flwr.deployment.watch.watched import watched
+from orchestra_flwr.deployment.watch.web_server import serving
 from orchestra_flwr.federation.messages.replies import reply_limit
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.round_report import FederationError
@@ -59,6 +63,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
     schemas = Schemas.of(build_learner(config, config.data.channels), config)
     clients = Path(config.security) if keys else None
     with ExitStack() as stack:
+        audit = stack.enter_context(AuditLog(folder.path, progress.message).of_run(config, folder))
         scratch = stack.enter_context(scratch_folder())
         socket = scratch / LINK
         link = Child(
@@ -68,7 +73,10 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
         )
         stack.callback(link.stop)
         flower = Flower(scratch, socket, keys.ca if keys else None)
-        roster = Roster(flower, clients, progress.message)
+        roster = Roster(flower, clients, progress.message, audit.change)
+        dated = keys.dated if keys else ()
+        status = FederationStatus(config, folder, lambda: roster.names().values(), dated)
+        stack.enter_context(watched(config.watch, status, progress.message))
         gate = Gate(
             config.host,
             config.port,
@@ -76,29 +84,18 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
             tls=keys,
             reply_limit=reply_limit(config, schemas),
             names=roster.names,
-            report=progress.message,
+            report=audit.overhearing(progress.message),
         )
         wait_until_up(socket, link)
-        stack.enter_context(warning_daily(keys.dated if keys else (), progress.message))
+        stack.enter_context(warning_daily(dated, progress.message))
         stack.enter_context(roster.watching())
         stack.enter_context(gate)  # once everybody who is registered can be let in
         progress.message(_invitation(config, gate.port))
         task = {**_described(config, folder, socket, keys), "run": _start(flower)}
-        ours, theirs = Pipe()
-        # The folder stays locked until the app has ended as well.
-        lock = [] if folder.lock is None else [folder.lock.fileno()]
-        app = Child(
-            python_command(APP, str(theirs.fileno())),
-            flower_folders(scratch),
-            folder.path / "app.log",
-            inherited=[theirs.fileno(), *lock],
-        )
-        theirs.close()
-        stack.callback(app.stop)
-        channel = stack.enter_context(Channel(ours))
+        app, channel = _start_app(scratch, folder, stack)
         with suppress(ChannelClosedError):  # `_follow` says why
             channel.send(task)
-        return _follow(channel, link, app, gate, progress)
+        return _follow(channel, link, app, gate, progress=(progress, status), audit=audit)
 
 
 def check(config: ServerConfig) -> None:
@@ -111,6 +108,9 @@ def check(config: ServerConfig) -> None:
     check_room_for(LINK)
     check_trackers(config)
     listen(config.host, config.port).close()
+    if config.watch.port is not None:
+        with serving(config.watch.host, config.watch.port, {}):
+            pass
     starting_learner(config, config.data.channels, begun=config.resume is not None)
     if config.tls:
         server_files(Path(config.security))
@@ -153,8 +153,30 @@ def _start(flower: Flower) -> int:
         raise FederationError(str(error)) from None
 
 
+def _start_app(scratch: Path, folder: RunFolder, stack: ExitStack) -> tuple[Child, Channel]:
+    """Starts the federation's process, which ends with the stack; also its channel."""
+    ours, theirs = Pipe()
+    # The folder stays locked until the app has ended as well.
+    lock = [] if folder.lock is None else [folder.lock.fileno()]
+    app = Child(
+        python_command(APP, str(theirs.fileno())),
+        flower_folders(scratch),
+        folder.path / "app.log",
+        inherited=[theirs.fileno(), *lock],
+    )
+    theirs.close()
+    stack.callback(app.stop)
+    return app, stack.enter_context(Channel(ours))
+
+
 def _follow(
-    channel: Channel, link: Child, app: Child, gate: Gate, progress: Progress
+    channel: Channel,
+    link: Child,
+    app: Child,
+    gate: Gate,
+    *,
+    progress: tuple[Progress, FederationStatus],
+    audit: AuditLog,
 ) -> dict[str, Any]:
     """Passes on what the server's app reports, until it has finished."""
     try:
@@ -169,8 +191,13 @@ def _follow(
                 raise FederationError(event["error"], event["resume_round"])
             if event["event"] == "sent":
                 gate.wake(event["node"])
+            elif event["event"] == "member":
+                what, name, detail = event["values"]
+                progress[1].member(what, name)
+                audit.add(what, client=name, detail=detail)
             else:
-                show(event, progress)
+                for each in progress:
+                    show(event, each)
     except ChannelClosedError:
         check_alive(link)
         raise FederationError(f"the server's app has ended (see {app.log})") from None

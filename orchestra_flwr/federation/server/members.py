@@ -108,6 +108,7 @@ class SimulatedMembers:
 class _Refusal:
     """A client that does not take part: why, and when it is asked again."""
 
+    who: str
     line: str
     retry_after: float  # seconds between two questions
     until: float  # on the monotonic clock
@@ -129,6 +130,8 @@ class ConnectedMembers:
         show: shows a line: who came, left or was refused, and why.
         pause: waits for a number of seconds; may raise to end the waiting.
         verify: as in :class:`Members`.
+        note: takes what happened to a client (joined, left, refused, silent: it did not answer),
+            its name, and why it is refused or how many images it has.
     """
 
     replays = False
@@ -144,6 +147,7 @@ class ConnectedMembers:
         pause: Callable[[float], None] = time.sleep,
         *,
         verify: Verify | None = None,
+        note: Callable[[str, str, str], None] = lambda event, name, detail: None,
     ) -> None:
         self.verify = verify
         self._grid = grid
@@ -151,6 +155,7 @@ class ConnectedMembers:
         self._min_clients = min_clients
         self._show = show
         self._pause = pause
+        self._note = note
         self.images: dict[str, int] = {}
         self.holders: set[str] = set()
         self._nodes: dict[str, int] = {}
@@ -196,6 +201,7 @@ class ConnectedMembers:
             if node is not None:
                 self._answered_nodes.discard(node)
                 self._lost.add(node)
+                self._note("silent", name, "")
 
     def mark_late(self, names: Collection[str]) -> None:
         """As :meth:`Members.mark_late`: a client answers one message after the other, so who
@@ -213,9 +219,11 @@ class ConnectedMembers:
                 self.holders.discard(name)
                 self._show(f"client {name} has left")
         self._late &= self._nodes.keys()
+                self._note("left", name, "")
         self._answered_nodes &= set(present)
         self._lost &= set(present)  # one that comes back counts as new
-        self._refused = {n: refusal for n, refusal in self._refused.items() if n in present}
+        for node in self._refused.keys() - set(present):
+            self._note("left", self._refused.pop(node).who, "")
         self._greeted = {n: sent for n, sent in self._greeted.items() if n in present}
 
     def _greet_new(self, present: Collection[int]) -> None:
@@ -233,7 +241,8 @@ class ConnectedMembers:
                 replies = list(self._grid.pull_messages([message_id]))
             except UnreadableReplyError as error:
                 self._answered(node)
-                self._postpone(node, f"client {_called(name, node)} cannot take part: {error}")
+                who = _called(name, node)
+                self._postpone(node, who, f"client {who} cannot take part: {error}")
                 continue
             for reply in replies:
                 self._answered(node)
@@ -247,7 +256,8 @@ class ConnectedMembers:
     def _admit(self, node: int, registered_name: str, reply: Message) -> None:
         who = _called(registered_name, node)
         if reply.has_error():
-            self._postpone(node, f"client {who} cannot take part: {describe_error(reply.error)}")
+            error = describe_error(reply.error)
+            self._postpone(node, who, f"client {who} cannot take part: {error}")
             return
         answer = reply.content.config_records.get(CONFIG, ConfigRecord())
         name, word = str(answer.get("client", "")), str(answer.get("refusal", ""))
@@ -263,7 +273,7 @@ class ConnectedMembers:
         elif not word and not 1 <= images <= MAX_IMAGES:
             refusal = f"it says that it has {images} images"
         if refusal:
-            self._postpone(node, f"client {name} is refused: {refusal}")
+            self._postpone(node, registered_name or name, f"client {name} is refused: {refusal}")
             return
         self._refused.pop(node, None)
         # One without a key that was started anew has a new node, and so has its twin.
@@ -276,16 +286,18 @@ class ConnectedMembers:
             return
         place = f", in place of another client {name}: if both run, give one another name"
         self._show(f"client {name} joined with {images} images{place * twin}")
+        self._note("joined", name, f"{images} images{place * twin}")
 
-    def _postpone(self, node: int, line: str) -> None:
+    def _postpone(self, node: int, who: str, line: str) -> None:
         """Shows why a client does not take part, and asks it again in a while."""
         previous = self._refused.get(node)
         retry_after = (
             RETRY_SECONDS if previous is None else min(2 * previous.retry_after, MAX_RETRY_SECONDS)
         )
-        self._refused[node] = _Refusal(line, retry_after, time.monotonic() + retry_after)
+        self._refused[node] = _Refusal(who, line, retry_after, time.monotonic() + retry_after)
         if previous is None or previous.line != line:
             self._show(f"{line}; it is asked again")
+            self._note("refused", who, line)
 
 
 def registered_nodes(grid: Grid) -> list[int]:

@@ -39,6 +39,8 @@ def small(overrides):
         unread = ("clustering.",)
     elif "clustering=private" in overrides:
         unread = ("clustering.memory=",)
+    if "logging.format=json" in overrides:
+        unread += ("logging.progress=",)
     return [each for each in SMALL if not each.startswith(unread)]
 
 

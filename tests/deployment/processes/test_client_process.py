@@ -1,10 +1,15 @@
 """A client as it starts, before it connects."""
 
+import json
+import re
+
+import httpx
 import pytest
 
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.processes.client_process import run_client
+from orchestra_flwr.deployment.processes import client_process
+from orchestra_flwr.deployment.processes.client_process import _reporter, run_client
 
 
 @pytest.mark.parametrize("left", [b"", b"../other", b"\xff\xfe"])
@@ -25,3 +30,33 @@ def photos(tmp_path):
     folder.mkdir()
     (folder / "a.png").write_bytes(b"not looked into before it connects")
     return folder
+
+
+def test_lines_are_for_people_or_for_programs(capsys):
+    _reporter("a", "text")("round 1: training\x1b[2J")
+    _reporter("a", "json")("failed: out of memory")
+    text, line = capsys.readouterr().out.splitlines()
+    assert text[2] == ":" and text.endswith(r" a: round 1: training\x1b[2J")
+    values = json.loads(line)
+    assert (values["level"], values["client"]) == ("warning", "a")
+    assert values["message"] == "failed: out of memory" and values["time"]
+
+
+def test_a_client_can_be_watched_while_it_connects(tmp_path, photos, monkeypatch, capsys):
+    class Supernode:
+        socket = None
+
+        def __init__(self, *_, **__):
+            pass
+
+        def start(self):
+            address = re.search("to be watched at (.*)", capsys.readouterr().out)[1]
+            shown = httpx.get(f"{address}status", trust_env=False).json()
+            assert (shown["state"], shown["images"], shown["name"]) == ("connecting", 1, "a")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(client_process, "Supernode", Supernode)
+    keys = ["server=127.0.0.1:1", "security=none", "device=cpu", "name=a", "watch.port=0"]
+    config = load(ClientConfig, [*keys, f"data.root={photos}", f"state={tmp_path / 'state'}"])
+    with pytest.raises(KeyboardInterrupt):
+        run_client(config)

@@ -1,6 +1,8 @@
 """The order in which a server opens."""
 
 import base64
+import json
+import re
 import socket
 import ssl
 from types import SimpleNamespace
@@ -8,7 +10,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from orchestra_flwr.config import load
+from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.keys.client_keys import load_public_key
 from orchestra_flwr.deployment.processes import server_process
 from orchestra_flwr.deployment.server_config import ServerConfig
@@ -32,7 +34,7 @@ def is_listening(port):
 def config(security, tmp_path):
     port = free_port()
     folders = [f"security={security}", f"run_dir={tmp_path / 'run'}"]
-    return load(ServerConfig, ["model.width=8", f"port={port}", *folders])
+    return load(ServerConfig, ["model.width=8", "watch.port=0", f"port={port}", *folders])
 
 
 def arrive(config, key):
@@ -48,7 +50,7 @@ def arrive(config, key):
 
 
 def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
-    config, bundle, monkeypatch
+    config, bundle, monkeypatch, capsys
 ):
     """Before that a registered client would be told to register.
 
@@ -67,6 +69,8 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
 
     def start(*_):
         seen.extend([arrive(config, key), arrive(config, b"a stranger's")])
+        watched = re.search("to be watched at (.*)", capsys.readouterr().out)[1]
+        seen.append(httpx.get(f"{watched}status", trust_env=False).json()["clients"]["registered"])
         raise FederationError("seen enough")
 
     monkeypatch.setattr(server_process, "Flower", Flower)
@@ -75,13 +79,18 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
     monkeypatch.setattr(server_process, "_start", start)
     with (
         RunFolder.open(config) as folder,
-        make_progress("off", 1) as progress,
+        make_progress("plain", 1) as progress,
         pytest.raises(FederationError, match="seen enough"),
     ):
         server_process.serve(config, folder, progress)
-    (state, [(name, _)]), known, stranger = seen
+    (state, [(name, _)]), known, stranger, watched = seen
     assert (state, name, known, stranger) == ("closed", "site-1", NOT_READY, UNKNOWN)
     assert not is_listening(config.port)  # and it is closed again
+    # It could be watched, and all is in the audit log.
+    assert watched == 1
+    lines = (folder.path / "audit.jsonl").read_text().splitlines()
+    events = [json.loads(line)["event"] for line in lines]
+    assert list(dict.fromkeys(events)) == ["began", "registered", "at_the_gate", "ended"]
 
 
 @pytest.mark.parametrize(
@@ -107,5 +116,13 @@ def test_a_client_is_woken_when_the_app_reports_what_it_sent():
     woken = []
     channel = SimpleNamespace(ready=lambda _: True, receive=lambda: events.pop(0))
     gate = SimpleNamespace(wake=woken.append)
-    assert server_process._follow(channel, None, None, gate, None) == {"rounds": 1}
+    summary = server_process._follow(channel, None, None, gate, progress=(), audit=None)
+    assert summary == {"rounds": 1}
     assert woken == [2**63 + 1]
+
+
+def test_an_address_to_be_watched_at_that_is_taken_is_said_before_the_run(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        keys = [f"watch.port={taken.getsockname()[1]}", "port=0", f"security={tmp_path}"]
+        with pytest.raises(ConfigError, match=r"watch\.port=\d+: Address already in use"):
+            server_process.check(load(ServerConfig, keys))

@@ -335,3 +335,27 @@ def test_workers_that_cannot_start_are_told():
 
     with pytest.raises(FederationError, match="no client can be asked: no memory for workers"):
         SimulatedMembers(InlineGrid(broken), dict.fromkeys("01", ())).connected()
+
+
+def test_who_comes_goes_and_is_refused_is_noted_once(network):
+    """For the server's status and audit log, which read no lines that are for people."""
+    notes = []
+    known = ConnectedMembers(
+        network, GREETING, 1, lambda _: None, note=lambda *event: notes.append(event)
+    )
+    network.join(1, "a")
+    network.join(2, "b", "site-b")  # its key has another name
+    known.connected()
+    known.connected()
+    known.mark_lost(["a"])
+    network.join(3, "c")
+    del network.nodes[2]
+    known.connected()
+    del network.nodes[3]
+    network.join(1, "a")
+    known.connected()
+    assert [event for *event, _ in notes] == [
+        ["joined", "a"], ["refused", "site-b"], ["silent", "a"], ["left", "site-b"],
+        ["joined", "c"], ["left", "c"], ["joined", "a"],
+    ]  # fmt: skip
+    assert notes[0][2] == "20 images" and "its key is registered as site-b" in notes[1][2]

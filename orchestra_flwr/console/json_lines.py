@@ -1,0 +1,43 @@
+"""Lines for programs that collect logs: one JSON object each, with time, level and event."""
+
+import json
+import logging
+import sys
+from datetime import datetime
+from typing import Any
+
+# What lines for people begin with that a program should notice.
+WARNINGS = ("warning", "refused", "failed", "cannot", "  dropped")
+
+
+def json_line(event: str, level: str = "", **values: Any) -> str:
+    """A line.
+
+    Args:
+        event: what has happened, in a word; `message` for a line that is written for people.
+        level: as in `logging`; "": warning where `message` begins like one, else info.
+        values: more about it, as JSON can hold it.
+    """
+    noticed = str(values.get("message", "")).startswith(WARNINGS)
+    about = {
+        "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
+        "level": level or ("warning" if noticed else "info"),
+        "event": event,
+    }
+    return json.dumps({**about, **values}, default=str)
+
+
+class JsonFormatter(logging.Formatter):
+    """Lines of Python's own `logging`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, a traceback included."""
+        message = record.getMessage()
+        if record.exc_info:
+            message += f"\n{self.formatException(record.exc_info)}"
+        return json_line("log", record.levelname.lower(), logger=record.name, message=message)
+
+
+def show_error(text: str) -> None:
+    """Shows how a command ended, on stderr."""
+    print(json_line("ended", "error", message=text), file=sys.stderr, flush=True)

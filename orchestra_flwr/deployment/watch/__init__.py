@@ -1,0 +1,1 @@
+"""How a running server or client is watched: status, metrics, a page, and the audit log."""

@@ -1,0 +1,163 @@
+"""The audit log of a server: who joined, was refused, revoked or left, and what was released.
+
+Each line holds the SHA-256 of itself and of the line before it, so that none can be changed,
+removed or moved unnoticed by somebody who cannot write the whole rest anew. Whoever can, is noticed
+by the last digest, if it was written down elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from orchestra_flwr import __version__
+from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.files import append_durably, read_whole_lines, write_atomically
+from orchestra_flwr.reporting import RunFolder
+
+FILE = "audit.jsonl"
+END = "audit.end"  # number of lines and the last digest: what was cut off at the end is missed
+DIGEST = "sha256"
+CHANGED = "changed"  # the event of a server that found its log changed
+HOUR = 3600.0  # seconds
+STRANGERS_AN_HOUR = 60  # lines about strangers at the gate: nobody shall fill a disk with them
+
+
+class AuditError(ValueError):
+    """An audit log that was changed; its text names the first wrong line."""
+
+
+class AuditLog:
+    """Appends to `audit.jsonl`; used from several threads.
+
+    Args:
+        folder: the run's folder; a log that is there goes on.
+        report: takes a line about a log that cannot be written: the run goes on.
+    """
+
+    def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._report = report
+        self._lock = threading.Lock()
+        self._strangers: list[float] = []
+        self._lines, self._last = 0, ""
+        if not (folder / FILE).exists() and not (folder / END).exists():
+            return
+        try:
+            read_whole_lines(folder / FILE)  # cuts off what a crash left half-written
+            self._lines, self._last = check_audit(folder)
+        except (AuditError, OSError) as error:  # no reason to end a run, but never forgotten
+            report(f"warning: the audit log was changed: {error}")
+            self._lines, self._last = _end_of(folder / FILE)
+            self.add(CHANGED, line=str(error))
+
+    def add(self, event: str, **values: Any) -> None:
+        """Appends an event, which is on the disk when this returns."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with self._lock:
+            entry = {"time": now, "event": event, **values}
+            digest = _chained(self._last, entry)
+            line = json.dumps({**entry, DIGEST: digest}) + "\n"
+            try:
+                append_durably(self._folder / FILE, line.encode())
+                self._lines, self._last = self._lines + 1, digest
+                end = {"lines": self._lines, DIGEST: digest}
+                write_atomically(self._folder / END, json.dumps(end).encode(), mode=0o600)
+            except OSError as error:
+                self._report(f"warning: the audit log misses an event, {event}: {error}")
+
+    @contextmanager
+    def of_run(self, config: ServerConfig, folder: RunFolder) -> Iterator[Self]:
+        """Notes that a run begins or goes on, and what comes of it: its encoders, or how it ended.
+
+        Yields:
+            This log.
+        """
+        begun = "resumed" if config.resume else "began"
+        digest = _digest_of(folder.path / "config.yaml")
+        self.add(begun, run=folder.label, version=__version__, config=digest)
+        try:
+            yield self
+        except BaseException as error:
+            self.add("ended", why=str(error) or type(error).__name__)
+            raise
+        encoders = [folder.encoder, *sorted(folder.encoders.glob("*.safetensors"))]
+        files = {each.name: _digest_of(each) for each in encoders if each.is_file()}
+        self.add("released", encoders=files, rounds=config.federation.rounds)
+
+    def change(self, event: str, names: Sequence[str]) -> None:
+        """Notes which keys were registered or revoked."""
+        self.add(event, clients=list(names))
+
+    def overhearing(self, report: Callable[[str], None]) -> Callable[[str], None]:
+        """What passes lines of the gate on, and notes the first sixty in an hour."""
+
+        def overheard(line: str) -> None:
+            report(line)
+            now = time.monotonic()
+            self._strangers = [each for each in self._strangers if now - each < HOUR]
+            if len(self._strangers) < STRANGERS_AN_HOUR:
+                self._strangers.append(now)
+                self.add("at_the_gate", line=line)
+
+        return overheard
+
+
+def check_audit(folder: Path) -> tuple[int, str]:
+    """Checks all lines of a log; a run may be writing to it.
+
+    Returns:
+        The number of lines and the last digest.
+
+    Raises:
+        AuditError: a line was changed, removed or moved.
+        OSError: it cannot be read.
+    """
+    file = folder / FILE
+    try:  # before the lines, or a running server would be ahead of them
+        end = json.loads((folder / END).read_bytes())
+        expected = (int(end["lines"]), str(end[DIGEST]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        raise AuditError(f"{folder / END} is missing or damaged") from None
+    lines = file.read_bytes().split(b"\n")[:-1]
+    last, digests = "", []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            digest = entry.pop(DIGEST)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise AuditError(f"{file}, line {number}: no entry of an audit log") from None
+        last = _chained(last, entry)
+        if line != json.dumps({**entry, DIGEST: last}).encode() or digest != last:
+            raise AuditError(
+                f"{file}, line {number}: it or a line before it was changed, removed or moved"
+            )
+        if entry.get("event") == CHANGED:
+            raise AuditError(f"{file}, line {number}: a start of the server found: {entry['line']}")
+        digests.append(last)
+    if digests[expected[0] - 1 : expected[0]] != [expected[1]]:
+        raise AuditError(f"{file}: {expected[0]} lines were written and {len(lines)} are there")
+    return len(lines), last
+
+
+def _end_of(file: Path) -> tuple[int, str]:
+    """The number of lines and the last digest of a damaged log, as far as it has one."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        lines = read_whole_lines(file)
+        return len(lines), str(json.loads(lines[-1])[DIGEST])
+    return 0, ""
+
+
+def _digest_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _chained(previous: str, entry: Mapping[str, Any]) -> str:
+    return hashlib.sha256((previous + json.dumps(entry)).encode()).hexdigest()

@@ -1,0 +1,119 @@
+"""How a client is doing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from orchestra_flwr import __version__
+from orchestra_flwr.deployment.keys.certificates import Dated
+from orchestra_flwr.deployment.watch.figures import days_left
+from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.fields import CONFIG, METRICS
+from orchestra_flwr.flower.client_tasks import Request
+
+DOING = {"query": "joining", "train": "training", "evaluate": "scoring"}
+LOSS = "loss/"
+STATES = ("connecting", "connected", *DOING.values())
+
+
+class ClientStatus:
+    """Follows a client's messages and answers.
+
+    Args:
+        name: the client's name.
+        server: HOST:PORT.
+        images: how many are in its folder.
+        connected: whether it is connected now.
+        problem: what keeps it from taking part; None: nothing does.
+        certificates: those in use.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        server: str,
+        images: int,
+        *,
+        connected: Callable[[], bool],
+        problem: Callable[[], str | None],
+        certificates: Iterable[Dated],
+    ) -> None:
+        self._about = {"name": name, "server": server, "images": images}
+        self._connected = connected
+        self._problem = problem
+        self._certificates = tuple(certificates)
+        self._started = self._since = time.time()
+        self._doing = ""
+        self._round = self._rounds = 0
+        self._last: dict[str, Any] = {}
+        self._answers: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter(up=0, down=0)
+        self._curve: list[tuple[int, float]] = []
+
+    def asked(self, request: Request) -> None:
+        """A message has come."""
+        self._doing, self._since = DOING[request.kind], time.time()
+        self._bytes["down"] += _size(request.content)
+        task = request.content.config_records.get(CONFIG, ConfigRecord())
+        with suppress(KeyError, TypeError, ValueError, RecursionError):  # a server's, not ours
+            self._rounds = int(json.loads(str(task["config"]))["federation"]["rounds"])
+            self._round = int(task["round"])  # type: ignore[arg-type]
+
+    def answered(self, kind: str, answer: RecordDict | Failure) -> None:
+        """The answer goes to the server."""
+        self._doing, self._since = "", time.time()
+        if isinstance(answer, Failure):
+            self._answers[f"{DOING[kind]} {answer.word}"] += 1
+            return
+        self._answers[f"{DOING[kind]} ok"] += 1
+        self._bytes["up"] += _size(answer)
+        metrics = answer.metric_records.get(METRICS)
+        if kind == "train" and metrics:
+            self._last = {key: v for key, v in metrics.items() if isinstance(v, int | float)}
+            loss = [v for k, v in self._last.items() if k.startswith(LOSS)]
+            if loss:
+                self._curve = [*self._curve[-299:], (self._round, sum(loss))]
+
+    @property
+    def state(self) -> str:
+        """One of STATES."""
+        return self._doing or ("connected" if self._connected() else "connecting")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `/status`, and of `/metrics` as far as `FIGURES` names it."""
+        state, problem = self.state, self._problem()
+        loss = {k.removeprefix(LOSS): v for k, v in self._last.items() if k.startswith(LOSS)}
+        return {
+            "role": "client",
+            "version": __version__,
+            **self._about,
+            "time": time.time(),
+            "started": self._started,
+            "state": state,
+            "states": {each: each == state for each in STATES},
+            "connected": self._connected(),
+            "problem": problem,
+            "well": problem is None,
+            "since": self._since,
+            "round": self._round,
+            "rounds": self._rounds,
+            "round_seconds": self._last.get("seconds"),
+            "loss": loss,
+            "last_round": {k: v for k, v in self._last.items() if not k.startswith(LOSS)},
+            "answers": dict(self._answers),
+            "bytes": dict(self._bytes),
+            "certificates": days_left(self._certificates),
+            "curves": {"loss": self._curve},
+        }
+
+
+def _size(content: RecordDict) -> int:
+    """Bytes of all arrays in a message."""
+    return sum(len(a.data) for record in content.array_records.values() for a in record.values())

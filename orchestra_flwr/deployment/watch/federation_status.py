@@ -1,0 +1,189 @@
+"""How a server's federation is doing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from orchestra_flwr import __version__
+from orchestra_flwr.deployment.keys.certificates import Dated
+from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.deployment.watch.figures import days_left, details
+from orchestra_flwr.deployment.watch.finished_rounds import REASONS, FinishedRounds
+from orchestra_flwr.reporting import Progress, RunFolder
+
+STATES = ("starting", "waiting", "training", "averaging", "working")
+MEMBERS = ("joined", "left", "silent", "refused")
+MAX_NAMED = 200  # clients that the status lists; beyond, only their numbers are told
+SHOWN_APART = ("round", "loss", "scores", "bytes_up", "bytes_down", "seconds")  # of a record
+
+
+class FederationStatus(Progress):
+    """Follows a run as a display of the terminal does.
+
+    What is being done comes from these events, what was done from `metrics.jsonl`. Those who look
+    read plain attributes: they hold no lock that the run would wait for.
+
+    Args:
+        config: the server's configuration.
+        folder: the run's folder.
+        registry: gives the names of the registered clients, None among them where one is not ready.
+        certificates: those in use.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        folder: RunFolder,
+        registry: Callable[[], Iterable[str | None]],
+        certificates: Iterable[Dated],
+    ) -> None:
+        super().__init__(config.federation.rounds)
+        self._config = config
+        self._label = folder.label
+        self._registry = registry
+        self._certificates = tuple(certificates)
+        self._rounds = FinishedRounds(folder.metrics)
+        self._members: dict[str, str] = {}  # the latest of MEMBERS of each, by name
+        self._answers: dict[str, bool] = {}  # in this round
+        self._events: Counter[str] = Counter()
+        self._doing = ""
+        self._started = self._since = time.time()
+        self._in_round = False
+
+    def round_started(self, round: int, cohort: int, label: str) -> None:
+        """As :meth:`Progress.round_started`."""
+        super().round_started(round, cohort, label)
+        self._answers = {}
+        self._in_round, self._since = True, time.time()
+
+    def client_done(self, client: str, ok: bool) -> None:
+        """As :meth:`Progress.client_done`."""
+        super().client_done(client, ok)
+        self._answers = {**self._answers, client: ok}
+
+    def round_finished(
+        self,
+        round: int,
+        losses: Mapping[str, float],
+        scores: Mapping[str, float] | None,
+        seconds: float,
+        dropped: Sequence[str],
+    ) -> None:
+        """As :meth:`Progress.round_finished`."""
+        super().round_finished(round, losses, scores, seconds, dropped)
+        self._in_round, self._since = False, time.time()
+
+    def phase_started(self, text: str) -> None:
+        """As :meth:`Progress.phase_started`."""
+        self._doing = text
+
+    def phase_ended(self) -> None:
+        """As :meth:`Progress.phase_ended`."""
+        self._doing = ""
+
+    def member(self, event: str, name: str) -> None:
+        """A client has joined, left, did not answer (silent) or is refused."""
+        self._events[event] += 1
+        others = {key: value for key, value in self._members.items() if key != name}
+        self._members = others if event == "left" else {**others, name: event}
+
+    @property
+    def state(self) -> str:
+        """One of STATES."""
+        if self._doing:
+            return "working"
+        if self._in_round:
+            return "training" if self.done < self.cohort else "averaging"
+        if self._here < (self._config.federation.min_clients or 0):
+            return "waiting"
+        return "working" if self._finished else "starting"
+
+    @property
+    def _here(self) -> int:
+        return sum(state == "joined" for state in self._members.values())
+
+    def _waits_for(self) -> str:
+        """What a person would want to know: what has to happen next."""
+        if self._doing:
+            return self._doing
+        if self.state == "training":
+            return f"{self.cohort - self.done} of {self.cohort} clients"
+        if self.state == "waiting":
+            return f"clients: {self._here} of {self._config.federation.min_clients} are here"
+        return {"averaging": "the average of the replies"}.get(self.state, "")
+
+    def _counts(self) -> dict[str, int]:
+        """How many clients are in each state."""
+        names = tuple(self._registry())
+        states = Counter(self._members.values())
+        return {
+            "registered": len(names),
+            "here": states["joined"],
+            "at_work": self.cohort - self.done if self._in_round else 0,
+            "silent": states["silent"],
+            "refused": states["refused"],
+        }
+
+    def _named(self) -> list[dict[str, str]]:
+        """Registered clients by name; what strangers call themselves is not repeated."""
+        names = sorted(name for name in self._registry() if name is not None)
+        answers = {True: "answered", False: "failed", None: "here"}
+        shown = {"joined": None, "": "away"}
+        return [
+            {
+                "name": name,
+                "state": shown.get(event, event) or answers[self._answers.get(name)],
+            }
+            for name in names[:MAX_NAMED]
+            for event in [self._members.get(name, "")]
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `/status`, and of `/metrics` as far as `FIGURES` names it."""
+        self._rounds.update()
+        last, totals, state = self._rounds.last, self._rounds.totals, self.state
+        return {
+            "role": "server",
+            "version": __version__,
+            "run": self._label,
+            "method": self._config.method.name,
+            "model": self._config.model.name,
+            "time": time.time(),
+            "started": self._started,
+            "state": state,
+            "states": {each: each == state for each in STATES},
+            "waits_for": self._waits_for(),
+            "since": self._since,
+            "round": self.round,
+            "rounds": self.rounds,
+            "time_left": self._time_left(),
+            "cohort": self.cohort,
+            "replies": {"ok": self.done - self.failed, "failed": self.failed},
+            "clients": self._counts(),
+            "names": self._named(),
+            "members": {event: self._events[event] for event in MEMBERS},
+            "round_finished": last.get("round"),
+            "round_seconds": last.get("seconds"),
+            "loss": details(last.get("loss") or {}),
+            "scores": details(last.get("scores") or {}),
+            "epsilon": _epsilon(last),
+            "last_round": details({k: v for k, v in last.items() if k not in SHOWN_APART}),
+            "bytes": {each: totals[f"bytes_{each}"] for each in ("up", "down")},
+            "seconds": totals["seconds"],
+            "dropped": {reason: self._rounds.dropped[reason] for reason in REASONS},
+            "certificates": days_left(self._certificates),
+            "curves": self._rounds.curves(),
+        }
+
+
+def _epsilon(record: Mapping[str, Any]) -> dict[str, float]:
+    """What was spent by the client that spent most, for each kind of release."""
+    privacy = record.get("privacy") or {}
+    return {
+        of: account["epsilon"]
+        for of, account in privacy.items()
+        if isinstance(account, Mapping) and account.get("epsilon") is not None
+    }

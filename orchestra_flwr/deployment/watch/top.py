@@ -1,0 +1,123 @@
+"""`orchestra-top`: how a server or client is doing, on a terminal; the check of an audit log."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
+
+from pydantic import Field, model_validator
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from orchestra_flwr.config import Composed, OptionalPathText
+from orchestra_flwr.console.printable import printable
+from orchestra_flwr.deployment.watch.audit_log import check_audit
+from orchestra_flwr.files import at_home
+from orchestra_flwr.reporting.text import counted, duration, size
+
+MAX_BYTES = 4_000_000  # of a status
+TIMEOUT = 5.0
+
+
+class TopConfig(Composed):
+    """What to look at."""
+
+    file = "top"
+
+    server: OptionalPathText
+    once: bool
+    seconds: float = Field(gt=0)
+    audit: OptionalPathText
+
+    @model_validator(mode="after")
+    def _has_one_thing_to_do(self) -> TopConfig:
+        if bool(self.server) == bool(self.audit):
+            raise ValueError(
+                f"server={self.server} audit={self.audit}: one of them must be given, HOST:PORT of "
+                "a server or client with watch.port=PORT, or a run folder with an audit log"
+            )
+        return self
+
+
+def run_top(config: TopConfig) -> None:
+    """Shows a status until it is interrupted, or checks an audit log.
+
+    Raises:
+        OSError, ValueError: no status, or a log that was changed; one line.
+    """
+    if config.audit:
+        lines, digest = check_audit(at_home(config.audit))
+        print(f"{counted(lines, 'line')}, none was changed, removed or moved; the last is {digest}")
+        return
+    shown, console = snapshot(str(config.server)), Console(highlight=False)
+    if config.once:
+        console.print(shown)
+        return
+    with Live(shown, console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            time.sleep(config.seconds)
+            try:
+                shown = snapshot(str(config.server))
+            except (OSError, ValueError) as error:
+                shown.caption = Text(f"{error}; what is above is old", style="red")
+            live.update(shown, refresh=True)
+
+
+def snapshot(server: str) -> Table:
+    """The status at HOST:PORT, as it is shown.
+
+    Raises:
+        OSError: nothing answers there.
+        ValueError: something else than a status does.
+    """
+    try:
+        opener = build_opener(ProxyHandler({}))  # a proxy does not lead to this machine
+        with opener.open(f"http://{server}/status", timeout=TIMEOUT) as answer:
+            rows = list(_rows(json.loads(answer.read(MAX_BYTES))))
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise OSError(
+            f"server={server}: no status there ({reason}); it is started with watch.port=PORT"
+        ) from None
+    except Exception:  # what a stranger sends, in whatever way it is wrong
+        raise ValueError(
+            f"server={server}: what answers there shows no status: give watch.host:watch.port"
+        ) from None
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), Text(printable(value)))
+    return table
+
+
+def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the page shows, as far as it is there."""
+    waits, replies, sent = status.get("waits_for"), status.get("replies"), status["bytes"]
+    who = status.get("run") or f"{status['name']}, server {status['server']}"
+    yield status["role"], f"{who} ({status['version']})"
+    yield "state", status["state"] + (f", waiting for {waits}" if waits else "")
+    if status.get("problem"):
+        yield "problem", status["problem"]
+    yield "round", f"{status['round']} of {status['rounds']}"
+    yield "since then", duration(status["time"] - status["since"])
+    if replies:
+        yield (
+            "replies",
+            f"{sum(replies.values())} of {status['cohort']}, {replies['failed']} failed",
+        )
+        yield "by name", ", ".join(f"{each['name']} {each['state']}" for each in status["names"])
+        yield "time left", status["time_left"] or "not known yet"
+    for name, points in status["curves"].items():
+        yield name, f"{points[-1][1]:.3f} in round {points[-1][0]}"
+    if status["round_seconds"] is not None:
+        yield "last round", duration(status["round_seconds"])
+    yield "sent", f"{size(sent['up'])} up, {size(sent['down'])} down"
+    for name in ("clients", "dropped", "answers", "epsilon", "certificates"):
+        if values := {key: value for key, value in status.get(name, {}).items() if value}:
+            days = " (days left)" if name == "certificates" else ""
+            shown = (f"{key.replace('_', ' ')} {value:.4g}" for key, value in values.items())
+            yield name, ", ".join(shown) + days

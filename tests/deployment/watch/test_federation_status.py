@@ -1,0 +1,163 @@
+"""What a server shows of its run."""
+
+import json
+import math
+
+import pytest
+
+from orchestra_flwr.deployment.watch import finished_rounds
+from orchestra_flwr.deployment.watch.federation_status import STATES, FederationStatus
+from orchestra_flwr.deployment.watch.figures import MAX_DETAILS
+from orchestra_flwr.reporting import RunFolder
+from orchestra_flwr.reporting.run_folder import finite
+
+
+def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
+    status = run.status
+    assert (status.state, status.to_dict()["waits_for"]) == (
+        "waiting",
+        "clients: 0 of 2 are here",
+    )
+    for name in ("a", "b"):
+        status.member("joined", name)
+    assert status.state == "starting"
+    status.round_started(1, 2, "training")
+    status.client_done("a", ok=True)
+    shown = status.to_dict()
+    assert (shown["state"], shown["waits_for"]) == ("training", "1 of 2 clients")
+    assert (shown["round"], shown["cohort"], shown["replies"]) == (1, 2, {"ok": 1, "failed": 0})
+    assert shown["names"] == [{"name": "a", "state": "answered"}, {"name": "b", "state": "here"}]
+    status.client_done("b", ok=False)
+    assert status.state == "averaging"
+    run.record(1)
+    status.round_finished(1, {"total": 1.5}, None, 2.0, [])
+    status.phase_started("evaluating the encoder after round 1")
+    shown = status.to_dict()
+    assert shown["state"] == "working" and shown["waits_for"].startswith("evaluating")
+    assert shown["loss"]["total"] == 1.5 and shown["curves"]["loss"] == [(1, 1.5)]
+    assert shown["names"][1] == {"name": "b", "state": "failed"}
+
+
+def test_clients_that_come_and_go_are_counted_by_state(run):
+    for event, name in [
+        ("joined", "a"),
+        ("joined", "b"),
+        ("silent", "b"),
+        ("refused", "<script>"),
+        ("joined", "c"),
+        ("left", "c"),
+    ]:
+        run.status.member(event, name)
+    shown = run.status.to_dict()
+    assert shown["clients"] == {
+        "registered": 3, "here": 1, "at_work": 0, "silent": 1, "refused": 1,
+    }  # fmt: skip
+    assert run.figures()["members_total", "joined"] == 3
+    # Names are the registry's own, not what somebody says of itself.
+    assert shown["names"] == [{"name": "a", "state": "here"}, {"name": "b", "state": "silent"}]
+    assert "script" not in json.dumps(shown)
+
+
+def test_bytes_and_dropped_replies_are_sums_of_all_rounds(run):
+    silent = {"client": "a", "reason": "no answer in time", "silent": True}
+    word = {"client": "b", "reason": "out_of_memory (its memory ...); details", "silent": False}
+    other = {"client": "c", "reason": "privacy_made_up (x)", "silent": False}
+    run.record(1, [silent, word])
+    assert run.figures()["bytes_total", "down"] == 300
+    run.record(2, [silent, other])
+    figures = run.figures()
+    assert figures["bytes_total", "down"] == 600 and figures["rounds_seconds_total",] == 4
+    assert figures["dropped_total", "no_answer"] == 2
+    assert figures["dropped_total", "out_of_memory"] == figures["dropped_total", "unusable"] == 1
+
+
+def test_a_run_that_goes_back_is_read_anew(run):
+    for number in (1, 2, 3):
+        run.record(number)
+    assert run.figures()["bytes_total", "up"] == 300
+    run.folder.truncate_after(1)
+    figures = run.figures()
+    assert figures["bytes_total", "up"] == 100 and figures["round_finished",] == 1
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_there(run):
+    run.record(1)
+    run.record(2)
+    whole = run.folder.metrics.read_bytes()
+    run.folder.metrics.write_bytes(whole[:-10])
+    assert run.figures()["round_finished",] == 1
+    with run.folder.metrics.open("ab") as file:
+        file.write(whole[-10:])
+    assert run.figures()["round_finished",] == 2
+
+
+def test_a_curve_has_its_last_point_however_long_the_run_is(run, monkeypatch):
+    monkeypatch.setattr(finished_rounds, "POINTS", 10)
+    for number in range(1, 26):
+        run.record(number, scores={"online": {"knn": number / 100}})
+    curves = run.status.to_dict()["curves"]
+    assert len(curves["loss"]) == 9 and curves["loss"][-1] == (25, 1.5)
+    assert curves["knn"][-1] == (25, 0.25)
+
+
+def test_what_is_new_in_a_record_appears_by_itself(run):
+    run.record(1, late={"counted": 2, "why": "text", "worst": None}, enough=True)
+    figures = run.figures()
+    assert figures["last_round", "late.counted"] == 2 and figures["last_round", "enough"] == 1
+    assert not any("why" in labels or "worst" in labels for _, *labels in figures)
+
+
+def test_the_series_are_as_many_with_a_thousand_clients(server_config, tmp_path, everything):
+    """Also no name of a client is in one of them."""
+    few = everything.figures()
+    names = [f"client-{i}" for i in range(1000)]
+    each = dict.fromkeys(names, 5)
+    dropped = [{"client": name, "reason": "unusable: nan", "silent": False} for name in names]
+    everything.record(
+        2,
+        dropped,
+        scores={"online": {"knn": 0.5, "linear": 0.6}},
+        release={"smallest_group": 4, "clients": each, "server_state_kept": False},
+        privacy={"updates": "no", "centroids": {"epsilon": 1.5, "delta": 1e-3, "releases": each}},
+        unsupervised={"score": 0.1},
+        exchange={"moved": 3, "members": {"model": names}},
+    )
+    for name in names:
+        everything.status.member("joined", name)
+    many = everything.figures()
+    assert many.keys() - few.keys() == {("last_round", "exchange.moved")}
+    assert few.keys() <= many.keys()
+    assert not any("client-" in part for key in many for part in key)
+    everything.record(3, plugin={f"figure {i}": i for i in range(2 * MAX_DETAILS)})
+    assert sum(key[0] == "last_round" for key in everything.figures()) == MAX_DETAILS
+
+
+def test_what_is_not_finite_is_not_shown(run):
+    run.record(1, loss={"contrast": math.nan, "total": math.nan}, moved={"largest": math.inf})
+    json.dumps(finite(run.status.to_dict()), allow_nan=False)
+    assert run.status.to_dict()["curves"] == {}
+    assert not any(name == "loss" for name, *_ in run.figures())
+
+
+def test_one_state_is_current(everything):
+    figures = everything.figures()
+    assert [state for state in STATES if figures["state", state]] == ["training"]
+    assert figures["epsilon", "centroids"] == 1.5
+    assert figures["certificate_days", "ca.crt"] == pytest.approx(10.5, abs=0.01)
+    assert figures["score", "online.knn"] == 0.5
+
+
+def test_nobody_waits_for_those_who_look(run, monkeypatch):
+    """A display of the run's events takes no lock that a scrape could hold."""
+    run.record(1)
+    with run.status._rounds._lock:  # as a scrape that is in the middle of its reading
+        run.status.round_started(2, 2, "training")
+        run.status.client_done("a", ok=True)
+        run.status.round_finished(2, {}, None, 1.0, [])
+        run.status.member("left", "a")
+
+
+def test_without_a_registry_no_client_is_named(server_config, tmp_path, run):
+    status = FederationStatus(server_config, RunFolder(tmp_path), tuple, ())
+    status.member("joined", "anybody")
+    assert status.to_dict()["names"] == [] and status.to_dict()["clients"]["here"] == 1

@@ -1,0 +1,99 @@
+"""`orchestra-top`, as a person calls it."""
+
+import re
+
+import pytest
+
+from orchestra_flwr.cli import top_main
+from orchestra_flwr.deployment.watch import top
+from orchestra_flwr.deployment.watch.audit_log import AuditLog
+from orchestra_flwr.deployment.watch.watched import watched
+from orchestra_flwr.deployment.watch.web_server import Answer, serving
+from orchestra_flwr.deployment.watch_config import WatchConfig
+
+
+@pytest.fixture
+def called(capsys):
+    def call(*arguments):
+        code = top_main(arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def address(lines):
+    return re.search("127.0.0.1:[0-9]+", lines[-1])[0]
+
+
+def test_it_prints_how_a_server_is_doing(everything, called):
+    everything.status.member("joined", "a")
+    lines = []
+    with watched(WatchConfig(port=0), everything.status, lines.append):
+        code, out, err = called(f"server={address(lines)}", "once=true")
+    assert (code, err) == (0, "")
+    shown = dict(line.strip().split("  ", 1) for line in out.splitlines() if "  " in line.strip())
+    shown = {name: value.strip() for name, value in shown.items()}
+    assert shown["state"] == "training, waiting for 2 of 2 clients"
+    assert shown["round"] == "2 of 9" and shown["knn"] == "0.500 in round 1"
+    assert shown["by name"] == "a here, b away" and shown["dropped"] == "no answer 1"
+    assert shown["certificates"] == "ca.crt 10.5 (days left)" and shown["sent"].startswith(
+        "100 B up"
+    )
+
+
+def test_it_goes_on_until_it_is_stopped(everything, called, monkeypatch):
+    """Also while the server is away."""
+    lines, shown = [], []
+
+    class Screen:
+        def __init__(self, first, **_):
+            shown.append(first)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def update(self, table, refresh):
+            shown.append(table.caption and str(table.caption))
+            if len(shown) == 4:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(top, "Live", Screen)
+    with watched(WatchConfig(port=0), everything.status, lines.append):
+        there = top.snapshot
+        monkeypatch.setattr(
+            top, "snapshot", lambda server: there("127.0.0.1:1" if len(shown) == 2 else server)
+        )
+        assert called(f"server={address(lines)}", "seconds=0.01")[0] == 0
+    assert shown[1] is None and shown[3] is None
+    assert "no status there" in shown[2] and "what is above is old" in shown[2]
+
+
+def test_what_is_no_status_is_one_line(called):
+    paths = {"/status": lambda: Answer.json({"role": "server"})}
+    with serving("127.0.0.1", 0, paths) as port, serving("127.0.0.1", 0, {}) as other:
+        for server, wrong in [
+            (f"127.0.0.1:{port}", "shows no status"),
+            (f"127.0.0.1:{other}", "no status there (Not Found)"),
+            ("127.0.0.1:1", "no status there"),
+            ("no such host", "no status"),
+            ("", "one of them must be given"),
+        ]:
+            code, out, err = called(f"server={server}", "once=true")
+            assert out == "" and code == (1 if server else 2)
+            assert err.startswith("error: ") and err.count("\n") == 1 and wrong in err, err
+
+
+def test_an_audit_log_is_checked(tmp_path, called):
+    AuditLog(tmp_path, print).add("joined", client="a", detail="")
+    code, out, _ = called(f"audit={tmp_path}")
+    assert code == 0 and re.match("1 line, none was changed.* [0-9a-f]{64}$", out)
+    file = tmp_path / "audit.jsonl"
+    file.write_bytes(file.read_bytes().replace(b'"a"', b'"b"'))
+    code, out, err = called(f"audit={tmp_path}")
+    assert (code, out) == (1, "") and "line 1" in err and err.count("\n") == 1
+    assert called(f"audit={tmp_path}/none")[0] == 1
+    assert called(f"audit={tmp_path}", "server=127.0.0.1:1")[0] == 2

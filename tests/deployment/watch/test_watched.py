@@ -1,0 +1,159 @@
+"""A watched process at its address: the page, `/status` and `/metrics`."""
+
+import base64
+import builtins
+import hashlib
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import yaml
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from orchestra_flwr.deployment.watch.client_status import ClientStatus
+from orchestra_flwr.deployment.watch.figures import exposed, figures
+from orchestra_flwr.deployment.watch.watched import PAGE, watched
+from orchestra_flwr.deployment.watch_config import WatchConfig
+from orchestra_flwr.federation.messages.failures import Failure
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+@pytest.fixture
+def client():
+    """A client that trained in a round and failed in the next."""
+    problem = []
+    status = ClientStatus(
+        "a",
+        "host:1",
+        20,
+        connected=lambda: True,
+        problem=lambda: problem[0] if problem else None,
+        certificates=(),
+    )
+    config = ConfigRecord({"config": json.dumps({"federation": {"rounds": 9}}), "round": 4})
+    array = Array("uint8", (6,), "numpy.ndarray", b"abcdef")
+    model = ArrayRecord({"model": array})
+    asked = SimpleNamespace(kind="train", content=RecordDict({"config": config, "state": model}))
+    status.asked(asked)
+    assert status.state == "training"
+    metrics = MetricRecord({"loss/contrast": 2.5, "seconds": 1.5, "steps": 3})
+    status.answered("train", RecordDict({"metrics": metrics, "state": model}))
+    status.asked(asked)
+    status.answered("train", Failure.OUT_OF_MEMORY)
+    problem.append("out of memory: 4 GB")
+    return status
+
+
+def test_a_client_shows_what_it_did(client, by_name):
+    shown = client.to_dict()
+    assert (shown["state"], shown["round"], shown["rounds"]) == ("connected", 4, 9)
+    assert shown["problem"] == "out of memory: 4 GB"
+    assert shown["answers"] == {"training ok": 1, "training out_of_memory": 1}
+    assert shown["bytes"] == {"up": 6, "down": 12}
+    assert shown["curves"] == {"loss": [(4, 2.5)]}
+    figures = by_name(client)
+    assert figures["well",] == 0 and figures["connected",] == 1
+    assert figures["loss", "contrast"] == 2.5 and figures["round_seconds",] == 1.5
+
+
+def test_a_servers_nonsense_ends_no_client(client):
+    for values in ({"config": "[" * 5000}, {"config": "{}"}, {"config": "3", "round": "x"}, {}):
+        content = RecordDict({"config": ConfigRecord(values)})
+        client.asked(SimpleNamespace(kind="query", content=content))
+    assert client.to_dict()["round"] == 4
+
+
+@pytest.fixture
+def address(everything):
+    lines = []
+    with watched(WatchConfig(port=0), everything.status, lines.append):
+        (address,) = re.findall("http://127.0.0.1:[0-9]+/", lines[0])
+        yield address
+
+
+def get(address):
+    return httpx.get(address, trust_env=False)
+
+
+def test_nothing_listens_unless_it_is_asked_for(everything):
+    lines = []
+    with watched(WatchConfig(), everything.status, lines.append):
+        assert lines == []
+
+
+def test_the_status_is_json(address, everything):
+    shown = get(f"{address}status").json()
+    assert (
+        shown["role"] == "server" and shown["round"] == 2 and shown["epsilon"] == {"centroids": 1.5}
+    )
+
+
+def test_prometheus_reads_its_metrics(address, everything):
+    parser = pytest.importorskip("prometheus_client.parser")
+    families = {
+        f.name: f for f in parser.text_string_to_metric_families(get(f"{address}metrics").text)
+    }
+    assert families["orchestra_bytes"].type == "counter"
+    samples = {(s.name, *s.labels.values()): s.value for f in families.values() for s in f.samples}
+    assert samples == {
+        (f"orchestra_{name}", *labels): value
+        for (name, *labels), value in everything.figures().items()
+        if value is not None
+    } | {key: value for key, value in samples.items() if key[0] == "orchestra_certificate_days"}
+
+
+def test_without_the_library_a_line_says_what_to_install(everything, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("prometheus_client"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    answer = exposed(everything.status.to_dict())
+    assert answer.status == 501 and b"pip install 'orchestra-flwr[watch]'" in answer.body
+
+
+class TestPage:
+    def test_nothing_runs_or_loads_but_what_is_in_it(self, address):
+        answer = get(address)
+        policy = answer.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy
+        for tag in ("script", "style"):
+            (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", answer.text, re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+            assert f"{tag}-src 'sha256-{digest}'" in policy
+        assert set(re.findall("https?://[^\"' ]+", answer.text)) == {"http://www.w3.org/2000/svg"}
+        assert "innerHTML" not in answer.text and " style=" not in answer.text
+
+    def test_it_reads_what_a_status_holds(self, everything, client):
+        """A key that no status has would leave a field empty for ever."""
+        server, own = everything.status.to_dict(), client.to_dict()
+        read = set(re.findall(r"\bnow\.([a-z_]+)", PAGE.read_text()))
+        assert read <= server.keys() | own.keys() and len(read) > 15
+        assert {"loss", "label_free", "knn", "linear"} == server["curves"].keys()
+
+
+def test_dashboard_and_alerts_ask_for_figures_that_there_are(everything, client):
+    there = {}  # by name: label and its values
+    for status in (client, everything.status):
+        for name, label, _, values in figures(status.to_dict()):
+            there.setdefault(f"orchestra_{name}", (label, set()))[1].update(values)
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
+    assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in rules)
+    asked = " ".join([*panels, *(rule["expr"] for rule in rules)])
+    names = set(re.findall(r"\borchestra_[a-z_]+", asked))
+    assert names <= there.keys() and len(names) > 12
+    for name, inside in re.findall(r"(orchestra_[a-z_]+)\{(.*?)\}", asked):
+        for label, value in re.findall(r'([a-z]+)="(.*?)"', inside):
+            known, values = there[name]
+            assert (label, value) == ("instance", "$server") or (
+                label == known and value in values
+            ), (name, inside)
