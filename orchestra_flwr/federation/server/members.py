@@ -218,8 +218,8 @@ class ConnectedMembers:
                 del self._nodes[name], self.images[name]
                 self.holders.discard(name)
                 self._show(f"client {name} has left")
-        self._late &= self._nodes.keys()
                 self._note("left", name, "")
+        self._late &= self._nodes.keys()
         self._answered_nodes &= set(present)
         self._lost &= set(present)  # one that comes back counts as new
         for node in self._refused.keys() - set(present):
