@@ -51,13 +51,19 @@ class NoisySum:
     size: int
 
     def __post_init__(self) -> None:
-        largest = self.clients * (math.sqrt(self.bound) + FARTHEST * 2.0**self.bits)
-        if self.bits > MOST_BITS or largest >= 2**31:
+        if not 2.0**-40 < self.noise_multiplier < 2.0**40 or self._largest >= 2**31:
             raise ValueError(
                 f"privacy.noise_multiplier={self.noise_multiplier:g}: updates of {self.size} "
                 f"values with that noise do not fit into a sum of {self.clients} clients' 32-bit "
                 "integers, take a value nearer to 1"
             )
+
+    @property
+    def _largest(self) -> float:
+        """Value of a sum; infinite where a noise is none that can be drawn."""
+        if self.bits > MOST_BITS:
+            return math.inf
+        return self.clients * (math.sqrt(self.bound) + FARTHEST * 2.0**self.bits)
 
     @property
     def noises(self) -> int:

@@ -52,6 +52,12 @@ def test_noise_suffices_and_no_sum_overflows_or_it_is_refused(noise, clients, si
     assert 0.98 < plan.scale(2.0) * 2 / math.sqrt(plan.bound) < 1  # little is given to rounding
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-300, 1e300, math.inf, math.nan])
+def test_what_is_no_noise_is_refused_in_the_same_line(noise):
+    with pytest.raises(ValueError, match="privacy.noise_multiplier=.*, take a value nearer to 1"):
+        NoisySum(noise, 5, 100)
+
+
 def test_a_rounding_that_exceeds_the_bound_is_made_again():
     plan = NoisySum(1.0, 3, 4)
     tries = []

@@ -32,6 +32,14 @@ class NoisyCodec:
         """32 bits a value."""
         return ((32, self._size),)
 
+    def check(self, clients: int) -> None:
+        """Refuses noise that does not fit into the sum of so many clients.
+
+        Raises:
+            ValueError: as :class:`NoisySum`.
+        """
+        NoisySum(self._noise_multiplier, clients, self._size)
+
     def encode(
         self,
         trained: np.ndarray,

@@ -68,6 +68,9 @@ class RingCodec:
         parts = tuple((bits, count) for bits, count in counts.items() if count)
         return (*parts, (64, len(FIXED) + MOST_METRICS))
 
+    def check(self, clients: int) -> None:
+        """Nothing: there is room for any number of clients that a sum may have."""
+
     def encode(
         self,
         trained: np.ndarray,

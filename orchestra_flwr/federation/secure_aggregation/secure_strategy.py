@@ -82,6 +82,10 @@ class SecureStrategy(OrchestraStrategy):
         self._ask("keys", everybody, lambda _: asked, server.take_keys)
         roster = {"roster": server.roster()}
         clients = [fields[0] for fields in roster["roster"]]
+        try:
+            self._codec.check(len(clients))
+        except ValueError as error:
+            raise SumFailedError(str(error)) from error
         self._ask("shares", clients, lambda _: roster, server.take_shares)
         alive = server.alive
         self._ask_for_vectors(alive)

@@ -9,6 +9,7 @@ import torch
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_TEXT
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.privacy.noisy_sums import sums_epsilon
 from tests.federation.conftest import scrambled
 from tests.federation.secure_aggregation.test_secure_runs import SECURE, SIMCLR, Dropping, far
@@ -52,7 +53,8 @@ def test_the_account_is_of_all_rounds_and_no_drawing_helps(tiny, federate):
     updates = run.summary["privacy"]["updates"]
     assert updates["epsilon"] == pytest.approx(sums_epsilon([0.5, 0.5], 1e-3))
     assert updates["protects"] == "a whole client"
-    assert run.summary["secure_aggregation"] == "sums of updates with noise that each client adds"
+    mode = {"noise": "a share of each client", "keys": "not signed"}
+    assert run.summary["secure_aggregation"] == mode
     assert "noise.key" not in {path.name for path in run.folder.checkpoint.iterdir()}
 
 
@@ -82,10 +84,23 @@ def test_noise_suffices_when_as_many_drop_out_as_may(tiny, federate, stage):
 
 
 def test_noise_that_does_not_fit_ends_the_run_in_one_line(tiny, federate):
+    """Before any client trains."""
+    app = Dropping()
     with pytest.raises(FederationError) as caught:
-        federate(tiny(*NOISY, "privacy.noise_multiplier=1e7"))
+        federate(tiny(*NOISY, "privacy.noise_multiplier=1e7"), app=app)
     assert "privacy.noise_multiplier=1e+07: updates of" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and {stage for stage, *_ in app.sent} == {"keys"}
+
+
+def test_the_first_lines_say_what_the_server_sees(tiny, tmp_path):
+    said = []
+    for config in (tiny(*NOISY), tiny(*SECURE), tiny(*SIMCLR)):
+        RunPrivacy(config, None, tmp_path, replays=True, signed=True, message=said.append)
+    assert said == [
+        "secure aggregation: the server sees sums of updates alone (noise: a share of each client; "
+        "keys: signed)",
+        "secure aggregation: the server sees sums of updates alone (noise: none; keys: signed)",
+    ]
 
 
 @pytest.mark.parametrize(("override", "what"), [
