@@ -73,6 +73,15 @@ def test_a_rounding_that_exceeds_the_bound_is_made_again():
     assert len(tries) == 3
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, 2.0**32, 2.0**31])
+def test_no_number_slips_through_the_bound(value):
+    """Squares of 2^32 wrap around to 0 in 64 bits; a hostile server chooses clip and model."""
+    vector = np.zeros(100_000)
+    vector[70_000:70_004] = value
+    with pytest.raises(ValueError, match="that its clip does not bound"):
+        NoisySum(1.0, 3, 100_000).rounded(vector, np.random.default_rng(0))
+
+
 def test_rounding_has_no_bias():
     plan = NoisySum(1.0, 10, 200_000)
     vector = np.full(200_000, 0.3)

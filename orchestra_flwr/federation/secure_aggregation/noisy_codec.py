@@ -40,6 +40,7 @@ class NoisyCodec:
         """
         NoisySum(self._noise_multiplier, clients, self._size)
 
+    @np.errstate(over="ignore", invalid="ignore")  # `rounded` refuses it
     def encode(
         self,
         trained: np.ndarray,
