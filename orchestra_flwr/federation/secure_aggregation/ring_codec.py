@@ -50,6 +50,8 @@ class RingCodec:
         uniform: whether all clients count alike, whatever weight one sends.
     """
 
+    noise = 0.0
+
     def __init__(self, schemas: Schemas, *, uniform: bool = False) -> None:
         self._uniform = uniform
         self._spans = list(zip(schemas.shared.entries, schemas.shared.spans, strict=True))
