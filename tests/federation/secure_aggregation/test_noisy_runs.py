@@ -11,6 +11,7 @@ from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_TEX
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.privacy.noisy_sums import sums_epsilon
+from orchestra_flwr.privacy.updates import composed_epsilon
 from tests.federation.conftest import scrambled
 from tests.federation.secure_aggregation.test_secure_runs import SECURE, SIMCLR, Dropping, far
 
@@ -49,9 +50,10 @@ def test_the_server_sees_nothing_that_noise_does_not_cover(tiny, federate):
 
 def test_the_account_is_of_all_rounds_and_no_drawing_helps(tiny, federate):
     more = ("federation.rounds=2", "federation.clients=8", "federation.participation=0.5")
-    run = federate(tiny(*NOISY, *more))
+    run = federate(tiny(*NOISY, *more, "privacy.noise_multiplier=2"))
     updates = run.summary["privacy"]["updates"]
-    assert updates["epsilon"] == pytest.approx(sums_epsilon([0.5, 0.5], 1e-3))
+    assert updates["epsilon"] == pytest.approx(sums_epsilon([2, 2], 1e-3))
+    assert updates["epsilon"] > 1.1 * composed_epsilon(2, [(8, 4, 2)], 1e-3)
     assert updates["protects"] == "a whole client"
     mode = {"noise": "a share of each client", "keys": "not signed"}
     assert run.summary["secure_aggregation"] == mode
