@@ -19,7 +19,7 @@ out is seen by the server, and not covered.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,13 +51,19 @@ class NoisySum:
     size: int
 
     def __post_init__(self) -> None:
-        largest = self.clients * (math.sqrt(self.bound) + FARTHEST * 2.0**self.bits)
-        if self.bits > MOST_BITS or largest >= 2**31:
+        if not 2.0**-40 < self.noise_multiplier < 2.0**40 or self._largest >= 2**31:
             raise ValueError(
                 f"privacy.noise_multiplier={self.noise_multiplier:g}: updates of {self.size} "
                 f"values with that noise do not fit into a sum of {self.clients} clients' 32-bit "
                 "integers, take a value nearer to 1"
             )
+
+    @property
+    def _largest(self) -> float:
+        """Value of a sum; infinite where a noise is none that can be drawn."""
+        if self.bits > MOST_BITS:
+            return math.inf
+        return self.clients * (math.sqrt(self.bound) + FARTHEST * 2.0**self.bits)
 
     @property
     def noises(self) -> int:
@@ -88,24 +94,28 @@ class NoisySum:
         c, d = math.sqrt(2 * math.log(1 / TRIED_AGAIN)), self.size
         return (math.sqrt(c * c / 4 + self.bound - d / 4 - c * math.sqrt(d) / 2) - c / 2) / clip
 
+    @np.errstate(over="ignore", invalid="ignore")  # refused in one line
     def rounded(self, scaled: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """(size,) int32, without bias but for the few tries that exceed the bound.
 
         Args:
             scaled: (size,) float64 of a norm of at most :meth:`scale` times the clip.
             generator: need not be secret: the bound holds whatever it draws.
+
+        Raises:
+            ValueError: values that are no such thing, as a server may choose clip and model so.
         """
         while True:
             integers, square = np.empty(len(scaled), np.int32), 0
-            for part in self._blocks():
+            for start in range(0, len(scaled), BLOCK):
+                part = slice(start, start + BLOCK)
                 drawn = np.floor(scaled[part] + generator.random(len(scaled[part])))
+                if not np.square(drawn).sum() < 2.0**62:  # below it integers of 64 bits are exact
+                    raise ValueError("an update that its clip does not bound")
                 integers[part] = drawn
                 square += int(np.square(drawn.astype(np.int64)).sum())
             if square <= self.bound:
                 return integers
-
-    def _blocks(self) -> Iterator[slice]:
-        return (slice(start, start + BLOCK) for start in range(0, self.size, BLOCK))
 
 
 def sums_epsilon(multipliers: Iterable[float], delta: float) -> float:

@@ -52,6 +52,12 @@ def test_noise_suffices_and_no_sum_overflows_or_it_is_refused(noise, clients, si
     assert 0.98 < plan.scale(2.0) * 2 / math.sqrt(plan.bound) < 1  # little is given to rounding
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-300, 1e300, math.inf, math.nan])
+def test_what_is_no_noise_is_refused_in_the_same_line(noise):
+    with pytest.raises(ValueError, match="privacy.noise_multiplier=.*, take a value nearer to 1"):
+        NoisySum(noise, 5, 100)
+
+
 def test_a_rounding_that_exceeds_the_bound_is_made_again():
     plan = NoisySum(1.0, 3, 4)
     tries = []
@@ -65,6 +71,15 @@ def test_a_rounding_that_exceeds_the_bound_is_made_again():
     assert np.sum(np.floor(vector) ** 2) <= plan.bound < np.sum(np.ceil(vector) ** 2)
     np.testing.assert_array_equal(plan.rounded(vector, Upwards()), np.floor(vector))
     assert len(tries) == 3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, 2.0**32, 2.0**31])
+def test_no_number_slips_through_the_bound(value):
+    """Squares of 2^32 wrap around to 0 in 64 bits; a hostile server chooses clip and model."""
+    vector = np.zeros(100_000)
+    vector[70_000:70_004] = value
+    with pytest.raises(ValueError, match="that its clip does not bound"):
+        NoisySum(1.0, 3, 100_000).rounded(vector, np.random.default_rng(0))
 
 
 def test_rounding_has_no_bias():

@@ -82,7 +82,8 @@ class SecureAnswers:
     def _begun(self, asked: Any, round_: int) -> SumClient:
         try:
             layout = tuple((int(bits), int(size)) for bits, size in asked["layout"])
-            occasion = Occasion(str(asked["run"]), round_, str(asked["attempt"]), layout)
+            run, attempt, noise = str(asked["run"]), str(asked["attempt"]), float(asked["noise"])
+            occasion = Occasion(run, round_, attempt, layout, noise)
         except ValueError as error:
             raise SumRefusedError(f"stage keys: a message that is none: {error}") from error
         self.current = SumClient(
@@ -101,6 +102,11 @@ class SecureAnswers:
         codec = codec_of(client.config, client.schemas)
         if codec.layout != current.occasion.layout:
             raise SumRefusedError("the server agreed with the others on a vector of another length")
+        if codec.noise != current.occasion.noise:
+            raise SumRefusedError(
+                f"the server agreed with the others on privacy.noise_multiplier="
+                f"{current.occasion.noise:g}, and says {codec.noise:g} here"
+            )
         arrays = received_arrays(client, content)
         optional = {key: task[key] for key in ("contribute", "index", "population") if key in task}
         (trained, *rows), images, metrics = client.fit(

@@ -21,17 +21,26 @@ class NoisyCodec:
     Args:
         size: values of an update.
         clip: its L2 norm, at most.
-        noise_multiplier: as for :class:`NoisySum`.
+        noise_multiplier: as for :class:`NoisySum`; the attribute `noise`.
     """
 
     def __init__(self, size: int, clip: float, noise_multiplier: float) -> None:
-        self._size, self._clip, self._noise_multiplier = size, clip, noise_multiplier
+        self._size, self._clip, self.noise = size, clip, noise_multiplier
 
     @property
     def layout(self) -> tuple[tuple[int, int], ...]:
         """32 bits a value."""
         return ((32, self._size),)
 
+    def check(self, clients: int) -> None:
+        """Refuses noise that does not fit into the sum of so many clients.
+
+        Raises:
+            ValueError: as :class:`NoisySum`.
+        """
+        NoisySum(self.noise, clients, self._size)
+
+    @np.errstate(over="ignore", invalid="ignore")  # `rounded` refuses it
     def encode(
         self,
         trained: np.ndarray,
@@ -52,7 +61,7 @@ class NoisyCodec:
         Raises:
             ValueError: values that are not finite, or as :class:`NoisySum`.
         """
-        noisy = NoisySum(self._noise_multiplier, clients, self._size)
+        noisy = NoisySum(self.noise, clients, self._size)
         if not np.isfinite(trained).all():
             raise ValueError("the update is not finite")
         scaled = clipped_update(received, trained, self._clip)
@@ -73,6 +82,6 @@ class NoisyCodec:
         names: Sequence[str],
     ) -> tuple[np.ndarray, Numbers]:
         """The mean of the clients' states, as for :meth:`RingCodec.decode`."""
-        noisy = NoisySum(self._noise_multiplier, clients, self._size)
+        noisy = NoisySum(self.noise, clients, self._size)
         update = total[0].view("<i4") / (noisy.scale(self._clip) * survivors)
         return (received + update).astype(np.float32), Numbers(survivors, 0, 0, {})

@@ -50,6 +50,8 @@ class RingCodec:
         uniform: whether all clients count alike, whatever weight one sends.
     """
 
+    noise = 0.0
+
     def __init__(self, schemas: Schemas, *, uniform: bool = False) -> None:
         self._uniform = uniform
         self._spans = list(zip(schemas.shared.entries, schemas.shared.spans, strict=True))
@@ -67,6 +69,9 @@ class RingCodec:
             counts[self._bits(shape)] += span.stop - span.start
         parts = tuple((bits, count) for bits, count in counts.items() if count)
         return (*parts, (64, len(FIXED) + MOST_METRICS))
+
+    def check(self, clients: int) -> None:
+        """Nothing: there is room for any number of clients that a sum may have."""
 
     def encode(
         self,

@@ -61,7 +61,9 @@ class SecureStrategy(OrchestraStrategy):
         self._rows: dict[str, dict[str, np.ndarray]] = {}  # of those whose vectors are in the sum
         self._names: Counter[tuple[str, ...]] = Counter()
         self._codec = codec_of(self._config, self._schemas)
-        self._sum = SumServer(run, self.round.number, self._codec.layout, verify)
+        self._sum = SumServer(
+            run, self.round.number, self._codec.layout, noise=self._codec.noise, verify=verify
+        )
         self.report.asked += len(self.stage.tasks)
         try:
             total = self._summed()
@@ -77,11 +79,16 @@ class SecureStrategy(OrchestraStrategy):
     def _summed(self) -> list[np.ndarray]:
         server = self._sum
         layout = [list(part) for part in server.occasion.layout]
-        asked = {"run": server.occasion.run, "attempt": server.occasion.attempt, "layout": layout}
+        asked = {"run": server.occasion.run, "attempt": server.occasion.attempt, "layout": layout,
+                 "noise": server.occasion.noise}  # fmt: skip
         everybody = [task.client for task in self.stage.tasks]
         self._ask("keys", everybody, lambda _: asked, server.take_keys)
         roster = {"roster": server.roster()}
         clients = [fields[0] for fields in roster["roster"]]
+        try:
+            self._codec.check(len(clients))
+        except ValueError as error:
+            raise SumFailedError(str(error)) from error
         self._ask("shares", clients, lambda _: roster, server.take_shares)
         alive = server.alive
         self._ask_for_vectors(alive)

@@ -130,6 +130,7 @@ class _Run:
             self.release,
             folder.checkpoint,
             replays=members.replays,
+            signed=members.verify is not None,
             message=progress.message,
         )
         client_config = config.model_copy(update={"init": None, "resume_round": None})

@@ -21,6 +21,7 @@ class RunPrivacy:
         release: what clients contribute beside their state; None: nothing.
         folder: of the checkpoint, where the secret and the ledger are.
         replays: whether a client that is asked for a round once more does the same to the bit.
+        signed: whether clients have registered keys, and sign with them.
         message: shows a line to a person.
 
     Attributes:
@@ -38,16 +39,19 @@ class RunPrivacy:
         folder: Path,
         *,
         replays: bool,
+        signed: bool,
         message: Callable[[str], None],
     ) -> None:
         self._config = config
         self._release = release
         self._message = message
         self._noisy = config.privacy.noise_multiplier > 0
+        self._signed = signed
         self._sums = config.privacy.secure_aggregation
         self.key = noise_key(folder) if self._noisy and not self._sums else None
         if self._sums:
-            message(f"secure aggregation: the server sees {self._what_it_sees}, and no single one")
+            mode = "; ".join(f"{name}: {value}" for name, value in self._mode.items())
+            message(f"secure aggregation: the server sees sums of updates alone ({mode})")
         self._ledger: ServerLedger | None = None
         mechanism = release.mechanism if release else None
         if mechanism is not None:
@@ -101,7 +105,7 @@ class RunPrivacy:
         """The entries of `summary.json`."""
         entries: dict[str, Any] = {"privacy": self.metrics(drawn)}
         if self._sums:
-            entries["secure_aggregation"] = self._what_it_sees
+            entries["secure_aggregation"] = self._mode
         if self._release:
             entries["released"] = self._release.label
         if self._release and self._release.exposes:
@@ -111,9 +115,10 @@ class RunPrivacy:
         return entries
 
     @property
-    def _what_it_sees(self) -> str:
-        """In a run with secure aggregation."""
-        return "sums of updates" + " with noise that each client adds" * self._noisy
+    def _mode(self) -> dict[str, str]:
+        """Of secure aggregation. Whether a client checks the others' keys it alone knows."""
+        noise = "a share of each client" if self._noisy else "none"
+        return {"noise": noise, "keys": "signed" if self._signed else "not signed"}
 
     @property
     def is_accounted(self) -> bool:

@@ -28,13 +28,22 @@ class SumServer:
         run: the run's identifier.
         round_: the round.
         layout: of the vectors.
+        noise: as for :class:`Occasion`.
         verify: knows the registered keys of all, so that whoever signs wrongly drops out before
             all others refuse the sum because of it; None: nothing is signed.
     """
 
-    def __init__(self, run: str, round_: int, layout: Layout, verify: Verify | None = None) -> None:
+    def __init__(
+        self,
+        run: str,
+        round_: int,
+        layout: Layout,
+        *,
+        noise: float = 0.0,
+        verify: Verify | None = None,
+    ) -> None:
         self._verify = verify
-        self.occasion = Occasion(run, round_, secrets.token_hex(16), layout)
+        self.occasion = Occasion(run, round_, secrets.token_hex(16), layout, noise)
         self._roster: dict[str, Advertisement] = {}
         self._keys: set[bytes] = set()  # of all in the roster
         self._boxes: dict[str, dict[str, bytes]] = {}  # by sender: those that it drew

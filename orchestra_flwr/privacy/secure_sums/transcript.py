@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-LABEL = "orchestra_flwr secure sum 1"  # raised whenever the meaning of a stage changes
+LABEL = "orchestra_flwr secure sum 2"  # raised whenever the meaning of a stage changes
 MOST_NAME = 64  # characters of a run or an attempt: clients write the first to their disks
 Layout = tuple[tuple[int, int], ...]  # of a vector: bits of its integers, and how many of them
 
@@ -19,12 +19,15 @@ class Occasion:
         round: the round; of each round of a run there is one sum.
         attempt: differs whenever the server begins anew.
         layout: of everybody's vector.
+        noise: of which each client adds its share, as `privacy.noise_multiplier` (0: none). Signed
+            by all, since each relies on the noise of the others.
     """
 
     run: str
     round: int
     attempt: str
     layout: Layout
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuses names that are longer than ours ever are.
@@ -37,9 +40,9 @@ class Occasion:
 
     def statement(self, stage: str, *parts: object) -> bytes:
         """What is signed in a stage, or binds a key to it."""
-        return _canonical(
-            [LABEL, stage, self.run, self.round, self.attempt, list(map(list, self.layout)), *parts]
-        )
+        layout = list(map(list, self.layout))
+        about = [self.run, self.round, self.attempt, layout, self.noise]
+        return _canonical([LABEL, stage, *about, *parts])
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,9 @@ class Talk:
     def __init__(self, worker, server, ask, task, signed, round_=1):
         self.worker, self.config, self.round = worker, server, round_
         self.ask_, self.task = ask, task
-        self.layout = codec_of(server, model_of(server)[1]).layout
-        self.server = SumServer("run", round_, self.layout)
+        codec = codec_of(server, model_of(server)[1])
+        self.layout = codec.layout
+        self.server = SumServer("run", round_, self.layout, noise=codec.noise)
         self.others = {
             name: SumClient(name, self.server.occasion, sign=signed(name).sign) for name in OTHERS
         }
@@ -78,7 +79,8 @@ class Talk:
 
     def keys(self):
         occasion = self.server.occasion
-        about = {"run": "run", "attempt": occasion.attempt, "layout": self.layout}
+        about = {"run": "run", "attempt": occasion.attempt, "layout": self.layout,
+                 "noise": occasion.noise}  # fmt: skip
         self.server.take_keys("kitchen", self.ask("keys", about))
         for name, client in self.others.items():
             self.server.take_keys(name, client.advertise())
@@ -328,3 +330,15 @@ def test_what_is_spent_ends_its_part_and_the_last_sum_is_opened(
         else:
             asked = {"alive": talk.until("input").server.alive, "boxes": {}}
             assert talk.ask("input", asked) == "privacy_budget_spent"
+
+
+def test_another_noise_than_that_of_the_others_is_refused(
+    worker, configured, ask, task, signed, said
+):
+    """Each relies on the noise of all: one that is told more than the others would be deceived."""
+    one = Talk(worker(DEMAND), configured(*NOISE), ask, task, signed)
+    one.server = SumServer("run", 1, one.layout, noise=0.01)
+    one.others = {n: SumClient(n, one.server.occasion, sign=signed(n).sign) for n in OTHERS}
+    asked = {"alive": one.until("input").server.alive, "boxes": {}}
+    assert one.ask("input", asked) == "privacy_refused"
+    assert said[-1].endswith("with the others on privacy.noise_multiplier=0.01, and says 4 here")

@@ -1,5 +1,6 @@
 """Sums of real clients' updates over TLS, of whom some are killed between two stages."""
 
+import json
 import shutil
 import signal
 
@@ -108,6 +109,9 @@ def test_a_killed_server_goes_on_with_sums(federation):
         each.end()
     assert [record["round"] for record in machines.metrics()] == [0, 1, 2, 3]
     assert machines.dropped() == [] and "the sum was opened" in clients[1].text
+    mode = {"noise": "a share of each client", "keys": "signed"}
+    summary = json.loads((machines.run / "summary.json").read_text())
+    assert summary["secure_aggregation"] == mode
     records = [*machines.folder.rglob("noisy_sums.jsonl")]
     assert len(records) == 3
     assert all(len(path.read_text().splitlines()) in (3, 4) for path in records)

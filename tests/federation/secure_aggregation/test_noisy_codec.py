@@ -66,3 +66,11 @@ def test_what_is_not_finite_is_not_sent(value):
     state[3] = value
     with pytest.raises(ValueError, match="the update is not finite"):
         encoded(state)
+
+
+@pytest.mark.parametrize(("clip", "received"), [(5e-324, 1.0), (1.0, np.nan), (1.0, np.inf)])
+def test_a_server_cannot_undo_the_clip_by_what_it_sends(clip, received):
+    made = NoisyCodec(SIZE, clip, 1.0)
+    before = np.full(SIZE, received, np.float32)
+    with pytest.raises(ValueError, match="that its clip does not bound"):
+        made.encode(moved(3.0), before, NUMBERS, CLIENTS, ClientSeed(0, 1, "0"))

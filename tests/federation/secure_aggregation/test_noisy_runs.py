@@ -9,7 +9,9 @@ import torch
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_TEXT
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.privacy.noisy_sums import sums_epsilon
+from orchestra_flwr.privacy.updates import composed_epsilon
 from tests.federation.conftest import scrambled
 from tests.federation.secure_aggregation.test_secure_runs import SECURE, SIMCLR, Dropping, far
 
@@ -48,11 +50,13 @@ def test_the_server_sees_nothing_that_noise_does_not_cover(tiny, federate):
 
 def test_the_account_is_of_all_rounds_and_no_drawing_helps(tiny, federate):
     more = ("federation.rounds=2", "federation.clients=8", "federation.participation=0.5")
-    run = federate(tiny(*NOISY, *more))
+    run = federate(tiny(*NOISY, *more, "privacy.noise_multiplier=2"))
     updates = run.summary["privacy"]["updates"]
-    assert updates["epsilon"] == pytest.approx(sums_epsilon([0.5, 0.5], 1e-3))
+    assert updates["epsilon"] == pytest.approx(sums_epsilon([2, 2], 1e-3))
+    assert updates["epsilon"] > 1.1 * composed_epsilon(2, [(8, 4, 2)], 1e-3)
     assert updates["protects"] == "a whole client"
-    assert run.summary["secure_aggregation"] == "sums of updates with noise that each client adds"
+    mode = {"noise": "a share of each client", "keys": "not signed"}
+    assert run.summary["secure_aggregation"] == mode
     assert "noise.key" not in {path.name for path in run.folder.checkpoint.iterdir()}
 
 
@@ -82,10 +86,23 @@ def test_noise_suffices_when_as_many_drop_out_as_may(tiny, federate, stage):
 
 
 def test_noise_that_does_not_fit_ends_the_run_in_one_line(tiny, federate):
+    """Before any client trains."""
+    app = Dropping()
     with pytest.raises(FederationError) as caught:
-        federate(tiny(*NOISY, "privacy.noise_multiplier=1e7"))
+        federate(tiny(*NOISY, "privacy.noise_multiplier=1e7"), app=app)
     assert "privacy.noise_multiplier=1e+07: updates of" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and {stage for stage, *_ in app.sent} == {"keys"}
+
+
+def test_the_first_lines_say_what_the_server_sees(tiny, tmp_path):
+    said = []
+    for config in (tiny(*NOISY), tiny(*SECURE), tiny(*SIMCLR)):
+        RunPrivacy(config, None, tmp_path, replays=True, signed=True, message=said.append)
+    assert said == [
+        "secure aggregation: the server sees sums of updates alone (noise: a share of each client; "
+        "keys: signed)",
+        "secure aggregation: the server sees sums of updates alone (noise: none; keys: signed)",
+    ]
 
 
 @pytest.mark.parametrize(("override", "what"), [

@@ -1,5 +1,7 @@
 """What a server that breaks the protocol gets of a client: nothing more."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -203,6 +205,19 @@ def test_layouts_that_differ_give_keys_that_nobody_accepts(tools):
     one.clients["c003"].occasion = occasion
     one.until("shares")
     refused(one.clients["c000"].share, one.server.roster(), match="c003 are not signed")
+
+
+def test_noises_that_differ_give_keys_that_nobody_accepts(tools):
+    """Told that others add more noise than they do, a client would be hidden less than it knows."""
+    one = tools.Sum(6)
+    loud = one.server.occasion
+    one.server.occasion = dataclasses.replace(loud, noise=0.01)
+    for name in NAMES[1:]:
+        one.clients[name].occasion = one.server.occasion
+    one.clients["c000"].occasion = dataclasses.replace(loud, noise=4.0)
+    one.keys_stage()
+    for name in NAMES:
+        refused(one.clients[name].share, one.server.roster(), match="not signed by a registered")
 
 
 def test_the_same_round_with_another_cohort_is_never_confirmed(tools, tmp_path):
