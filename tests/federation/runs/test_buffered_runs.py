@@ -172,6 +172,7 @@ def test_what_does_not_fit_is_refused_in_a_line(tiny, options, line):
             '{"round": 1, "exchange": {"arrivals": [["a", 1]]}}',
             "client a with the model",
         ),
+        ('{"round": 1, "exchange": {"arrivals": [["a", -1]]}}', "client a with the model"),
         ('{"round": 1, "exchange": {"arrivals": [["a", 0], ["a", 0]]}}', "client a twice"),
     ],
 )
