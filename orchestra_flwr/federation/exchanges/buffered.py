@@ -76,7 +76,7 @@ class Buffered(Exchange):
             )
         if settings.replay is None and config.clock.name == "none":
             raise ValueError(
-                "exchange=buffered: needs clock=virtual, by which clients answer sooner or later, "
+                "exchange=buffered: only simulated clients can take part in it, with clock=virtual "
                 "or exchange.replay=<run folder>"
             )
         if settings.replay is None and settings.buffer > cohort:
