@@ -9,7 +9,8 @@ One fault is done to it: SIGKILL, SIGTERM or SIGSTOP to any process, a link that
 full disk, a clock that jumps, requests that come again, another CA. Then: the bits of the
 undisturbed run, or one clear line with a documented exit code and the same bits after `resume=`;
 no process left, no temporary folder left, ledgers that agree, no secret that others can read. Or
-somebody is hostile. A client sends what is absurd: then it is named, and encoder, losses and all
+rounds end with the first reply while a client hangs, sleeps or is gone: then they end, and name it.
+Or somebody is hostile. A client sends what is absurd: then it is named, and encoder, losses and all
 checkpoints are as large as usual. A server's operator asks for more than an update, a file is not
 what it seems: then no code from there runs, no byte of an image, a path or a key is sent, and the
 run ends in its usual bits, or goes on from its checkpoint. The faults and all that is drawn follow
@@ -61,6 +62,7 @@ from faults.invariants import (
     bit_problems,
     code_problems,
     hostile_problems,
+    late_problems,
     leak_problems,
     ledger_problems,
     mode_problems,
@@ -142,7 +144,10 @@ class Suite:
     ) -> tuple[str, list[str], list[str]]:
         private, listened = kind == "private", kind in ("requests", "server", "image")
         photos = self._with_a_hostile_file(folder, which) if kind == "image" else self.photos
-        made = Federation(folder, photos, private=private, listened=listened, disks=self.disks)
+        made = Federation(
+            folder, photos, private=private, listened=listened, late=kind == "late",
+            disks=self.disks,
+        )  # fmt: skip
         with made as run:
             if kind == "clock":
                 try:
@@ -174,6 +179,10 @@ class Suite:
                 run.problems += run.refused_at_the_total()
             elif kind == "hostile":
                 run.problems += self._after_hostile(run, which)
+            elif kind == "late":
+                run.problems += record_problems(run.run / "r", ROUNDS) + late_problems(
+                    run.run / "r"
+                )
             else:
                 reference = self._reference("federation")
                 run.problems += bit_problems(run.run / "r", reference, ROUNDS)

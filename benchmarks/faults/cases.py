@@ -35,6 +35,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 PROCESSES = (
     "server", "server/superlink", "server/app", "client", "client/supernode",
 )  # fmt: skip
+LATE = {"hanging": "SIGSTOP to client", "vanished": "SIGKILL to client"}
 RAY = ("simulation", "simulation/worker", "simulation/raylet", "simulation/gcs")
 
 
@@ -237,6 +238,11 @@ def image(rng: random.Random, run: Federation, which: str) -> str:
     return f"{which} among the images of client a"
 
 
+def late(rng: random.Random, run: Federation, which: str) -> str:
+    """A client hangs, is gone, or cannot be reached, in rounds that end with the first reply."""
+    return link(rng, run, "stalled") if which == "asleep" else signals(rng, run, LATE[which])
+
+
 def _signals_to(places: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{number.name} to {place}" for place in places for number in SIGNALS)
 
@@ -249,6 +255,7 @@ FEDERATION: dict[str, Callable[[random.Random, Federation, str], str]] = {
     "requests": requests,
     "authority": authority,
     "private": signals,
+    "late": late,
     "hostile": hostile,
     "server": server,
     "image": image,
@@ -262,6 +269,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "requests": ("replayed", "expired", "signed by another", "with an altered signature"),
     "authority": ("replaced",),
     "private": _signals_to(PROCESSES),
+    "late": (*LATE, "asleep"),
     "hostile": (*REFUSED, *TAKEN),
     "server": tuple(ATTACKS),
     "image": tuple(IMAGES),

@@ -82,6 +82,17 @@ def record_problems(run: Path, rounds: int) -> list[str]:
     )
 
 
+def late_problems(run: Path) -> list[str]:
+    """Every round had a good reply, and every other client was late or dropped."""
+    problems = []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        found = json.loads(line)["clients"]
+        gone = {*found.get("late", ()), *(each["client"] for each in found["dropped"])}
+        if found["cohort"] and not 0 < found["ok"] == found["cohort"] - len(gone):
+            problems.append(f"a round's clients do not add up: {found}")
+    return problems
+
+
 def hostile_problems(
     run: Path, reference: Path, client: str, refused: Collection[int]
 ) -> list[str]:

@@ -15,6 +15,9 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
 from orchestra_flwr.flower.streaming_grid import NODE_GONE, Arrival, StreamingGrid, failure
 
+LOOK_SECONDS = 0.001  # at least between two looks, for each client that is waited for
+TOO_LARGE = "its reply cannot be fetched: it is too large"
+
 
 class SuperLinkGrid(StreamingGrid):
     """Deletes messages that no client will fetch, and replies that came too late.
@@ -93,7 +96,7 @@ class SuperLinkGrid(StreamingGrid):
             good = sum(not found.messages_list[0].HasField("error") for found, _ in came.values())
             over = seconds > timeout
             if good < min(needed(), len(waiting)) and len(came) < len(waiting) and not over:
-                time.sleep(self._poll)
+                time.sleep(max(self._poll, LOOK_SECONDS * len(waiting)))
                 continue
             for key in [key for key in waiting if key in came]:
                 place, message = waiting.pop(key)
@@ -118,7 +121,7 @@ class SuperLinkGrid(StreamingGrid):
         client = self._superlink._client
         self._superlink._client = _Seen(client, response)  # type: ignore[assignment]
         try:
-            (reply,) = self.pull_messages([key])
+            reply = next(iter(self.pull_messages([key])), failure(TOO_LARGE, message))
         except UnreadableReplyError as error:
             return failure(str(error), message)
         finally:

@@ -254,6 +254,23 @@ def test_what_a_hostile_client_has_done_is_found(tmp_path, changes, problem):
     assert (problems == []) if problem is None else (problem in problems[0])
 
 
+@pytest.mark.parametrize(
+    ("clients", "is_right"),
+    [
+        ({"cohort": 2, "ok": 1, "late": ["b"], "dropped": []}, True),
+        ({"cohort": 2, "ok": 1, "late": [], "dropped": [{"client": "b"}]}, True),
+        ({"cohort": 0, "ok": 0, "dropped": []}, True),
+        ({"cohort": 2, "ok": 2, "late": ["b"], "dropped": []}, False),
+        ({"cohort": 2, "ok": 0, "late": ["a", "b"], "dropped": []}, False),
+    ],
+)
+def test_a_round_says_of_each_client_what_became_of_it(tmp_path, clients, is_right):
+    from faults.invariants import late_problems
+
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": clients}))
+    assert (late_problems(tmp_path) == []) is is_right
+
+
 def test_a_hostile_client_does_what_the_seed_says():
     from faults.cases import FAULTS, hostile_rounds
 

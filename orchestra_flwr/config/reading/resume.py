@@ -28,8 +28,11 @@ WITHOUT_EFFECT = (
     "federation.min_clients",
     "federation.round_timeout",
 )
-# What may differ when a run is resumed: the bound as well, which may be what has stopped the run.
-RESUME_MAY_CHANGE = (*WITHOUT_EFFECT, "federation.max_update")
+# What may differ when a run is resumed: also what may have stopped the run, or makes it wait.
+RESUME_MAY_CHANGE = (
+    *WITHOUT_EFFECT,
+    *(f"federation.{key}" for key in ("max_update", "enough", "oversample", "deadline")),
+)
 MAY_GROW = "federation.rounds"
 
 

@@ -76,7 +76,7 @@ class Buffered(Exchange):
             )
         if settings.replay is None and config.clock.name == "none":
             raise ValueError(
-                "exchange=buffered: needs clock=virtual, by which clients answer sooner or later, "
+                "exchange=buffered: only simulated clients can take part in it, with clock=virtual "
                 "or exchange.replay=<run folder>"
             )
         if settings.replay is None and settings.buffer > cohort:
@@ -106,8 +106,9 @@ class Buffered(Exchange):
             if len(dict(arrivals)) < len(arrivals):
                 twice, _ = Counter(client for client, _ in arrivals).most_common(1)[0]
                 raise ConfigError(f"{key}: round {number}: client {twice} twice")
+            least = 0 if number else FIRST
             for client, version in arrivals:
-                if client not in clients or not FIRST <= version < max(number, 1):
+                if client not in clients or not least <= version < number:
                     raise ConfigError(
                         f"{key}: round {number}: client {client} with the model of round {version} "
                         "fits no run of these clients"
@@ -138,8 +139,8 @@ class Buffered(Exchange):
             count = min(len(free), size - len(self._at_work))
             for place in sorted(generator.choice(len(free), count, replace=False)):
                 self._at_work[free[place]] = [round_ - 1, time.end(free[place], trains=True)]
-            order = {client: place for place, client in enumerate(clients)}
-            client = min(self._at_work, key=lambda name: (self._at_work[name][1], order[name]))
+            working = filter(self._at_work.__contains__, clients)  # of two at once the first
+            client = min(working, key=lambda name: self._at_work[name][1])
             version, end = self._at_work.pop(client)
             time.now = max(time.now, end)
             self._arrived.append((client, int(version)))

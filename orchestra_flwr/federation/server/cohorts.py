@@ -44,8 +44,8 @@ class Cohorts:
         *,
         capacity: int | None,
         keep_state: bool,
-        exchange: Exchange | None = None,
-        timeline: Timeline | None = None,
+        exchange: Exchange,
+        timeline: Timeline | None,
         message: Callable[[str], None],
     ) -> None:
         self._config = config

@@ -374,9 +374,9 @@ class _Run:
         if self.timeline is None:
             grid: Any = self.grid  # of real clients
             return iter(grid.receive_first(messages, strategy.needed, limit))
-        clients = [task.client for task in strategy.stage.tasks]
+        tasks, needed = strategy.stage.tasks, strategy.needed
         return self.timeline.receive_first(
-            self.grid, messages, clients, strategy.needed, limit, trains=round_.trains
+            self.grid, messages, tasks, needed, limit, trains=round_.trains
         )
 
     def _client_done(self, client: str, ok: bool) -> None:

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.clocks import Device
+from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.methods import Role, release_of
@@ -80,16 +81,17 @@ class Timeline:
     def _free_from(self, client: str) -> float:
         return self._devices[client].back(max(self.now, self._busy.get(client, 0.0)))
 
-    def end(self, client: str, *, trains: bool) -> float:
+    def end(self, client: str, *, trains: bool, models: int = 1) -> float:
         """When the reply of a client comes that is asked now.
 
         Args:
             client: its name.
+            models: that it is sent.
             trains: whether it trains, or looks at each image once and sends no state.
         """
         device = self._devices[client]
         images = self._images[client] * (self._epochs if trains else 1)
-        seconds = self._down / device.down + images / device.images_per_second
+        seconds = models * self._down / device.down + images / device.images_per_second
         seconds += (self._rows + self._up * trains) / device.up
         return device.end(self.now, seconds)
 
@@ -97,7 +99,7 @@ class Timeline:
         self,
         grid: Grid,
         messages: Iterable[Message],
-        clients: Sequence[str],
+        tasks: Sequence[Task],
         needed: Callable[[], int],
         limit: float,
         *,
@@ -110,15 +112,15 @@ class Timeline:
         Args:
             grid: of the engine.
             messages: of a stage.
-            clients: theirs, in the same order.
+            tasks: theirs, in the same order.
             needed: how many more good replies are; asked again when those that came were yielded.
             limit: seconds after which nobody is waited for.
             trains: whether clients train.
         """
         began = self.now
-        ends = [self.end(client, trains=trains) for client in clients]
-        for place, client in enumerate(clients):
-            self._busy[client] = ends[place]
+        ends = [self.end(t.client, trains=trains, models=len(t.models)) for t in tasks]
+        for task, end in zip(tasks, ends, strict=True):
+            self._busy[task.client] = end
         in_time = [place for place, end in enumerate(ends) if end <= began + limit]
         in_time.sort(key=lambda place: (ends[place], place))
         made, skipped = enumerate(messages), dict[int, Message]()

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config.reading.compose import load
+from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.exchanges.buffered import refreshed
 from orchestra_flwr.reporting import RunFolder
 
@@ -138,7 +140,10 @@ def test_a_method_with_contributions_and_statistics_can_be_killed_and_replayed(
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["clock=none"], "exchange=buffered: needs clock=virtual"),
+        (
+            ["clock=none"],
+            "exchange=buffered: only simulated clients can .*clock=virtual",
+        ),
         (["exchange.buffer=5"], "exchange.buffer=5: must be at most 4"),
         (["exchange.buffer=0"], "exchange.buffer=0: "),
         (["aggregation=median"], "aggregation=median: must be mean with exchange=buffered"),
@@ -159,6 +164,13 @@ def test_what_does_not_fit_is_refused_in_a_line(tiny, options, line):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("options", [[], ["exchange.replay=x"]])
+def test_a_server_of_real_clients_refuses_it_in_a_line(options):
+    with pytest.raises(ConfigError, match="exchange=buffered: .*simulated .*can") as error:
+        load(ServerConfig, ["exchange=buffered", *options])
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -172,6 +184,7 @@ def test_what_does_not_fit_is_refused_in_a_line(tiny, options, line):
             '{"round": 1, "exchange": {"arrivals": [["a", 1]]}}',
             "client a with the model",
         ),
+        ('{"round": 1, "exchange": {"arrivals": [["a", -1]]}}', "client a with the model"),
         ('{"round": 1, "exchange": {"arrivals": [["a", 0], ["a", 0]]}}', "client a twice"),
     ],
 )
