@@ -12,7 +12,8 @@ export ORT_DISABLE_TELEMETRY := 1
 # Set in many images. Without bytecode on disk every process compiles all that it imports: 5 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow test-extras test-peers test-faults mutants bench docs lint lint-deploy audit clean
+.PHONY: setup demo test test-slow test-extras test-peers test-faults mutants bench docs lint lint-deploy audit \
+	release clean
 
 setup: $(READY)
 
@@ -97,5 +98,24 @@ audit: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[audit]'
 	$(BIN)/python deploy/audit.py
 
+# Into dist/: wheel and source, checked and tried in a new environment of each Python that is here; the
+# app for Flower's hub. Nothing is uploaded: docs/contributing.md says what is left to do.
+PYTHONS ?= 3.11 3.12 3.13
+release: setup
+	rm -rf dist
+	$(BIN)/uv build --quiet --out-dir dist
+	$(BIN)/uv tool run --quiet twine check --strict dist/*.whl dist/*.tar.gz
+	for python in $(PYTHONS); do \
+		$(BIN)/uv python find --quiet --no-python-downloads $$python > /dev/null 2>&1 \
+			|| { echo "Python $$python is not here: not tried"; continue; }; \
+		$(BIN)/uv venv --quiet --python $$python dist/env-$$python; \
+		VIRTUAL_ENV=dist/env-$$python $(BIN)/uv pip install --quiet "$$(echo dist/*.whl)[simulation]"; \
+		(cd dist && env-$$python/bin/orchestra-sim engine=inline device=cpu federation.clients=2 \
+			federation.rounds=1 data.train_limit=200 data.test_limit=100 run_dir=run-$$python) || exit 1; \
+	done
+	mkdir dist/orchestra-flwr
+	git archive HEAD orchestra_flwr conf README.md LICENSE pyproject.toml | tar -x -C dist/orchestra-flwr
+	cd dist && ../$(BIN)/flwr build --app orchestra-flwr
+
 clean:
-	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

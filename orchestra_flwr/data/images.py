@@ -14,6 +14,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
 
+LARGEST = 512  # pixels that `data.image_size` can be
 UNLABELLED = -1  # the label of an image without one
 
 
@@ -150,11 +151,14 @@ def check_memory_for(count: int, size: int) -> None:
 def shrink_warning(dataset: Dataset) -> str | None:
     """What is said of images that lose more than half of their resolution; None of others."""
     side, size = dataset.shorter_side, dataset.image_size
-    if side is None or size >= side / 2:
+    if side is None or size >= side / 2 or size == LARGEST:
         return None
+    larger, full = min(2 * size, LARGEST), min(side, LARGEST)
     return (
-        f"images whose shorter side is {side} pixels are shrunk to {size}: a larger "
-        "data.image_size keeps more of what they show (time and memory grow with its square)"
+        f"images whose shorter side is {side} pixels are shrunk to {size}: "
+        f"data.image_size={larger} keeps more of what they show, but takes "
+        f"{(larger / size) ** 2:.0f} times as long and as much memory, {full} "
+        f"{(full / size) ** 2:.0f} times"
     )
 
 

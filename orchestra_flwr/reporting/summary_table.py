@@ -112,8 +112,8 @@ def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]
         "Next:",
         "  evaluate it with labelled images (train/<class>/ and test/<class>/ in a folder or zip):",
         f"    python -m orchestra_flwr.evaluation run={here} data=image_folder data.root=<images>",
-        "  make features of any images, in Python:",
-        f"    orchestra_flwr.load_encoder({str(folder)!r}).encode(<paths of images>)",
+        "  look at images by it, and find similar ones:",
+        f"    orchestra-embed run={here} images=<folder or zip>",
     )
 
 

@@ -18,7 +18,7 @@ from orchestra_flwr.use.similar import (
     Neighbours,
     near_duplicates,
     nearest_neighbours,
-    outlier_scores,
+    outliers,
 )
 from orchestra_flwr.use.thumbnails import COLUMNS, SHEET, Thumbnails, make_thumbnails
 from orchestra_flwr.use.use_config import PageConfig
@@ -26,7 +26,7 @@ from orchestra_flwr.use.use_config import PageConfig
 NAME = "embeddings.html"
 NEIGHBOURS = 12  # of each image on the page
 TYPICAL = 18  # images that show a cluster
-OUTLIERS = 48
+OUTLIERS = 200  # at most
 GROUPS = 100  # of near-duplicates
 MAX_CLASSES = 60  # folders that count as classes
 POSITIONS = 65_535  # steps of a position on the map, along each axis
@@ -126,14 +126,13 @@ def _cluster_data(clusters: Clusters) -> dict[str, Any]:
 
 
 def _similarity_data(neighbours: Neighbours) -> dict[str, Any]:
-    scores = outlier_scores(neighbours)
     k = neighbours.indices.shape[1]
     return {
         "k": k,
         "neighbours": _packed(neighbours.indices.numpy(), "<u2"),
         "cosines": _packed((neighbours.cosines.numpy() * 10_000).round(), "<i2"),
         "duplicates": near_duplicates(neighbours)[:GROUPS],
-        "outliers": scores.argsort(descending=True)[:OUTLIERS].tolist() if k else [],
+        "outliers": outliers(neighbours)[:OUTLIERS],
     }
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 SIMILARITIES_AT_ONCE = 2**25
 TYPICAL_NEIGHBOUR = 10  # its distance is that of images that are alike, but not the same
+FENCE = 1.5
 DUPLICATE_SHARE = 0.1  # of the typical distance: nearer ones are near-duplicates
 
 
@@ -81,3 +82,16 @@ def outlier_scores(neighbours: Neighbours) -> Tensor:
         Angiulli and Pizzuti, Fast Outlier Detection in High Dimensional Spaces, 2002.
     """
     return (1 - neighbours.cosines[:, :TYPICAL_NEIGHBOUR]).mean(1)
+
+
+def outliers(neighbours: Neighbours) -> list[int]:
+    """The images with scores above Tukey's fence, the farthest first; maybe none.
+
+    The fence is the upper quartile of the scores plus 1.5 times the distance of the quartiles.
+    """
+    scores = outlier_scores(neighbours)
+    if neighbours.indices.shape[1] == 0:
+        return []
+    lower, upper = np.quantile(scores.double().numpy(), [0.25, 0.75])
+    fence = upper + FENCE * (upper - lower)
+    return [i for i in scores.argsort(descending=True, stable=True).tolist() if scores[i] > fence]

@@ -61,7 +61,7 @@ def test_without_scores_what_to_do_next_is_said():
     assert "|" not in text
     assert "not evaluated with labels: there are no labels." in text
     assert "python -m orchestra_flwr.evaluation run='my runs/one' data=image_folder" in text
-    assert "orchestra_flwr.load_encoder('my runs/one').encode(" in text
+    assert "orchestra-embed run='my runs/one' images=" in text
     assert text.splitlines()[-1] == "run folder: my runs/one"
 
 

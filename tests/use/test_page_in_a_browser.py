@@ -7,7 +7,7 @@ from orchestra_flwr.data.image_files.archive import Archive
 from orchestra_flwr.use.embedding_files import Embeddings
 from orchestra_flwr.use.image_embeddings import EmbeddedImages
 from orchestra_flwr.use.page import write_page
-from orchestra_flwr.use.similar import nearest_neighbours
+from orchestra_flwr.use.similar import nearest_neighbours, outliers
 from orchestra_flwr.use.use_config import PageConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -36,7 +36,35 @@ def test_pointer_keys_and_all_views(page, photos, vectors):
     a_click_on_the_map_shows_the_nearest_neighbours(page, photos, vectors)
     the_map_is_used_by_keys_alone(page)
     a_search_finds_images(page)
-    clusters_copies_and_unreadable_files_are_shown(page)
+    clusters_copies_and_unreadable_files_are_shown(page, vectors)
+    a_phone_is_told_of_touch_and_has_the_legend_beside_the_map(page)
+
+
+def a_phone_is_told_of_touch_and_has_the_legend_beside_the_map(page):
+    size = {"width": 390, "height": 844}
+    context = page.context.browser.new_context(viewport=size, has_touch=True, is_mobile=True)
+    phone = context.new_page()
+    phone.goto(page.url)
+    phone.wait_for_selector("body[data-ready]")
+    assert "Tap an image" in phone.locator("#chosen").inner_text()
+    assert phone.locator("#chosen kbd").count() == 0
+    box, legend = (phone.locator(each).bounding_box() for each in ("#map", "#legend"))
+    assert legend["y"] >= box["y"] + box["height"] - 1
+    assert phone.evaluate("document.documentElement.scrollWidth") == 390
+    drawn = "document.querySelector('#map').toDataURL()"
+    before, session = phone.evaluate(drawn), context.new_cdp_session(phone)
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    for kind, apart in (("touchStart", 30), ("touchMove", 60), ("touchMove", 110)):
+        fingers = [{"x": x - apart, "y": y, "id": 0}, {"x": x + apart, "y": y, "id": 1}]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    phone.wait_for_timeout(200)
+    assert phone.evaluate(drawn) != before
+    phone.click("#zoom-all")
+    phone.wait_for_timeout(200)
+    assert phone.evaluate(drawn) == before
+    assert phone.locator("#chosen .path").count() == 0  # a pinch chooses nothing
+    context.close()
 
 
 def a_click_on_the_map_shows_the_nearest_neighbours(page, photos, vectors):
@@ -93,7 +121,7 @@ def a_search_finds_images(page):
     page.fill("#search", "")
 
 
-def clusters_copies_and_unreadable_files_are_shown(page):
+def clusters_copies_and_unreadable_files_are_shown(page, vectors):
     page.get_by_role("button", name="Pictures").click()
     page.get_by_role("button", name="Folders").click()
     page.locator("#legend button").nth(1).click()
@@ -105,7 +133,8 @@ def clusters_copies_and_unreadable_files_are_shown(page):
     tiles.nth(1).click()
     assert page.locator("#chosen .path").inner_text() == "red/05.png"
     page.click("#tab-outliers")
-    assert page.locator("#view-outliers .tile").count() == 36
+    far = outliers(nearest_neighbours(vectors, 12))
+    assert page.locator("#view-outliers .tile").count() == len(far) < 36
     page.click("#tab-unreadable")
     assert "<b>broken</b>.jpg" in page.locator("#view-unreadable").inner_text()
     page.click("#tab-clusters")

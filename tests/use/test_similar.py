@@ -1,5 +1,6 @@
 """Neighbours, near-duplicates and outliers, against comparisons one by one."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cosine_similarity
@@ -10,6 +11,7 @@ from orchestra_flwr.use.similar import (
     near_duplicates,
     nearest_neighbours,
     outlier_scores,
+    outliers,
 )
 
 
@@ -48,6 +50,20 @@ def test_images_without_copies_have_no_near_duplicates():
 def test_all_images_alike_are_one_group():
     found = near_duplicates(nearest_neighbours(torch.ones(6, 4), 12))
     assert found == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_outliers_are_beyond_tukeys_fence_and_may_be_none():
+    vectors = torch.randn(200, 8) * 0.1 + 5
+    vectors[42], vectors[77] = -5, torch.tensor([5.0] * 7 + [-20])
+    neighbours = nearest_neighbours(vectors, 12)
+    scores = outlier_scores(neighbours).numpy()
+    lower, upper = np.percentile(scores, 25), np.percentile(scores, 75)
+    beyond = [i for i in range(200) if scores[i] > upper + 1.5 * (upper - lower)]
+    found = outliers(neighbours)
+    assert sorted(found) == beyond and {42, 77} <= set(found) and len(found) < 40
+    assert [scores[i] for i in found] == sorted((scores[i] for i in found), reverse=True)
+    assert outliers(nearest_neighbours(torch.ones(6, 4), 12)) == []
+    assert outliers(nearest_neighbours(torch.ones(1, 4), 12)) == []
 
 
 def test_what_is_far_from_all_others_is_the_first_outlier():

@@ -95,9 +95,11 @@
   const neighboursOf = (i) =>
     i < 0 ? [] : Array.from(neighbours.subarray(i * data.k, (i + 1) * data.k));
   const hints = () => {
-    const lines = [
-      ["Point at an image to see it, click it to see its nearest neighbours."],
-      ["Drag to move the map, turn the wheel to zoom."],
+    const touched = ["Tap an image to see its nearest neighbours.", "Drag with one finger to move the map, pinch with two to zoom."];
+    const pointed = ["Point at an image to see it, click it to see its nearest neighbours.", "Drag to move the map, turn the wheel to zoom."];
+    const isTouched = matchMedia("(pointer: coarse)").matches;
+    const lines = isTouched ? touched.map((line) => [line]) : [
+      ...pointed.map((line) => [line]),
       ["On the map ", "←", " ", "↑", " ", "→", " ", "↓", " go from image to image, ", "+", " and ", "−", " zoom, ", "0", " shows all, ", "Esc", " clears."],
     ];
     const list = make("ul", { className: "hints" });
@@ -305,6 +307,7 @@
 
   // ---- pointer on the map ----
   let drag = null;
+  const fingers = new Map(); // where each of several pointers is
   const at = (event) => {
     const box = canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
@@ -333,10 +336,27 @@
   };
   canvas.addEventListener("pointerdown", (event) => {
     canvas.setPointerCapture(event.pointerId);
+    fingers.set(event.pointerId, at(event));
     drag = { from: at(event), x: map.x, y: map.y, moved: false };
   });
+  const pinch = (event) => {
+    const span = () => {
+      const [[ax, ay], [bx, by]] = fingers.values();
+      return [Math.hypot(ax - bx, ay - by), (ax + bx) / 2, (ay + by) / 2];
+    };
+    const [before] = span();
+    fingers.set(event.pointerId, at(event));
+    const [after, x, y] = span();
+    if (before > 0 && after > 0) zoomBy(after / before, x, y);
+    drag = { moved: true };
+  };
   canvas.addEventListener("pointermove", (event) => {
     const [x, y] = at(event);
+    if (fingers.size === 2 && fingers.has(event.pointerId)) {
+      pinch(event);
+      return;
+    }
+    if (drag && !drag.from) return; // the finger that is left after a pinch
     if (!drag) {
       showHover(imageAt(x, y), event);
       return;
@@ -352,11 +372,16 @@
   });
   canvas.addEventListener("pointerup", (event) => {
     const moved = drag?.moved;
+    fingers.delete(event.pointerId);
+    if (fingers.size) return;
     drag = null;
     canvas.classList.remove("dragged");
     if (!moved) choose(imageAt(...at(event)));
   });
-  canvas.addEventListener("pointercancel", () => { drag = null; });
+  canvas.addEventListener("pointercancel", (event) => {
+    fingers.delete(event.pointerId);
+    drag = null;
+  });
   canvas.addEventListener("pointerleave", () => showHover(-1));
   canvas.addEventListener("wheel", (event) => {
     event.preventDefault();
@@ -467,10 +492,9 @@
     }
   };
   const fillOutliers = (section) => {
-    section.append(
-      intro("Images that are farthest from their ten nearest neighbours, the farthest first: rare ones, mistakes, or images that do not belong here."),
-      tiles(data.outliers, (i) => data.paths[i]),
-    );
+    const none = "No image is much farther from its ten nearest neighbours than the others are.";
+    const some = "Images that are much farther from their ten nearest neighbours than the others are (beyond Tukey's fence), the farthest first: rare ones, mistakes, or images that do not belong here.";
+    section.append(intro(data.outliers.length ? some : none), tiles(data.outliers, (i) => data.paths[i]));
   };
   const fillUnreadable = (section) => {
     const rows = data.broken.map(([path, reason]) =>
