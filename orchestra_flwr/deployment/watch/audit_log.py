@@ -124,7 +124,7 @@ def check_audit(folder: Path) -> tuple[int, str]:
     try:  # before the lines, or a running server would be ahead of them
         end = json.loads((folder / END).read_bytes())
         expected = (int(end["lines"]), str(end[DIGEST]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, LookupError, TypeError, ArithmeticError):
         raise AuditError(f"{folder / END} is missing or damaged") from None
     lines = file.read_bytes().split(b"\n")[:-1]
     last, digests = "", []
@@ -140,7 +140,8 @@ def check_audit(folder: Path) -> tuple[int, str]:
                 f"{file}, line {number}: it or a line before it was changed, removed or moved"
             )
         if entry.get("event") == CHANGED:
-            raise AuditError(f"{file}, line {number}: a start of the server found: {entry['line']}")
+            found = f"{file}, line {number}: a start of the server found"
+            raise AuditError(f"{found}: {entry.get('line')}")
         digests.append(last)
     if digests[expected[0] - 1 : expected[0]] != [expected[1]]:
         raise AuditError(f"{file}: {expected[0]} lines were written and {len(lines)} are there")

@@ -68,9 +68,22 @@ def test_what_was_done_to_a_log_is_found(folder, said, damage):
         check_audit(folder)
 
 
-def test_a_log_without_its_end_is_not_taken_for_whole(folder):
+@pytest.mark.parametrize("end", [None, "", "[]", '{"lines": Infinity, "sha256": ""}'])
+def test_a_log_without_its_end_is_not_taken_for_whole(folder, said, end):
     (folder / "audit.end").unlink()
+    if end is not None:
+        (folder / "audit.end").write_text(end)
     with pytest.raises(AuditError, match="audit.end is missing or damaged"):
+        check_audit(folder)
+    AuditLog(folder, said.append)
+    assert len(said) == 1
+
+
+def test_a_log_that_is_gone_is_missed(folder, said):
+    (folder / "audit.jsonl").unlink()
+    AuditLog(folder, said.append)
+    assert "the audit log was changed" in said[0]
+    with pytest.raises(AuditError, match="a start of the server found"):
         check_audit(folder)
 
 

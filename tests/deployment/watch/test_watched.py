@@ -60,11 +60,16 @@ def test_a_client_shows_what_it_did(client, by_name):
     assert figures["loss", "contrast"] == 2.5 and figures["round_seconds",] == 1.5
 
 
-def test_a_servers_nonsense_ends_no_client(client):
-    for values in ({"config": "[" * 5000}, {"config": "{}"}, {"config": "3", "round": "x"}, {}):
+def test_a_servers_nonsense_ends_no_client(client, by_name):
+    texts = ("[" * 5000, "{}", "3", "[3]", '{"federation": {"rounds": 1e999}}', "\ud800")
+    for values in ({}, *({"config": text, "round": "x"} for text in texts)):
         content = RecordDict({"config": ConfigRecord(values)})
         client.asked(SimpleNamespace(kind="query", content=content))
     assert client.to_dict()["round"] == 4
+    many = {"config": '{"federation": {"rounds": 1' + 400 * "0" + "}}", "round": 5}
+    content = RecordDict({"config": ConfigRecord(many)})
+    client.asked(SimpleNamespace(kind="query", content=content))
+    assert by_name(client)["rounds",] < 1e12
 
 
 @pytest.fixture
