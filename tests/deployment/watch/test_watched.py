@@ -153,6 +153,9 @@ def test_dashboard_and_alerts_ask_for_figures_that_there_are(everything, client)
     panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in rules)
+    guide = (DEPLOY.parent / "docs" / "operate.md").read_text()
+    assert all(f"| `{rule['alert']}` |" in guide for rule in rules)
+    assert all(f"`{name.removeprefix('orchestra_')}`" in guide for name in there)
     asked = " ".join([*panels, *(rule["expr"] for rule in rules)])
     names = set(re.findall(r"\borchestra_[a-z_]+", asked))
     assert names <= there.keys() and len(names) > 12
