@@ -140,8 +140,11 @@ def test_strangers_fill_no_disk(folder, said):
     overheard = log.overhearing(said.append)
     for number in range(200):
         overheard(f"refused: 192.0.2.{number}: its key is not registered")
-    assert len(said) == 200
-    assert check_audit(folder)[0] == LINES + audit_log.STRANGERS_AN_HOUR
+    overheard("warning: ca.crt expires on 2026-12-01")
+    overheard("revoked: site-1, site-2")
+    assert len(said) == 202
+    assert json.loads(lines_of(folder)[-1])["clients"] == ["site-1", "site-2"]
+    assert check_audit(folder)[0] == LINES + audit_log.STRANGERS_AN_HOUR + 1
 
 
 def test_a_run_is_noted_with_what_came_of_it(server_config, tmp_path):
@@ -152,7 +155,7 @@ def test_a_run_is_noted_with_what_came_of_it(server_config, tmp_path):
         raise KeyboardInterrupt
     resumed = server_config.model_copy(update={"resume": str(tmp_path)})
     with AuditLog(tmp_path, print).of_run(resumed, folder) as log:
-        log.change("revoked", ["a"])
+        log.add("revoked", clients=["a"])
         folder.encoder.write_bytes(b"weights")
     began, ended, again, revoked, released = map(json.loads, lines_of(tmp_path))
     assert (began["event"], again["event"]) == ("began", "resumed")
