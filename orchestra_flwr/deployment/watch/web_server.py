@@ -141,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             try:
                 answer = self.server.paths[path]()
+            except ConfigError as error:  # a library is not installed
+                answer = Answer.line(str(error), 501)
             except Exception:  # what is watched goes on
                 _log.exception("%s cannot be shown", path)
                 answer = Answer.line("cannot be shown: the log says why", 500)

@@ -1,10 +1,10 @@
 """A watched process at its address: the page, `/status` and `/metrics`."""
 
 import base64
-import builtins
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from orchestra_flwr.deployment.watch.client_status import ClientStatus
-from orchestra_flwr.deployment.watch.figures import exposed, figures
+from orchestra_flwr.deployment.watch.figures import figures
 from orchestra_flwr.deployment.watch.watched import PAGE, watched
 from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.federation.messages.failures import Failure
@@ -111,17 +111,12 @@ def test_prometheus_reads_its_metrics(address, everything):
     } | {key: value for key, value in samples.items() if key[0] == "orchestra_certificate_days"}
 
 
-def test_without_the_library_a_line_says_what_to_install(everything, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("prometheus_client"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    answer = exposed(everything.status.to_dict())
-    assert answer.status == 501 and b"pip install 'orchestra-flwr[watch]'" in answer.body
+def test_without_the_library_a_line_says_what_to_install(address, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    answer = get(f"{address}metrics")
+    assert answer.status_code == 501 and answer.text.count("\n") == 1
+    assert "pip install 'orchestra-flwr[watch]'" in answer.text
+    assert get(f"{address}status").status_code == 200
 
 
 class TestPage:
