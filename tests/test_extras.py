@@ -13,6 +13,7 @@ from PIL import Image
 
 from orchestra_flwr.config import ConfigError, load, load_config
 from orchestra_flwr.data import load_dataset
+from orchestra_flwr.deployment.watch.figures import exposed
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.export.exporter import export_saved
 from orchestra_flwr.export.hub_folder import export_to_hub
@@ -143,6 +144,9 @@ def asks_for(extra, tiny, folder):
             "peft": lambda: tiny("method=simclr", "adaptation=lora"),
         },
         "notebook": {"pandas": lambda: Result(finished(folder)).frame()},
+        "watch": {
+            "prometheus_client": lambda: exposed({"role": "server", "version": "1"}),
+        },
         "parquet": {
             "pyarrow": lambda: embedded_images(
                 load(EmbedConfig, [run, "images=photos", "format=parquet"])

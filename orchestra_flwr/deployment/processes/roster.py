@@ -28,18 +28,10 @@ class Roster:
         flower: the command line of the SuperLink.
         folder: the folder of keys; None: plain text, where anybody may connect.
         report: takes a line about who was registered or revoked, and about what failed.
-        change: takes "registered" or "revoked", and the names.
     """
 
-    def __init__(
-        self,
-        flower: Flower,
-        folder: Path | None,
-        report: Callable[[str], None],
-        change: Callable[[str, Sequence[str]], None] = lambda event, names: None,
-    ) -> None:
+    def __init__(self, flower: Flower, folder: Path | None, report: Callable[[str], None]) -> None:
         self._flower = flower
-        self._change = change
         self._folder = folder
         self._report = report
         self._listed: Mapping[bytes, str] = {}  # the folder's keys, with the clients' names
@@ -139,7 +131,6 @@ class Roster:
         for names, change in ((former - admitted, "revoked"), (admitted - former, "registered")):
             if named := sorted(name for name in names if name is not None):
                 self._report(f"{change}: {', '.join(named)}")
-                self._change(change, named)
 
 
 def _stamp(folder: Path) -> object:

@@ -73,7 +73,8 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
         )
         stack.callback(link.stop)
         flower = Flower(scratch, socket, keys.ca if keys else None)
-        roster = Roster(flower, clients, progress.message, audit.change)
+        report = audit.overhearing(progress.message)
+        roster = Roster(flower, clients, report)
         dated = keys.dated if keys else ()
         status = FederationStatus(config, folder, lambda: roster.names().values(), dated)
         stack.enter_context(watched(config.watch, status, progress.message))
@@ -84,7 +85,7 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
             tls=keys,
             reply_limit=reply_limit(config, schemas),
             names=roster.names,
-            report=audit.overhearing(progress.message),
+            report=report,
         )
         wait_until_up(socket, link)
         stack.enter_context(warning_daily(dated, progress.message))

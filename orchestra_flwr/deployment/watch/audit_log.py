@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,22 +92,27 @@ class AuditLog:
         files = {each.name: _digest_of(each) for each in encoders if each.is_file()}
         self.add("released", encoders=files, rounds=config.federation.rounds)
 
-    def change(self, event: str, names: Sequence[str]) -> None:
-        """Notes which keys were registered or revoked."""
-        self.add(event, clients=list(names))
-
     def overhearing(self, report: Callable[[str], None]) -> Callable[[str], None]:
-        """What passes lines of the gate on, and notes the first sixty in an hour."""
+        """What passes on lines of gate and roster, and notes who is listed or turned away."""
 
         def overheard(line: str) -> None:
             report(line)
-            now = time.monotonic()
-            self._strangers = [each for each in self._strangers if now - each < HOUR]
-            if len(self._strangers) < STRANGERS_AN_HOUR:
-                self._strangers.append(now)
-                self.add("at_the_gate", line=line)
+            event, _, rest = line.partition(": ")
+            if event in ("registered", "revoked"):
+                self.add(event, clients=rest.split(", "))
+            elif event == "refused" and self._has_room():
+                self.add("turned_away", line=rest)
 
         return overheard
+
+    def _has_room(self) -> bool:
+        """Whether a line about a stranger is one of the first sixty in an hour."""
+        now = time.monotonic()
+        self._strangers = [each for each in self._strangers if now - each < HOUR]
+        if len(self._strangers) >= STRANGERS_AN_HOUR:
+            return False
+        self._strangers.append(now)
+        return True
 
 
 def check_audit(folder: Path) -> tuple[int, str]:
@@ -124,7 +129,7 @@ def check_audit(folder: Path) -> tuple[int, str]:
     try:  # before the lines, or a running server would be ahead of them
         end = json.loads((folder / END).read_bytes())
         expected = (int(end["lines"]), str(end[DIGEST]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, LookupError, TypeError, ArithmeticError):
         raise AuditError(f"{folder / END} is missing or damaged") from None
     lines = file.read_bytes().split(b"\n")[:-1]
     last, digests = "", []
@@ -140,7 +145,8 @@ def check_audit(folder: Path) -> tuple[int, str]:
                 f"{file}, line {number}: it or a line before it was changed, removed or moved"
             )
         if entry.get("event") == CHANGED:
-            raise AuditError(f"{file}, line {number}: a start of the server found: {entry['line']}")
+            found = f"{file}, line {number}: a start of the server found"
+            raise AuditError(f"{found}: {entry.get('line')}")
         digests.append(last)
     if digests[expected[0] - 1 : expected[0]] != [expected[1]]:
         raise AuditError(f"{file}: {expected[0]} lines were written and {len(lines)} are there")

@@ -20,6 +20,7 @@ from orchestra_flwr.flower.client_tasks import Request
 
 DOING = {"query": "joining", "train": "training", "evaluate": "scoring"}
 LOSS = "loss/"
+MOST = 10**9  # rounds
 STATES = ("connecting", "connected", *DOING.values())
 
 
@@ -62,8 +63,10 @@ class ClientStatus:
         self._doing, self._since = DOING[request.kind], time.time()
         self._bytes["down"] += _size(request.content)
         task = request.content.config_records.get(CONFIG, ConfigRecord())
-        with suppress(KeyError, TypeError, ValueError, RecursionError):  # a server's, not ours
-            self._rounds = int(json.loads(str(task["config"]))["federation"]["rounds"])
+        # A server may send anything.
+        with suppress(LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
+            rounds = int(json.loads(str(task["config"]))["federation"]["rounds"])
+            self._rounds = min(rounds, MOST)
             self._round = int(task["round"])  # type: ignore[arg-type]
 
     def answered(self, kind: str, answer: RecordDict | Failure) -> None:

@@ -110,7 +110,8 @@ class FederationStatus(Progress):
         if self._doing:
             return self._doing
         if self.state == "training":
-            return f"{self.cohort - self.done} of {self.cohort} clients"
+            label = "" if self.label == "training" else f": {self.label}"
+            return f"{self.cohort - self.done} of {self.cohort} clients{label}"
         if self.state == "waiting":
             return f"clients: {self._here} of {self._config.federation.min_clients} are here"
         return {"averaging": "the average of the replies"}.get(self.state, "")

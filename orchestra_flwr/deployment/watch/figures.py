@@ -9,12 +9,11 @@ from typing import Any
 
 from orchestra_flwr.deployment.keys.certificates import Dated
 from orchestra_flwr.deployment.watch.web_server import Answer
+from orchestra_flwr.extras import require
 
 MAX_DETAILS = 300  # of a round: whatever a plug-in records, there are not more series
 # In a round's record by the names of clients, and so as many as there are clients.
 BY_CLIENT = ("release.clients", "releases", "members")
-
-
 # Of a status: the key of a number, or of numbers by their names; the figure that it is, without the
 # prefix `orchestra_` (a counter ends in `_total`); the label that the names are values of.
 FIGURES = (
@@ -44,17 +43,15 @@ FIGURES = (
 
 
 def exposed(status: Mapping[str, Any]) -> Answer:
-    """The figures of a status for Prometheus; one line where its library is not installed."""
-    try:
-        from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-        from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-    except ImportError:
-        return Answer.line(
-            "prometheus_client is not installed: pip install 'orchestra-flwr[watch]', "
-            "then start this again",
-            501,
-        )
+    """The figures of a status for Prometheus.
+
+    Raises:
+        ConfigError: its library is not installed.
+    """
+    require("/metrics", "watch", "prometheus_client")
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
     class Collected:
         def collect(self) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -40,7 +41,7 @@ class FinishedRounds:
         with self._lock:
             try:
                 with self._path.open("rb") as file:
-                    about = self._path.stat()
+                    about = os.fstat(file.fileno())
                     if about.st_ino != self._inode or about.st_size < self._read:
                         self._forget(about.st_ino)
                     file.seek(self._read)

@@ -93,6 +93,7 @@ def serving(host: str, port: int, paths: Mapping[str, Callable[[], Answer]]) -> 
 class _Server(ThreadingMixIn, HTTPServer):
     daemon_threads = True
     block_on_close = False
+    allow_reuse_port = False  # which later Pythons would allow: two servers at one port
 
     def __init__(self, host: str, port: int, paths: Mapping[str, Callable[[], Answer]]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -140,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             try:
                 answer = self.server.paths[path]()
+            except ConfigError as error:  # a library is not installed
+                answer = Answer.line(str(error), 501)
             except Exception:  # what is watched goes on
                 _log.exception("%s cannot be shown", path)
                 answer = Answer.line("cannot be shown: the log says why", 500)

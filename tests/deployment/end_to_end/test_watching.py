@@ -114,6 +114,6 @@ def test_the_log_of_a_killed_server_goes_on(machines):
         assert all({"time", "level", "event"} <= each.keys() for each in events)
     entries = [json.loads(line) for line in (machines.run / "audit.jsonl").read_text().splitlines()]
     events = [each["event"] for each in entries]
-    assert events[0] == "began" and events.index("at_the_gate") < events.index("revoked")
+    assert events[0] == "began" and events.index("turned_away") < events.index("revoked")
     assert events.index("revoked") < events.index("resumed") and events[-1] == "ended"
     assert check_audit(machines.run)[0] == len(entries)

@@ -90,7 +90,7 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
     assert watched == 1
     lines = (folder.path / "audit.jsonl").read_text().splitlines()
     events = [json.loads(line)["event"] for line in lines]
-    assert list(dict.fromkeys(events)) == ["began", "registered", "at_the_gate", "ended"]
+    assert list(dict.fromkeys(events)) == ["began", "registered", "turned_away", "ended"]
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,22 @@ def test_what_was_done_to_a_log_is_found(folder, said, damage):
         check_audit(folder)
 
 
-def test_a_log_without_its_end_is_not_taken_for_whole(folder):
+@pytest.mark.parametrize("end", [None, "", "[]", '{"lines": Infinity, "sha256": ""}'])
+def test_a_log_without_its_end_is_not_taken_for_whole(folder, said, end):
     (folder / "audit.end").unlink()
+    if end is not None:
+        (folder / "audit.end").write_text(end)
     with pytest.raises(AuditError, match="audit.end is missing or damaged"):
+        check_audit(folder)
+    AuditLog(folder, said.append)
+    assert len(said) == 1
+
+
+def test_a_log_that_is_gone_is_missed(folder, said):
+    (folder / "audit.jsonl").unlink()
+    AuditLog(folder, said.append)
+    assert "the audit log was changed" in said[0]
+    with pytest.raises(AuditError, match="a start of the server found"):
         check_audit(folder)
 
 
@@ -127,8 +140,11 @@ def test_strangers_fill_no_disk(folder, said):
     overheard = log.overhearing(said.append)
     for number in range(200):
         overheard(f"refused: 192.0.2.{number}: its key is not registered")
-    assert len(said) == 200
-    assert check_audit(folder)[0] == LINES + audit_log.STRANGERS_AN_HOUR
+    overheard("warning: ca.crt expires on 2026-12-01")
+    overheard("revoked: site-1, site-2")
+    assert len(said) == 202
+    assert json.loads(lines_of(folder)[-1])["clients"] == ["site-1", "site-2"]
+    assert check_audit(folder)[0] == LINES + audit_log.STRANGERS_AN_HOUR + 1
 
 
 def test_a_run_is_noted_with_what_came_of_it(server_config, tmp_path):
@@ -139,7 +155,7 @@ def test_a_run_is_noted_with_what_came_of_it(server_config, tmp_path):
         raise KeyboardInterrupt
     resumed = server_config.model_copy(update={"resume": str(tmp_path)})
     with AuditLog(tmp_path, print).of_run(resumed, folder) as log:
-        log.change("revoked", ["a"])
+        log.add("revoked", clients=["a"])
         folder.encoder.write_bytes(b"weights")
     began, ended, again, revoked, released = map(json.loads, lines_of(tmp_path))
     assert (began["event"], again["event"]) == ("began", "resumed")

@@ -29,6 +29,10 @@ def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
     assert shown["names"] == [{"name": "a", "state": "answered"}, {"name": "b", "state": "here"}]
     status.client_done("b", ok=False)
     assert status.state == "averaging"
+    status.round_started(1, 2, "scoring")
+    assert status.to_dict()["waits_for"] == "2 of 2 clients: scoring"
+    status.round_started(1, 2, "training")
+    status.client_done("b", ok=False)
     run.record(1)
     status.round_finished(1, {"total": 1.5}, None, 2.0, [])
     status.phase_started("evaluating the encoder after round 1")

@@ -1,10 +1,10 @@
 """A watched process at its address: the page, `/status` and `/metrics`."""
 
 import base64
-import builtins
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from orchestra_flwr.deployment.watch.client_status import ClientStatus
-from orchestra_flwr.deployment.watch.figures import exposed, figures
+from orchestra_flwr.deployment.watch.figures import figures
 from orchestra_flwr.deployment.watch.watched import PAGE, watched
 from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.federation.messages.failures import Failure
@@ -60,11 +60,16 @@ def test_a_client_shows_what_it_did(client, by_name):
     assert figures["loss", "contrast"] == 2.5 and figures["round_seconds",] == 1.5
 
 
-def test_a_servers_nonsense_ends_no_client(client):
-    for values in ({"config": "[" * 5000}, {"config": "{}"}, {"config": "3", "round": "x"}, {}):
+def test_a_servers_nonsense_ends_no_client(client, by_name):
+    texts = ("[" * 5000, "{}", "3", "[3]", '{"federation": {"rounds": 1e999}}', "\ud800")
+    for values in ({}, *({"config": text, "round": "x"} for text in texts)):
         content = RecordDict({"config": ConfigRecord(values)})
         client.asked(SimpleNamespace(kind="query", content=content))
     assert client.to_dict()["round"] == 4
+    many = {"config": '{"federation": {"rounds": 1' + 400 * "0" + "}}", "round": 5}
+    content = RecordDict({"config": ConfigRecord(many)})
+    client.asked(SimpleNamespace(kind="query", content=content))
+    assert by_name(client)["rounds",] < 1e12
 
 
 @pytest.fixture
@@ -106,17 +111,12 @@ def test_prometheus_reads_its_metrics(address, everything):
     } | {key: value for key, value in samples.items() if key[0] == "orchestra_certificate_days"}
 
 
-def test_without_the_library_a_line_says_what_to_install(everything, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("prometheus_client"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    answer = exposed(everything.status.to_dict())
-    assert answer.status == 501 and b"pip install 'orchestra-flwr[watch]'" in answer.body
+def test_without_the_library_a_line_says_what_to_install(address, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    answer = get(f"{address}metrics")
+    assert answer.status_code == 501 and answer.text.count("\n") == 1
+    assert "pip install 'orchestra-flwr[watch]'" in answer.text
+    assert get(f"{address}status").status_code == 200
 
 
 class TestPage:
@@ -148,6 +148,9 @@ def test_dashboard_and_alerts_ask_for_figures_that_there_are(everything, client)
     panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in rules)
+    guide = (DEPLOY.parent / "docs" / "operate.md").read_text()
+    assert all(f"| `{rule['alert']}` |" in guide for rule in rules)
+    assert all(f"`{name.removeprefix('orchestra_')}`" in guide for name in there)
     asked = " ".join([*panels, *(rule["expr"] for rule in rules)])
     names = set(re.findall(r"\borchestra_[a-z_]+", asked))
     assert names <= there.keys() and len(names) > 12

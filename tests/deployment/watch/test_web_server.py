@@ -90,11 +90,15 @@ def test_large_requests_are_refused(port):
     assert ask(port)[0] == 200
 
 
-def test_it_is_gone_afterwards():
-    with serving("::1", 0, PATHS) as port:
-        pass
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_it_is_gone_afterwards(host):
+    try:
+        with serving(host, 0, PATHS) as port:
+            socket.create_connection((host, port)).close()
+    except ConfigError:
+        pytest.skip(f"nothing can listen on {host} here")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("::1", port))
+        socket.create_connection((host, port))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1", "no such name", "a\0b"])
