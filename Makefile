@@ -90,7 +90,7 @@ lint: setup
 lint-deploy: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[deploy]'
 	$(BIN)/hadolint Dockerfile
-	$(BIN)/shellcheck deploy/*.sh
+	$(BIN)/shellcheck deploy/*.sh orchestra_flwr/deployment/keys/start.sh
 
 # Asks a database of advisories on the network; says so where it is out of reach.
 audit: setup
