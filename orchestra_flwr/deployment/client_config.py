@@ -105,6 +105,7 @@ class ClientConfig(WithPlugins, Composed):
     insecure: bool
     security: PathText
     state: PathText
+    encoder_megabytes: float = Field(2000, ge=0)  # of the largest encoder that it stores
 
     @field_validator("state", mode="before")
     @classmethod

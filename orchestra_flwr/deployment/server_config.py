@@ -6,12 +6,20 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from orchestra_flwr.config import Config, DataConfig, PathText
+from orchestra_flwr.config import Config, DataConfig, PathText, Section
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
 from orchestra_flwr.methods import release_of
 
 CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client
+
+
+class ServerShareConfig(Section):
+    """What clients get beside the models that they train."""
+
+    encoder: bool = True
+    every: int | None = Field(None, ge=1)  # rounds; None: at the end alone
+    wait: float = Field(60.0, ge=0)  # seconds that the end waits for clients that are away
 
 
 class ServerConfig(Config):
@@ -24,6 +32,7 @@ class ServerConfig(Config):
     port: int = Field(ge=0, le=65535)  # 0: any free one
     insecure: bool
     security: PathText
+    share: ServerShareConfig = ServerShareConfig()
 
     @model_validator(mode="after")
     def _clients_are_not_counted_ahead(self) -> ServerConfig:
@@ -75,6 +84,8 @@ class ServerConfig(Config):
         del unread["federation.min_clients"], unread["federation.min_images"]
         own = [f"method.{name}" for name in ClientMethodConfig.model_fields]
         unread |= dict.fromkeys(own, "from a server: each client's own command says it")
+        if not self.share.encoder:
+            unread |= dict.fromkeys(("share.every", "share.wait"), "with share.encoder=false")
         return unread | dict.fromkeys(("engine", "partition"), "with real clients, only simulated")
 
     @property

@@ -24,6 +24,7 @@ WITHOUT_EFFECT = (
     "port",
     "insecure",
     "security",
+    "share",
     "federation.min_clients",
     "federation.round_timeout",
 )

@@ -55,6 +55,7 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
     from orchestra_flwr.deployment.server_config import ServerConfig
     from orchestra_flwr.federation.messages.replies import reply_limit
     from orchestra_flwr.federation.messages.schema import Schemas
+    from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
     from orchestra_flwr.federation.server.evaluator import Evaluator
     from orchestra_flwr.federation.server.loop import run_federation
     from orchestra_flwr.federation.server.members import ConnectedMembers
@@ -88,6 +89,18 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
         members = ConnectedMembers(
             streaming, greeting, config.federation.min_clients, progress.message
         )
+        share, delivery = server_config.share, None
+        if share.encoder:
+            delivery = EncoderDelivery(
+                streaming,
+                members,
+                folder,
+                every=share.every,
+                wait=share.wait,
+                timeout=config.federation.round_timeout,
+                least=config.federation.min_clients,
+                show=progress.message,
+            )
         summary = run_federation(
             streaming,
             config.model_copy(update={"init": server_config.init}),
@@ -95,6 +108,7 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
             evaluator=evaluator,
             folder=folder,
             progress=progress,
+            delivery=delivery,
         )
     channel.send({"event": "finished", "summary": summary})
 
