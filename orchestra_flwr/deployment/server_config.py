@@ -6,11 +6,13 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from orchestra_flwr.config import Config, DataConfig, PathText, Section
+from orchestra_flwr.config import Config, DataConfig, OptionalPathText, PathText, Section
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
 from orchestra_flwr.methods import release_of
 
+# What a server with a queue is started with; all else each run says.
+OF_THE_SERVER = ("queue", "host", "port", "insecure", "security")
 CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client
 
 
@@ -32,6 +34,7 @@ class ServerConfig(Config):
     port: int = Field(ge=0, le=65535)  # 0: any free one
     insecure: bool
     security: PathText
+    queue: OptionalPathText = None  # a folder of runs, one after the other; None: this run alone
     share: ServerShareConfig = ServerShareConfig()
 
     @model_validator(mode="after")
@@ -42,6 +45,14 @@ class ServerConfig(Config):
             raise ValueError(
                 f"federation.clients={clients}: real clients come and go; "
                 "set federation.min_clients, the number that a round waits for"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _runs_come_from_one_place(self) -> ServerConfig:
+        if self.queue is not None and self.resume is not None:
+            raise ValueError(
+                f"resume={self.resume}: must be null with queue=, which goes on by itself"
             )
         return self
 
@@ -80,6 +91,9 @@ class ServerConfig(Config):
 
     def unread(self) -> dict[str, str]:
         """Also what real clients decide themselves."""
+        if self.queue is not None:
+            others = set(type(self).model_fields) - {*OF_THE_SERVER}
+            return dict.fromkeys(others, "with queue=: orchestra-submit says it for each run")
         unread = super().unread()
         del unread["federation.min_clients"], unread["federation.min_images"]
         own = [f"method.{name}" for name in ClientMethodConfig.model_fields]
