@@ -2,12 +2,10 @@
 
 Each run has a folder named by its number. `run.yaml` in it is its configuration, `run/` its run
 folder once it has begun, and `ended` says how it ended. The names are made by steps that cannot be
-done twice (mkdir, link), so nothing has to be locked.
+done twice, so nothing has to be locked.
 """
 
 import itertools
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +44,7 @@ class QueuedRun:
     def state(self) -> str:
         """How it stands: waiting, begun, or how it ended."""
         try:
-            return (self.path / ENDED).read_text().strip()
+            return (self.path / ENDED).read_text().strip() or f"{FAILED}: nobody knows how"
         except FileNotFoundError:
             return "begun" if self.has_begun else "waiting"
 
@@ -61,15 +59,11 @@ class QueuedRun:
         Raises:
             OSError: it cannot be written.
         """
-        beside = self.path / f".{ENDED}.{secrets.token_hex(4)}"
-        line = " ".join(state.split())[:MAX_REASON]
-        write_atomically(beside, f"{line}\n".encode(), mode=0o600)
         try:
-            os.link(beside, self.path / ENDED)
+            with (self.path / ENDED).open("x") as file:
+                file.write(" ".join(state.split())[:MAX_REASON] + "\n")
         except FileExistsError:
             return False
-        finally:
-            beside.unlink()
         return True
 
     def config(self, server: ServerConfig) -> ServerConfig:

@@ -40,7 +40,8 @@ def test_runs_are_submitted_listed_and_cancelled(submit):
     ]
     queue = RunQueue(Path("runs"))
     assert queue.next().name == "0002"
-    assert {stat.S_IMODE(p.stat().st_mode) & 0o077 for p in Path("runs").rglob("*")} == {0}
+    folders = (Path("runs"), Path("runs/0001"))  # what is in them nobody else can read
+    assert {stat.S_IMODE(each.stat().st_mode) for each in folders} == {0o700}
     first = queue.runs()[0].config(server("port=1234", "security=keys"))
     assert (first.method.name, first.seed, first.model.width) == ("simclr", 7, 8)
     assert (first.port, first.security, first.queue) == (1234, "keys", None)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flwr.app import RecordDict
 
+from orchestra_flwr.console.printable import printable_lines
 from orchestra_flwr.federation.messages.fields import (
     ARRAYS,
     CONFIG,
@@ -61,7 +62,8 @@ class EncoderStore:
             return TOO_LARGE
         if not arrays:
             return STORED if self._has(description) else WANTED
-        self._store({WEIGHTS: weights, DESCRIPTION: description.encode(), CARD: card.encode()})
+        shown = printable_lines(card).encode()  # nothing that a terminal would obey
+        self._store({WEIGHTS: weights, DESCRIPTION: description.encode(), CARD: shown})
         report(
             f"the encoder is here: orchestra-embed run={self.folder} images=..., "
             f"orchestra-export run={self.folder}"

@@ -15,6 +15,7 @@ from orchestra_flwr.deployment.keys.certificates import (
     certificate_hosts,
     certificate_pem,
     load_certificates,
+    parse_host,
 )
 from orchestra_flwr.deployment.keys.client_keys import (
     NAME_PATTERN,
@@ -151,7 +152,7 @@ def make_site(options: SiteOptions) -> None:
     """Makes a folder or a zip for each site, from which its client starts."""
     folder = _existing(options.folder)
     hosts = certificate_hosts(load_certificates(folder / "server.crt", "make it with `server`")[0])
-    if (host := host_of(options.server)) not in hosts:
+    if (host := str(parse_host(host_of(options.server)).value)) not in hosts:
         raise ConfigError(
             f"server={options.server}: {host} is not in {folder}/server.crt, which is for "
             f"{', '.join(hosts)}: clients would refuse it; give {COMMAND} server host= all of them"

@@ -125,6 +125,7 @@ class EncoderDelivery:
             }
         )
         arrays: ArrayRecord | None = None
+        waits = False
         answers: dict[str, str] = {}
         deadline = time.monotonic() + wait
         while True:
@@ -139,6 +140,10 @@ class EncoderDelivery:
             missing = self._members.met - answers.keys()
             if (not missing and len(answers) >= self._least) or time.monotonic() >= deadline:
                 return answers
+            if missing and not waits:
+                waits = True
+                who = ", ".join(sorted(missing))
+                self._show(f"waiting for {who}, to send the encoder; at most {wait:g} s")
             time.sleep(POLL_SECONDS)
 
     def _ask(

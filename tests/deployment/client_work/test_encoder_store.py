@@ -31,7 +31,7 @@ def offer(encoder):
     def make(arrays=True, weights=None, described=None, **entries):
         weights = encoder.read_bytes() if weights is None else weights
         text = described or encoder.with_suffix(".json").read_text()
-        about = {ENCODER: text, "card": "# A card", "size": len(weights), **entries}
+        about = {ENCODER: text, "card": "# A card\x1b]0;", "size": len(weights), **entries}
         content = {CONFIG: ConfigRecord(about)}
         if arrays:
             content[ARRAYS] = to_record({ENCODER: np.frombuffer(weights, np.uint8)})
@@ -57,6 +57,7 @@ def test_an_encoder_is_stored_beside_its_card_and_said_how_to_use(
     ]  # fmt: skip
     assert (folder / "encoder.safetensors").read_bytes() == encoder.read_bytes()
     assert load_encoder(folder).dim == load_encoder(encoder).dim
+    assert "\x1b" not in (folder / "README.md").read_text()
     modes = {stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()}
     assert modes == {0o600} and stat.S_IMODE(folder.stat().st_mode) == 0o700
     (line,) = said
