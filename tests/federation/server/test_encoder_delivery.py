@@ -5,6 +5,7 @@ import json
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
+from orchestra_flwr import load_encoder
 from orchestra_flwr.config import config_to_yaml
 from orchestra_flwr.federation.messages.failures import Failure, to_error
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, ENCODER
@@ -136,3 +137,28 @@ def test_during_the_run_it_is_sent_to_who_is_here(deliver, folder):
     delivery.during(folder.encoder)
     assert shown == ["the encoder is with a"] and network.looks == 1
     assert deliver(network)[0].place(2, 6) is None
+
+
+@pytest.mark.parametrize("chosen", [[], ["adaptation=norms", "model.batch_norm=averaged"]])
+def test_a_run_that_sends_its_encoder_has_the_same_bits(federate, tiny, deliver, chosen):
+    """What is sent is the plain network as the run folder has it, also with an adaptation."""
+    config = tiny("federation.rounds=2", *chosen)
+    network = Network(a=["wanted", "stored"] * 2)
+
+    def delivery(grid, folder):
+        return EncoderDelivery(
+            network, network, folder, every=1, wait=0, timeout=9, least=0, show=lambda _: None
+        )
+
+    before = federate(config)
+    run = federate(config, delivery=delivery)
+    assert all(run.state[name].equal(before.state[name]) for name in before.state)
+    assert run.folder.encoder.read_bytes() == before.folder.encoder.read_bytes()
+    during, end = (m.content[ARRAYS][ENCODER].numpy() for _, m in network.sent[1::2])
+    assert end.tobytes() == run.folder.encoder.read_bytes()
+    shared = run.folder.path / "shared"
+    assert during.tobytes() == (shared / "encoder.safetensors").read_bytes() != end.tobytes()
+    assert load_encoder(shared).dim == load_encoder(run.folder.path).dim
+    sent = run.summary.pop("encoder_sent")
+    assert sent["clients"] == ["a"] and sent["bytes_down"] > during.nbytes + end.nbytes
+    assert run.summary["bytes_down"] == before.summary["bytes_down"]
