@@ -96,7 +96,8 @@ usage: orchestra-submit queue=FOLDER [key=value ...]      add a run to a server'
   orchestra-submit queue=runs cancel=0003               one that waits, or has begun
 
 Keys are those of orchestra-server, except host, port, insecure, security and the run folder, which
-is FOLDER/NUMBER/run. A run that fails does not hold up the others.
+is FOLDER/NUMBER/run. Packages of plugins= have to be named by the server's own command as well.
+A run that fails does not hold up the others.
 
   --list         all runs, nothing is added
   --help         this text

@@ -8,5 +8,6 @@ Five rooms, each of which may import those before it and none behind it:
 - ``client_work``: what a client does with its server's messages, and what it refuses;
 - ``processes``: what runs at a server and at a client, and the programs of Flower that they start.
 
-``server_config``, ``client_config`` and ``addresses`` stand between ``keys`` and ``processes``.
+``server_config``, ``client_config``, ``addresses`` and ``run_queue`` stand between ``keys`` and
+``processes``.
 """

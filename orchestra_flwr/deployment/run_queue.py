@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import ConfigError, config_to_yaml, load, parse, read_config_file
+from orchestra_flwr.config.user_packages import check_named
 from orchestra_flwr.deployment.server_config import OF_THE_SERVER, ServerConfig
 from orchestra_flwr.files import make_private_folder, write_atomically
 
@@ -70,14 +71,16 @@ class QueuedRun:
         """What is to be run: this configuration, at the address and with the keys of a server.
 
         Raises:
-            ConfigError: it cannot be read, or is no configuration of this version.
+            ConfigError: it cannot be read, is no configuration of this version, or names packages
+                of plug-ins that the server's own command does not name.
         """
         of_server = server.model_dump(mode="json", include=set(OF_THE_SERVER)) | {"queue": None}
-        if self.has_begun:
-            values = read_config_file(self.folder / "config.yaml")
-            return parse(ServerConfig, {**values, **of_server, "resume": str(self.folder)})
-        values = read_config_file(self.path / CONFIGURATION)
-        return parse(ServerConfig, {**values, **of_server, "run_dir": str(self.folder)})
+        folder = self.folder if self.has_begun else self.path
+        file = folder / ("config.yaml" if self.has_begun else CONFIGURATION)
+        values = read_config_file(file)
+        check_named(file, values.get("plugins", ()), server.plugins)
+        key = "resume" if self.has_begun else "run_dir"
+        return parse(ServerConfig, {**values, **of_server, key: str(self.folder)})
 
 
 class RunQueue:

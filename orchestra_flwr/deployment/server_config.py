@@ -92,7 +92,7 @@ class ServerConfig(Config):
     def unread(self) -> dict[str, str]:
         """Also what real clients decide themselves."""
         if self.queue is not None:
-            others = set(type(self).model_fields) - {*OF_THE_SERVER}
+            others = set(type(self).model_fields) - {*OF_THE_SERVER, "plugins"}
             return dict.fromkeys(others, "with queue=: orchestra-submit says it for each run")
         unread = super().unread()
         del unread["federation.min_clients"], unread["federation.min_images"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_flwr.cli import server_main, submit_main
-from orchestra_flwr.config import load
+from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
 from orchestra_flwr.deployment.server_config import ServerConfig
 
@@ -82,6 +82,18 @@ def test_what_is_wrong_is_not_submitted(submit, arguments, says):
         code, out, err = submit(*arguments)
     assert (code, out) == (2, "") and err.startswith(f"error: {says}") and err.count("\n") == 1
     assert not Path("runs").exists()
+
+
+def test_a_server_imports_those_packages_alone_that_its_own_command_names(submit, stranger):
+    name, marker = stranger
+    submit("model.width=8")
+    (run,) = RunQueue(Path("runs")).runs()
+    file = run.path / "run.yaml"
+    file.write_text(file.read_text().replace("plugins: []", f"plugins: [{name}]"))
+    with pytest.raises(ConfigError, match=rf"run.yaml asks for plugins=\[{name}\]"):
+        run.config(server())
+    assert not marker.exists()
+    assert server(f"plugins=[{name}]").plugins == run.config(server(f"plugins=[{name}]")).plugins
 
 
 def test_a_run_ends_once(submit):

@@ -4,15 +4,26 @@ It is a process of its own, so that the gate answers clients while averages and 
 computed. `run_server.py` starts it, sends it its task through a channel, and shows its progress.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import sys
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestra_flwr.deployment.channel.json_pipe import Channel, ChannelClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestra_flwr.deployment.server_config import ServerConfig
+    from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
+    from orchestra_flwr.federation.server.members import ConnectedMembers
+    from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
+    from orchestra_flwr.reporting import RunFolder
 
 
 def main() -> None:
@@ -55,7 +66,6 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
     from orchestra_flwr.deployment.server_config import ServerConfig
     from orchestra_flwr.federation.messages.replies import reply_limit
     from orchestra_flwr.federation.messages.schema import Schemas
-    from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
     from orchestra_flwr.federation.server.evaluator import Evaluator
     from orchestra_flwr.federation.server.loop import run_federation
     from orchestra_flwr.federation.server.members import ConnectedMembers
@@ -89,18 +99,6 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
         members = ConnectedMembers(
             streaming, greeting, config.federation.min_clients, progress.message
         )
-        share, delivery = server_config.share, None
-        if share.encoder:
-            delivery = EncoderDelivery(
-                streaming,
-                members,
-                folder,
-                every=share.every,
-                wait=share.wait,
-                timeout=config.federation.round_timeout,
-                least=config.federation.min_clients,
-                show=progress.message,
-            )
         summary = run_federation(
             streaming,
             config.model_copy(update={"init": server_config.init}),
@@ -108,9 +106,24 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
             evaluator=evaluator,
             folder=folder,
             progress=progress,
-            delivery=delivery,
+            delivery=_delivery(server_config, streaming, members, folder, progress.message),
         )
     channel.send({"event": "finished", "summary": summary})
+
+
+def _delivery(
+    config: ServerConfig,
+    grid: SuperLinkGrid,
+    members: ConnectedMembers,
+    folder: RunFolder,
+    show: Callable[[str], None],
+) -> EncoderDelivery | None:
+    from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
+
+    share = config.share
+    if not share.encoder:
+        return None
+    return EncoderDelivery(grid, members, folder, config, show, every=share.every, wait=share.wait)
 
 
 def _failure(error: Exception) -> str:

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from orchestra_flwr.config import read_config_file
+from orchestra_flwr.config import Config, read_config_file
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.model_card import card
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
@@ -24,28 +24,13 @@ from orchestra_flwr.federation.messages.fields import (
     TOO_LARGE,
     WANTED,
 )
+from orchestra_flwr.federation.server.members import ConnectedMembers
 from orchestra_flwr.flower.arrays import payload_bytes, to_record
 from orchestra_flwr.reporting import RunFolder
 
 POLL_SECONDS = 0.5
 OFFER_SECONDS = 30.0  # that an offer, which has no arrays, waits for its answer
 SHARED = "shared"  # in the run folder: the encoder that was sent during the run
-
-
-class Receivers(Protocol):
-    """The clients of a deployment, as far as it matters here.
-
-    Attributes:
-        met: names of all that have taken part since the server started.
-    """
-
-    met: set[str]
-
-    def present(self) -> Mapping[str, int]:
-        """Node id of each client that can be asked now; waits for nobody."""
-
-    def mark_lost(self, names: Set[str]) -> None:
-        """These clients did not answer."""
 
 
 class EncoderDelivery:
@@ -58,33 +43,32 @@ class EncoderDelivery:
         grid: the SuperLink's.
         members: the clients.
         folder: of the run.
+        config: of the run. A client may take `federation.round_timeout` to fetch the encoder, and
+            `federation.min_clients` are waited for also where nobody has been met, as after a run
+            was resumed when it was over.
+        show: takes a line about what happened.
         every: also after so many rounds; None: at the end alone.
         wait: seconds that the end waits for clients that are away.
-        timeout: seconds that a client may take to fetch it.
-        least: so many clients are waited for as well: of a run that was resumed when it was over,
-            nobody has been met.
-        show: takes a line about what happened.
     """
 
     def __init__(
         self,
         grid: Grid,
-        members: Receivers,
+        members: ConnectedMembers,
         folder: RunFolder,
+        config: Config,
+        show: Callable[[str], None],
         *,
         every: int | None,
         wait: float,
-        timeout: float,
-        least: int,
-        show: Callable[[str], None],
     ) -> None:
         self._grid = grid
         self._members = members
         self._folder = folder
         self._every = every
         self._wait = wait
-        self._timeout = timeout
-        self._least = least
+        self._timeout = config.federation.round_timeout
+        self._least = config.federation.min_clients or 0
         self._show = show
         self._bytes = 0
 

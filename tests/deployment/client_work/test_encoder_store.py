@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import load_encoder
+from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, ENCODER
 from orchestra_flwr.flower.arrays import to_record
@@ -118,4 +119,6 @@ def test_nothing_damaged_or_foreign_is_stored(
 
 def test_a_server_can_keep_its_encoder(configured):
     assert configured().share.encoder and not configured("share.encoder=false").share.encoder
+    with pytest.raises(ConfigError, match=r"^share\.every: is not read with share\.encoder=false"):
+        load(ServerConfig, ["share.encoder=false", "share.every=3"], all_read=True)
     assert "share" not in ServerConfig.for_clients(configured()).model_dump()

@@ -57,15 +57,17 @@ def folder(tmp_path, tiny):
 
 
 @pytest.fixture
-def deliver(folder, monkeypatch):
+def deliver(folder, monkeypatch, tiny):
     monkeypatch.setattr(encoder_delivery, "POLL_SECONDS", 0)
 
     def make(network, wait=60.0, every=None, least=0):
         shown = []
+        config = tiny()
+        federation = config.federation.model_copy(update={"min_clients": least})
+        config = config.model_copy(update={"federation": federation})
         delivery = EncoderDelivery(
-            network, network, folder, every=every, wait=wait, timeout=9, least=least,
-            show=shown.append,
-        )  # fmt: skip
+            network, network, folder, config, shown.append, every=every, wait=wait
+        )
         return delivery, shown
 
     return make
@@ -146,9 +148,7 @@ def test_a_run_that_sends_its_encoder_has_the_same_bits(federate, tiny, deliver,
     network = Network(a=["wanted", "stored"] * 2)
 
     def delivery(grid, folder):
-        return EncoderDelivery(
-            network, network, folder, every=1, wait=0, timeout=9, least=0, show=lambda _: None
-        )
+        return EncoderDelivery(network, network, folder, config, print, every=1, wait=0)
 
     before = federate(config)
     run = federate(config, delivery=delivery)
