@@ -88,9 +88,14 @@ class RunQueue:
 
     Args:
         folder: is made by the first run.
+
+    Raises:
+        ConfigError: it is no folder.
     """
 
     def __init__(self, folder: Path) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"queue={folder}: must be a folder, or none yet")
         self.folder = folder
 
     def runs(self) -> list[QueuedRun]:

@@ -116,6 +116,13 @@ def test_runs_that_are_submitted_together_are_all_kept(tmp_path):
     assert queue.put(config).name == "0100"
 
 
+def test_a_queue_is_a_folder(submit, capsys):
+    Path("runs").touch()
+    says = "error: queue=runs: must be a folder, or none yet\n"
+    assert submit("model.width=8") == submit("--list") == (2, "", says)
+    assert server_main(["queue=runs", "port=0"]) == 2 and capsys.readouterr().err == says
+
+
 def test_a_server_with_a_queue_is_given_no_run(capsys):
     assert server_main(["queue=runs", "method=simclr"]) == 2
     assert "method: is not read with queue=: orchestra-submit says it" in capsys.readouterr().err
