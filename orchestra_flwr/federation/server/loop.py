@@ -272,7 +272,7 @@ class _Run:
         rounds = self.config.federation.rounds
         place = self.delivery.place(number, rounds) if self.delivery else None
         if self.delivery and place is not None:
-            self._save_encoders(place, number)
+            self._save_encoders(place, number if self.best.round is None else self.best.round)
             self.models.load(self.models.first)
             self.delivery.during(place.encoder)
 
