@@ -22,6 +22,7 @@ from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.reporting import RunFolder, make_progress, print_summary
 
 POLL_SECONDS = 1.0
+LAST_WORDS_SECONDS = 60.0
 
 
 def serve_queue(config: ServerConfig) -> None:
@@ -69,12 +70,23 @@ def _serve(queue: RunQueue, config: ServerConfig, station: Station) -> None:
 def _one(run: QueuedRun, server: ServerConfig, station: Station) -> None:
     config = run.config(server)
     check_run(config)
+    if run.has_begun:
+        _wait_until_free(run.folder)
     mode, rounds = config.logging.progress, config.federation.rounds
     with RunFolder.open(config) as folder, make_progress(mode, rounds, timed=True) as progress:
         summary = serve(
             config, folder, progress, station, is_cancelled=lambda: run.state == CANCELLED
         )
     print_summary(summary, run.folder)
+
+
+def _wait_until_free(folder: Path) -> None:
+    """Waits for the app of a server that was killed a moment ago: it is about to end as well."""
+    deadline = time.monotonic() + LAST_WORDS_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(FolderInUseError), locked(folder):
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def _say(line: str) -> None:

@@ -1,6 +1,6 @@
 """One run after the other at one open server, without Flower's programs."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -44,18 +44,21 @@ def serving(tmp_path, monkeypatch):
             raise outcome
         return outcome
 
-    outcomes = []
+    outcomes, sleeps = [], []
 
     def sleep(seconds):
-        raise Stopped
+        if not sleeps:
+            raise Stopped
+        sleeps.pop()()
 
     monkeypatch.setattr(queue_server, "opened", opened)
     monkeypatch.setattr(queue_server, "serve", serve)
     monkeypatch.setattr(queue_server, "print_summary", lambda *_: None)
     monkeypatch.setattr(queue_server.time, "sleep", sleep)
 
-    def run(*planned, ends=Stopped):
+    def run(*planned, ends=Stopped, sleep=()):
         served.clear()
+        sleeps[:] = sleep
         outcomes[:] = planned
         link.returncode = None
         with pytest.raises(ends):
@@ -94,3 +97,14 @@ def test_a_second_server_of_a_queue_is_refused(serving):
     queue.put(run_to_submit(TINY))
     with locked(queue.folder):
         run(ends=queue_server.ConfigError)
+
+
+def test_the_app_of_a_killed_server_may_still_have_the_run_for_a_moment(serving):
+    """The run does not fail for that."""
+    queue, run = serving
+    queue.put(run_to_submit(TINY))
+    run(KeyboardInterrupt(), ends=KeyboardInterrupt)
+    with ExitStack() as held:
+        held.enter_context(locked(queue.runs()[0].folder))
+        run({}, sleep=[held.close])
+    assert queue.runs()[0].state == "done"
