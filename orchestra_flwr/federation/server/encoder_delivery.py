@@ -1,7 +1,7 @@
 """Every real client gets the encoder that it helped to train, with its model card."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from orchestra_flwr.reporting import RunFolder
 
 POLL_SECONDS = 0.5
 OFFER_SECONDS = 30.0  # that an offer, which has no arrays, waits for its answer
+MOST_NAMES = 20  # in a line
 SHARED = "shared"  # in the run folder: the encoder that was sent during the run
 
 
@@ -126,8 +127,9 @@ class EncoderDelivery:
                 return answers
             if missing and not waits:
                 waits = True
-                who = ", ".join(sorted(missing))
-                self._show(f"waiting for {who}, to send the encoder; at most {wait:g} s")
+                self._show(
+                    f"waiting for {_named(missing)}, to send the encoder; at most {wait:g} s"
+                )
             time.sleep(POLL_SECONDS)
 
     def _ask(
@@ -161,7 +163,7 @@ class EncoderDelivery:
     def _told(self, answers: Mapping[str, str], away: Set[str]) -> None:
         holders = sorted(name for name, word in answers.items() if word == STORED)
         if holders:
-            self._show(f"the encoder is with {', '.join(holders)}")
+            self._show(f"the encoder is with {_named(holders)}")
         for name, word in sorted(answers.items()):
             if word == TOO_LARGE:
                 self._show(f"client {name} does not take the encoder: larger than it allows")
@@ -169,7 +171,13 @@ class EncoderDelivery:
                 self._show(f"client {name} does not have the encoder: {word}")
         if away:
             self._show(
-                f"without the encoder, because they were away: {', '.join(sorted(away))}; "
+                f"without the encoder, because they were away: {_named(away)}; "
                 f"resume={self._folder.path} sends it once more, or copy encoder.safetensors and "
                 "encoder.json to them"
             )
+
+
+def _named(names: Collection[str]) -> str:
+    """Some names for a line; of very many the first."""
+    first, more = sorted(names)[:MOST_NAMES], len(names) - MOST_NAMES
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
