@@ -91,7 +91,9 @@ lint: setup
 lint-deploy: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[deploy]'
 	$(BIN)/hadolint Dockerfile
-	$(BIN)/shellcheck deploy/*.sh
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/python -m pytest -q tests/deploy
+	$(BIN)/shellcheck deploy/*.sh orchestra_flwr/deployment/keys/start.sh
 
 # Asks a database of advisories on the network; says so where it is out of reach.
 audit: setup

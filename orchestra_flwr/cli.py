@@ -32,6 +32,7 @@ from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import printable, printable_lines
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.extras import require_server
+from orchestra_flwr.files import at_home
 from orchestra_flwr.use.use_config import CompareConfig, EmbedConfig, LabelConfig
 
 if TYPE_CHECKING:
@@ -52,6 +53,23 @@ def server_main(arguments: Sequence[str] | None = None) -> int:
     from orchestra_flwr.deployment.server_config import ServerConfig
 
     return _command(ServerConfig, _serve, usage.SERVER, arguments, PROGRAM)
+
+
+def submit_main(arguments: Sequence[str] | None = None) -> int:
+    """`orchestra-submit`: adds a run to a server's queue; returns the exit code."""
+
+    def work() -> None:
+        allowed = ("--help", "--version", "--list")
+        flags = read_flags(sys.argv[1:] if arguments is None else arguments, allowed)
+        if "--version" in flags:
+            print(f"orchestra-flwr {__version__}")
+        elif "--help" in flags:
+            print(usage.SUBMIT, end="")
+        else:
+            _submit(flags)
+
+    ignore_closed_streams()
+    return run_command(work, "stopped; nothing was submitted", OSError)
 
 
 def client_main(arguments: Sequence[str] | None = None) -> int:
@@ -244,10 +262,10 @@ def _phase(config: Config, text: str) -> AbstractContextManager[None]:
 def _serve(config: ServerConfig) -> int:
     from orchestra_flwr.deployment.processes.server_process import check, serve
     from orchestra_flwr.reporting import Progress, RunFolder
-    from orchestra_flwr.training import check_model
 
+    if config.queue is not None:
+        return _serve_queue(config)
     RunFolder.check(config)
-    check_model(config, config.data.channels, begun=config.resume is not None)
     with _phase(config, "reading the images"):
         check(config)
 
@@ -255,6 +273,38 @@ def _serve(config: ServerConfig) -> int:
         return serve(config, folder, progress)
 
     return _run_in_folder(config, run, timed=True)
+
+
+def _serve_queue(config: ServerConfig) -> int:
+    from orchestra_flwr.deployment.processes.queue_server import serve_queue
+    from orchestra_flwr.deployment.processes.server_process import check_server
+    from orchestra_flwr.federation.server.round_report import FederationError
+
+    check_server(config)
+    return run_command(partial(serve_queue, config), RESUME_HINT, OSError, FederationError)
+
+
+def _submit(flags: Flags) -> None:
+    from orchestra_flwr.deployment.processes.server_process import check_run
+    from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
+
+    require_server(usage.program(usage.SUBMIT))
+    words = dict(line.split("=", 1) for line in flags.overrides if "=" in line)
+    if not words.get("queue"):
+        raise ConfigError("queue: must be given, the folder of a server's runs")
+    queue = RunQueue(at_home(words["queue"]))
+    others = [line for line in flags.overrides if not line.startswith(("queue=", "cancel="))]
+    if "--list" in flags or "cancel" in words:
+        if others or ("--list" in flags and "cancel" in words):
+            raise ConfigError("--list, cancel: must be alone, with queue= only")
+        if "cancel" in words:
+            print(f"cancelled: {queue.cancel(words['cancel']).name}")
+        for run in queue.runs() if "--list" in flags else ():
+            print(printable(f"{run.name}  {run.state}  {run.folder}"))
+        return
+    config = run_to_submit(others)
+    check_run(config)
+    print(printable(f"submitted: {queue.put(config).name}"))
 
 
 def _run_in_folder(

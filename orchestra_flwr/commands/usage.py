@@ -81,11 +81,29 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
   run_server.py data.root=labelled.zip                evaluate the encoder with labelled images
   run_server.py resume=outputs/<name>/<date_time>     go on with an interrupted run
   run_server.py resume=... resume_round=12            go back to one of the last three checkpoints
+  run_server.py queue=runs                            many runs, see orchestra-submit --help
 
 Keys: python -m orchestra_flwr.deployment.keys server host=<name or address of this machine>
 
 {_COMMON}{_COMPLETION}
 {_RUN_CODES}"""
+SUBMIT = f"""\
+usage: orchestra-submit queue=FOLDER [key=value ...]      add a run to a server's queue
+
+  orchestra-server host=0.0.0.0 queue=runs              the server, which runs until it is stopped
+  orchestra-submit queue=runs method=simclr seed=1      a run, checked before it is added
+  orchestra-submit queue=runs --list                    all runs and how they stand
+  orchestra-submit queue=runs cancel=0003               one that waits, or has begun
+
+Keys are those of orchestra-server, except host, port, insecure, security and the run folder, which
+is FOLDER/NUMBER/run. Packages of plugins= have to be named by the server's own command as well.
+A run that fails does not hold up the others.
+
+  --list         all runs, nothing is added
+  --help         this text
+  --version      of this program
+
+{_CODES}"""
 CLIENT = f"""\
 usage: run_client.py server=HOST:PORT data.root=IMAGES [key=value ...]      take part
 

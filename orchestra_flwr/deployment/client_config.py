@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from orchestra_flwr.config import (
 from orchestra_flwr.config.sections import MAX_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.keys import NAME_PATTERN
+from orchestra_flwr.deployment.keys.server_address import host_of
 from orchestra_flwr.deployment.watch_config import LogFormat, WatchConfig
 from orchestra_flwr.extras import require
 from orchestra_flwr.privacy.secure_sums import LEAST_COHORT
@@ -118,6 +118,7 @@ class ClientConfig(WithPlugins, Composed):
     state: PathText
     watch: WatchConfig = WatchConfig()
     logging: ClientLoggingConfig = ClientLoggingConfig()
+    encoder_megabytes: float = Field(2000, ge=0)  # of the largest encoder that it stores
 
     @field_validator("state", mode="before")
     @classmethod
@@ -130,17 +131,7 @@ class ClientConfig(WithPlugins, Composed):
 
     @model_validator(mode="after")
     def _names_server_and_images(self) -> ClientConfig:
-        if re.search(r"[\s/@,=?#]", self.server or ""):
-            raise ValueError(f"server={self.server}: must be HOST:PORT alone, without https://")
-        host, _, port = (self.server or "").rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"server={self.server}: must be HOST:PORT, the server's address")
-        if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise ValueError(f"server={self.server}: must be [{host}]:{port}, an IPv6 address")
-        try:
-            host.encode("idna")  # as it is looked up
-        except UnicodeError:
-            raise ValueError(f"server={self.server}: {host} can be no host's name") from None
+        host_of(self.server or "")
         if not self.data.root:
             raise ValueError("data.root must name a folder or a zip of this client's images")
         return self
@@ -158,7 +149,7 @@ class ClientConfig(WithPlugins, Composed):
     @property
     def host(self) -> str:
         """The server's host."""
-        return str(self.server).rpartition(":")[0].strip("[]")
+        return host_of(str(self.server))
 
     @property
     def tls(self) -> bool:

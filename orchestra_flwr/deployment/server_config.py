@@ -6,12 +6,21 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from orchestra_flwr.config import Config, DataConfig, LoggingConfig, PathText
+from orchestra_flwr.config import (
+    Config,
+    DataConfig,
+    LoggingConfig,
+    OptionalPathText,
+    PathText,
+    Section,
+)
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
 from orchestra_flwr.deployment.watch_config import LogFormat, WatchConfig
 from orchestra_flwr.methods import release_of
 
+# What a server with a queue is started with; all else each run says.
+OF_THE_SERVER = ("queue", "host", "port", "insecure", "security", "watch")
 CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client
 
 
@@ -19,6 +28,14 @@ class ServerLoggingConfig(LoggingConfig):
     """Also for programs that read a server's lines."""
 
     format: LogFormat = "text"
+
+
+class ServerShareConfig(Section):
+    """What clients get beside the models that they train."""
+
+    encoder: bool = True
+    every: int | None = Field(None, ge=1)  # rounds; None: at the end alone
+    wait: float = Field(60.0, ge=0)  # seconds that the end waits for clients that are away
 
 
 class ServerConfig(Config):
@@ -33,6 +50,8 @@ class ServerConfig(Config):
     security: PathText
     watch: WatchConfig = WatchConfig()
     logging: ServerLoggingConfig = ServerLoggingConfig()
+    queue: OptionalPathText = None  # a folder of runs, one after the other; None: this run alone
+    share: ServerShareConfig = ServerShareConfig()
 
     @model_validator(mode="after")
     def _clients_are_not_counted_ahead(self) -> ServerConfig:
@@ -42,6 +61,14 @@ class ServerConfig(Config):
             raise ValueError(
                 f"federation.clients={clients}: real clients come and go; "
                 "set federation.min_clients, the number that a round waits for"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _runs_come_from_one_place(self) -> ServerConfig:
+        if self.queue is not None and self.resume is not None:
+            raise ValueError(
+                f"resume={self.resume}: must be null with queue=, which goes on by itself"
             )
         return self
 
@@ -80,6 +107,9 @@ class ServerConfig(Config):
 
     def unread(self) -> dict[str, str]:
         """Also what real clients decide themselves."""
+        if self.queue is not None:
+            others = set(type(self).model_fields) - {*OF_THE_SERVER, "plugins"}
+            return dict.fromkeys(others, "with queue=: orchestra-submit says it for each run")
         unread = super().unread()
         for name in ("min_clients", "min_images", "enough", "oversample", "deadline"):
             unread.pop(f"federation.{name}", None)
@@ -87,6 +117,8 @@ class ServerConfig(Config):
             unread["logging.progress"] = "with logging.format=json"
         own = [f"method.{name}" for name in ClientMethodConfig.model_fields]
         unread |= dict.fromkeys(own, "from a server: each client's own command says it")
+        if not self.share.encoder:
+            unread |= dict.fromkeys(("share.every", "share.wait"), "with share.encoder=false")
         only_simulated = ("engine", "clock", "partition")
         return unread | dict.fromkeys(only_simulated, "with real clients, only simulated")
 

@@ -131,7 +131,7 @@ def federate(tmp_path):
 
     def run(
         config, *, app=client_app, folder=None, grid=InlineGrid, evaluate=True,
-        members=SimulatedMembers,
+        members=SimulatedMembers, delivery=lambda grid, folder: None,
     ):  # fmt: skip
         folder = folder or RunFolder.create(config, tmp_path / "outputs")
         population = load_population(config)
@@ -144,6 +144,7 @@ def federate(tmp_path):
                 evaluator=Evaluator(config, population.dataset if evaluate else None),
                 folder=folder,
                 progress=progress,
+                delivery=delivery(made, folder),
             )
         state = load_file(folder.checkpoint / LATEST)
         records = folder.read_metrics()

@@ -25,6 +25,7 @@ WITHOUT_EFFECT = (
     "insecure",
     "security",
     "watch",
+    "share",
     "federation.min_clients",
     "federation.round_timeout",
 )

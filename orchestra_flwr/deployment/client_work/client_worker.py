@@ -10,6 +10,7 @@ from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
 from orchestra_flwr.data import ImageSet, count_distinct, load_dataset, shrink_warning
 from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.client_work.encoder_store import EncoderStore
 from orchestra_flwr.deployment.client_work.received_settings import (
     ReceivedSettings,
     check_version,
@@ -24,6 +25,8 @@ from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import (
     CONFIG,
+    ENCODER,
+    ENCODER_KIND,
     FROZEN,
     METRICS,
     PERSONAL,
@@ -60,7 +63,12 @@ class ClientWorker:
         ConfigError: the record of releases or of sums cannot be read, or the device is not there.
     """
 
-    KINDS: ClassVar = {"query": "greet", "train": "train", "evaluate": "evaluate"}  # as Flower's
+    KINDS: ClassVar = {  # as Flower's
+        "query": "greet",
+        "train": "train",
+        "evaluate": "evaluate",
+        ENCODER_KIND: "take_encoder",
+    }
 
     def __init__(
         self,
@@ -76,6 +84,7 @@ class ClientWorker:
         self._report = report
         self._folder = folder
         self._frozen_store = FrozenStore(folder / "frozen")
+        self._encoders = EncoderStore(folder, 1e6 * config.encoder_megabytes, config.plugins)
         self._releases = ReleaseHistory(config, folder)
         self._sums = Sums(config, name, folder, signatures)
         self._device = resolve_device(config.device)
@@ -93,7 +102,7 @@ class ClientWorker:
             self.problem = _describe(error)
             self._report(f"failed: {self.problem}")
             return failure_of(error)
-        if work != self.greet:  # which sees to it by itself
+        if work in (self.train, self.evaluate):  # a greeting sees to it by itself
             self.problem = None
         return answer
 
@@ -168,6 +177,11 @@ class ClientWorker:
         if received.evaluation.personal_by_clients:
             self._report(f"round {round_}: {self._about_head(received, scores.get(PERSONAL))}")
         return reply
+
+    def take_encoder(self, content: RecordDict) -> RecordDict:
+        """Stores the encoder, or says whether the one that is offered is wanted."""
+        word = self._encoders.answer(content, self._report)
+        return RecordDict({CONFIG: ConfigRecord({ENCODER: word})})
 
     def _about_head(self, received: Config, accuracy: float | None) -> str:
         head = f"accuracy of a head from {received.evaluation.personal_labels} labels here"

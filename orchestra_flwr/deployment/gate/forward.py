@@ -95,7 +95,7 @@ class Forwarder:
         refusals: Refusals,
     ) -> None:
         self._upstream = upstream
-        self._reply_limit = reply_limit
+        self.reply_limit = reply_limit
         self._names = names
         self._refusals = refusals
         self._deliveries: dict[bytes, _Delivery] = {}
@@ -221,13 +221,13 @@ class Forwarder:
 
     async def _push_object(self, call: Call, length: int) -> None:
         delivery = self._deliveries.get(call.key)
-        if delivery is None or self._reply_limit is None:
+        if delivery is None or self.reply_limit is None:
             await self._forward(call, call.body())
             return
-        if (total := delivery.reply_bytes + length) > self._reply_limit:
+        if (total := delivery.reply_bytes + length) > self.reply_limit:
             text = (
                 f"{self._who(call)} pushed {_mb(total)} for one reply, which may "
-                f"have {_mb(self._reply_limit)}: its reply is dropped"
+                f"have {_mb(self.reply_limit)}: its reply is dropped"
             )
             await self._withdraw(call, delivery)
             await self._refuse(call, TOO_LARGE, "reply", text)

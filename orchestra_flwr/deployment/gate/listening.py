@@ -68,6 +68,7 @@ class Gate:
         self._names = names
         self._refusals = Refusals(report)
         self._waiting: Waiting | None = None
+        self._forwarder: Forwarder | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._close: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
@@ -97,7 +98,7 @@ class Gate:
                 peer, self._refusals, ended, config, server.server_state
             ),
         )
-        self._waiting = forwarder.waiting
+        self._waiting, self._forwarder = forwarder.waiting, forwarder
 
         async def serve() -> None:
             admission.open(server_socket)
@@ -119,6 +120,12 @@ class Gate:
         self._loop, self._close = runner.get_loop(), close
         self._thread = threading.Thread(target=run, name="gate", daemon=True)
         self._thread.start()
+
+    def limit_replies(self, limit: int | None) -> None:
+        """From now on a client may push so many bytes for one message; None: any number."""
+        self._reply_limit = limit
+        if self._forwarder is not None:
+            self._forwarder.reply_limit = limit
 
     def wake(self, node: int) -> None:
         """Lets a client know at once that there is a message for it.

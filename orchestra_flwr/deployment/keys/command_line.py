@@ -15,9 +15,11 @@ from orchestra_flwr.deployment.keys.subcommands import (
     RegisterOptions,
     RevokeOptions,
     ServerOptions,
+    SiteOptions,
     make_client,
     make_peers,
     make_server,
+    make_site,
     register_client,
     revoke_client,
     show,
@@ -26,6 +28,7 @@ from orchestra_flwr.deployment.keys.subcommands import (
 SUBCOMMANDS: dict[str, tuple[type[Options], Callable[[Any], None]]] = {
     "server": (ServerOptions, make_server),
     "client": (ClientOptions, make_client),
+    "site": (SiteOptions, make_site),
     "register": (RegisterOptions, register_client),
     "revoke": (RevokeOptions, revoke_client),
     "list": (Options, show),
@@ -51,6 +54,14 @@ server    makes the certificate authority (ca.crt, ca.key) and the server's cert
 client    makes client.key, which never leaves this machine, and client.pub, to be registered
   name=    {NAME_RULE}
            (client- and 6 digits of the key)
+site      makes sites/NAME: all that a site needs, no secret; there `sh start.sh` makes the client's
+          key, prints what to register, and starts the client
+  name=    {NAME_RULE}
+  server=  the address that clients dial, such as fl.example.org:8443
+  images=  where the site has its images (it says so: sh start.sh data.root=...)
+  sites=   in place of name= and images=: a CSV with the columns name and images
+  wheel=   of this package, for sites that do not have it; without a network they cannot install it
+  zip=     true: sites/NAME.zip instead of a folder
 register  lets a client take part: puts its public key on the list, as clients/NAME.pub
   key=     the file client.pub, or - for standard input
   name=    as above (the comment of the key)

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cryptography import x509
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from orchestra_flwr.config import ConfigError, Section
-from orchestra_flwr.deployment.keys.certificates import certificate_hosts, certificate_pem
+from orchestra_flwr.deployment.keys.certificates import (
+    certificate_hosts,
+    certificate_pem,
+    load_certificates,
+    parse_host,
+)
 from orchestra_flwr.deployment.keys.client_keys import (
     NAME_PATTERN,
     NAME_RULE,
@@ -25,14 +30,23 @@ from orchestra_flwr.deployment.keys.client_registry import (
     registered,
     revoke,
 )
-from orchestra_flwr.deployment.keys.key_files import COMMAND, MAX_BYTES, NewFile, quoted, write_all
+from orchestra_flwr.deployment.keys.key_files import (
+    COMMAND,
+    MAX_BYTES,
+    NewFile,
+    quoted,
+    read,
+    write_all,
+)
 from orchestra_flwr.deployment.keys.peers import peers_file
+from orchestra_flwr.deployment.keys.server_address import host_of
 from orchestra_flwr.deployment.keys.server_keys import (
     DEFAULT_DAYS,
     MAX_DAYS,
     ServerPlan,
     plan_server,
 )
+from orchestra_flwr.deployment.keys.site_folder import site_files
 from orchestra_flwr.files import at_home
 
 
@@ -75,6 +89,24 @@ class RevokeOptions(Options):
     name: str
 
 
+class SiteOptions(Options):
+    """Of `site`."""
+
+    server: str
+    name: str | None = None
+    images: str = ""
+    sites: str | None = None
+    wheel: Annotated[Path | None, BeforeValidator(at_home)] = None
+    zip: bool = False
+
+    @model_validator(mode="after")
+    def _names_a_server_and_sites(self) -> "SiteOptions":
+        host_of(self.server)
+        if (self.name is None) == (self.sites is None):
+            raise ValueError("name, sites: one of them must be given")
+        return self
+
+
 def make_server(options: ServerOptions) -> None:
     """Makes or renews the server's files; makes and registers bundles for clients.
 
@@ -114,6 +146,37 @@ def make_client(options: ClientOptions) -> None:
     print(f"- at the server: echo '{line}' | {COMMAND} register key=-")
     if not (folder / "ca.crt").exists():
         print(f"- copy ca.crt from the server's folder to {folder}/ca.crt")
+
+
+def make_site(options: SiteOptions) -> None:
+    """Makes a folder or a zip for each site, from which its client starts."""
+    folder = _existing(options.folder)
+    hosts = certificate_hosts(load_certificates(folder / "server.crt", "make it with `server`")[0])
+    if (host := str(parse_host(host_of(options.server)).value)) not in hosts:
+        raise ConfigError(
+            f"server={options.server}: {host} is not in {folder}/server.crt, which is for "
+            f"{', '.join(hosts)}: clients would refuse it; give {COMMAND} server host= all of them"
+        )
+    ca = read(folder / "ca.crt", "make it with `server`")
+    sites = {str(options.name): options.images}
+    if options.sites is not None:
+        from orchestra_flwr.data.image_files.file_table import read_file_table  # imports torch
+
+        sites = read_file_table("sites", options.sites, ("name", "images"))
+    place, files = folder / "sites", []
+    for name, images in sites.items():
+        files += site_files(
+            place, name, ca=ca, server=options.server, images=images, wheel=options.wheel,
+            zipped=options.zip,
+        )  # fmt: skip
+    write_all(files)
+    made = sorted({str(each.path.relative_to(place).parts[0]) for each in files})
+    print(f"made {place} with {', '.join(made)}; nothing in it is secret\n\nnext:")
+    print(
+        "- bring each to its site, where `sh start.sh` makes the key and prints its public half\n"
+        "- register that half here, after a call to the site:\n"
+        f"    {COMMAND} register key=client.pub folder={quoted(folder)}"
+    )
 
 
 def register_client(options: RegisterOptions) -> None:

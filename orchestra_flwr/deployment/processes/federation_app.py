@@ -4,6 +4,8 @@ It is a process of its own, so that the gate answers clients while averages and 
 computed. `run_server.py` starts it, sends it its task through a channel, and shows its progress.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import sys
@@ -11,9 +13,18 @@ import threading
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestra_flwr.deployment.channel.json_pipe import Channel, ChannelClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestra_flwr.deployment.server_config import ServerConfig
+    from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
+    from orchestra_flwr.federation.server.members import ConnectedMembers
+    from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
+    from orchestra_flwr.reporting import RunFolder
 
 
 def main() -> None:
@@ -103,8 +114,24 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
             evaluator=evaluator,
             folder=folder,
             progress=progress,
+            delivery=_delivery(server_config, streaming, members, folder, progress.message),
         )
     channel.send({"event": "finished", "summary": summary})
+
+
+def _delivery(
+    config: ServerConfig,
+    grid: SuperLinkGrid,
+    members: ConnectedMembers,
+    folder: RunFolder,
+    show: Callable[[str], None],
+) -> EncoderDelivery | None:
+    from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
+
+    share = config.share
+    if not share.encoder:
+        return None
+    return EncoderDelivery(grid, members, folder, config, show, every=share.every, wait=share.wait)
 
 
 def _failure(error: Exception) -> str:

@@ -59,6 +59,14 @@ class Flower:
             raise FlowerError(f"the run could not be started: {why}")
         return int(outcome["run-id"])
 
+    def stop_run(self, run: int) -> None:
+        """Ends a run at the SuperLink: its messages are not delivered any more.
+
+        Raises:
+            FlowerError: no command was run to its end.
+        """
+        self._call([["stop", str(run), CONNECTION]])
+
     def register(self, clients: Sequence[tuple[str, Path]]) -> dict[str, str | None]:
         """Registers (name, public key file) pairs; what Flower has against each, None: nothing.
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from multiprocessing import Pipe
 from pathlib import Path
@@ -15,19 +16,10 @@ from orchestra_flwr.deployment.channel.progress_events import show
 from orchestra_flwr.deployment.gate import Gate, listen
 from orchestra_flwr.deployment.keys import ServerFiles, server_files
 from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
-from orchestra_flwr.deployment.processes.expiry import warning_daily
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
-from orchestra_flwr.deployment.processes.roster import Roster
-from orchestra_flwr.deployment.processes.scratch_folder import (
-    check_room_for,
-    flower_folders,
-    scratch_folder,
-)
-from orchestra_flwr.deployment.processes.superlink import (
-    check_alive,
-    superlink_command,
-    wait_until_up,
-)
+from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, flower_folders
+from orchestra_flwr.deployment.processes.station import LINK, Station, opened
+from orchestra_flwr.deployment.processes.superlink import check_alive
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
 from orchestra_flwr.deployment.watch.federation_status import FederationStatus
@@ -37,20 +29,31 @@ from orchestra_flwr.federation.messages.replies import reply_limit
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
-from orchestra_flwr.training import build_learner, starting_learner
+from orchestra_flwr.training import build_learner, check_model
 
 APP = "orchestra_flwr.deployment.processes.federation_app:main"
 POLL_SECONDS = 1.0
-LINK = "link"  # the SuperLink's socket, in the temporary folder
 
 
-def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[str, Any]:
+class RunCancelledError(Exception):
+    """Somebody has cancelled the run."""
+
+
+def serve(
+    config: ServerConfig,
+    folder: RunFolder,
+    progress: Progress,
+    station: Station | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
     """Runs or resumes a federation with the clients that connect.
 
     Args:
         config: the server's configuration.
         folder: the run's folder.
         progress: what a person sees.
+        station: an open server; None: one is opened for this run alone.
+        is_cancelled: whether the run is to end; asked every second.
 
     Returns:
         The summary, as it stands in `summary.json`.
@@ -58,45 +61,41 @@ def serve(config: ServerConfig, folder: RunFolder, progress: Progress) -> dict[s
     Raises:
         ConfigError: keys that are missing or wrong, or an address that cannot be used.
         FederationError: the run could not be completed.
+        RunCancelledError: it was cancelled.
     """
-    keys = server_files(Path(config.security)) if config.tls else None
     schemas = Schemas.of(build_learner(config, config.data.channels), config)
-    clients = Path(config.security) if keys else None
     with ExitStack() as stack:
         audit = stack.enter_context(AuditLog(folder.path, progress.message).of_run(config, folder))
-        scratch = stack.enter_context(scratch_folder())
-        socket = scratch / LINK
-        link = Child(
-            superlink_command(socket, keys),
-            flower_folders(scratch),
-            folder.path / "superlink.log",
-        )
-        stack.callback(link.stop)
-        flower = Flower(scratch, socket, keys.ca if keys else None)
         report = audit.overhearing(progress.message)
-        roster = Roster(flower, clients, report)
-        dated = keys.dated if keys else ()
-        status = FederationStatus(config, folder, lambda: roster.names().values(), dated)
+        if station is None:
+            station = stack.enter_context(opened(config, folder.path, report))
+            progress.message(invitation(config, station.gate.port))
+        station.report = report
+        station.gate.limit_replies(reply_limit(config, schemas))
+        dated = station.keys.dated if station.keys else ()
+        names = station.names
+        status = FederationStatus(config, folder, lambda: names().values(), dated)
         stack.enter_context(watched(config.watch, status, progress.message))
-        gate = Gate(
-            config.host,
-            config.port,
-            socket,
-            tls=keys,
-            reply_limit=reply_limit(config, schemas),
-            names=roster.names,
-            report=report,
-        )
-        wait_until_up(socket, link)
-        stack.enter_context(warning_daily(dated, progress.message))
-        stack.enter_context(roster.watching())
-        stack.enter_context(gate)  # once everybody who is registered can be let in
-        progress.message(_invitation(config, gate.port))
-        task = {**_described(config, folder, socket, keys), "run": _start(flower)}
-        app, channel = _start_app(scratch, folder, stack)
+        run = _start(station.flower)
+        task = {**_described(config, folder, station.socket, station.keys), "run": run}
+        app, channel = _start_app(station.scratch, folder, stack)
         with suppress(ChannelClosedError):  # `_follow` says why
             channel.send(task)
-        return _follow(channel, link, app, gate, progress=(progress, status), audit=audit)
+        try:
+            return _follow(
+                channel,
+                station.link,
+                app,
+                station.gate,
+                progress=(progress, status),
+                audit=audit,
+                is_cancelled=is_cancelled,
+            )
+        except RunCancelledError:
+            app.stop()
+            with suppress(FlowerError):  # clients then do not train for it any more
+                station.flower.stop_run(run)
+            raise
 
 
 def check(config: ServerConfig) -> None:
@@ -106,21 +105,40 @@ def check(config: ServerConfig) -> None:
         ConfigError: wrong options of the method, keys, address or the server's own images, a
             package that is not installed, or a temporary folder that cannot be used.
     """
+    check_server(config)
+    check_run(config)
+
+
+def check_server(config: ServerConfig) -> None:
+    """Checks address, keys and temporary folder.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
     check_room_for(LINK)
-    check_trackers(config)
     listen(config.host, config.port).close()
     if config.watch.port is not None:
         with serving(config.watch.host, config.watch.port, {}):
             pass
-    starting_learner(config, config.data.channels, begun=config.resume is not None)
     if config.tls:
         server_files(Path(config.security))
+
+
+def check_run(config: ServerConfig) -> None:
+    """Checks what could prevent a run from starting at a server that is open.
+
+    Raises:
+        ConfigError: wrong options of the method or the server's own images, more memory than this
+            machine has, or a package that is not installed.
+    """
+    check_model(config, config.data.channels, begun=config.resume is not None)
+    check_trackers(config)
     if config.has_images:
         load_dataset(config.data)
 
 
-def _invitation(config: ServerConfig, port: int) -> str:
-    """How clients connect."""
+def invitation(config: ServerConfig, port: int) -> str:
+    """How clients connect, in a line."""
     everywhere = config.host in {"0.0.0.0", "::"}  # noqa: S104 (compared, not listened on)
     host = f"[{config.host}]" if ":" in config.host else config.host
     shown = "<this machine's address>" if everywhere else host
@@ -178,12 +196,15 @@ def _follow(
     *,
     progress: tuple[Progress, FederationStatus],
     audit: AuditLog,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Passes on what the server's app reports, until it has finished."""
     try:
         while True:
             while not channel.ready(POLL_SECONDS):
                 check_alive(link)
+                if is_cancelled():
+                    raise RunCancelledError
             event = channel.receive()
             if event["event"] == "finished":
                 summary: dict[str, Any] = event["summary"]

@@ -14,6 +14,11 @@ CONTRIBUTED = "contributed"  # in a task: the latest one in which rows that it s
 FROZEN = "frozen"  # in greetings and tasks the digest of what nobody trains; an array of the first
 FROZEN_FOLDER = "frozen_folder"  # in a task: where it is, where clients share the disk
 CLIENTS = "clients"  # in a task: the folder for the clients' state, where they share the disk
+# Of the encoder that clients get: the kind of message, and in it the text of `encoder.json` and of
+# the model card, bytes of the weights, which are the array ENCODER. A client answers with a word.
+ENCODER_KIND = "query.encoder"
+ENCODER, ENCODER_CARD, ENCODER_SIZE = "encoder", "card", "size"
+WANTED, STORED, TOO_LARGE = "wanted", "stored", "too_large"
 # Of secure aggregation, in tasks and replies: which of its stages, what it says (JSON), and, of
 # simulated clients alone, what a client remembers until the next one.
 SECURE_STAGE, SECURE_TEXT, SECURE_STATE = "secure_stage", "secure_text", "secure_state"

@@ -25,6 +25,7 @@ from orchestra_flwr.federation.server.checkpoint import (
     save_checkpoint,
 )
 from orchestra_flwr.federation.server.cohorts import Cohorts
+from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.round import Federation, Round
@@ -70,6 +71,7 @@ def run_federation(
     folder: RunFolder,
     progress: Progress,
     workers: int | None = None,
+    delivery: EncoderDelivery | None = None,
 ) -> dict[str, Any]:
     """Runs or resumes a whole federation and leaves a complete run folder.
 
@@ -81,6 +83,7 @@ def run_federation(
         folder: where everything is written; a checkpoint in it is continued.
         progress: what a person sees.
         workers: clients that are trained at the same time, where that is known.
+        delivery: sends the encoder to the clients; None: nobody does.
 
     Returns:
         The summary, as it stands in `summary.json`.
@@ -97,6 +100,7 @@ def run_federation(
             folder=folder,
             progress=progress,
             workers=workers,
+            delivery=delivery,
         )
         return run.run()
     except (OSError, SafetensorError) as error:
@@ -114,6 +118,7 @@ class _Run:
         folder: RunFolder,
         progress: Progress,
         workers: int | None,
+        delivery: EncoderDelivery | None,
     ) -> None:
         self.grid = grid
         self.config = config
@@ -121,6 +126,7 @@ class _Run:
         self.folder = folder
         self.progress = progress
         self.workers = workers
+        self.delivery = delivery
         exchange: Exchange = config.exchange.build()
         self.models = starting_models(config, exchange, members, folder)
         self.learner = self.models.learner
@@ -283,6 +289,7 @@ class _Run:
         record_json = self.record.to_json()
         save_checkpoint(self.folder.checkpoint, self.models, position, record_json, self.best)
         self._show(round_, record, report, evaluation[0], seconds)
+        self._share(number)
         return position
 
     def _after(self, position: Position, report: RoundReport, drawn: list[list[int]]) -> Position:
@@ -297,6 +304,21 @@ class _Run:
         elif self.federation.frozen:
             position = replace(position, holders=sorted(self.members.holders))
         return position
+
+    def _share(self, number: int) -> None:
+        """Sends the clients the encoder after a round, where that is asked for."""
+        rounds = self.config.federation.rounds
+        place = self.delivery.place(number, rounds) if self.delivery else None
+        if self.delivery and place is not None:
+            self._save_encoders(place, number if self.best.round is None else self.best.round)
+            self.models.load(self.models.first)
+            self.delivery.during(place.encoder)
+
+    def _save_encoders(self, folder: RunFolder, rounds: int) -> str:
+        exchange, encoder_of = self.federation.exchange, self.best.encoder
+        return save_encoders(
+            folder, self.config, encoder_of, self.models, exchange=exchange, rounds=rounds
+        )
 
     def _record(
         self,
@@ -463,10 +485,7 @@ class _Run:
         if self.evaluator.why_not:
             summary["not_evaluated"] = self.evaluator.why_not
         exchange = self.federation.exchange
-        encoder_of = self.best.encoder
-        chosen = save_encoders(
-            self.folder, self.config, encoder_of, self.models, exchange=exchange, rounds=kept
-        )
+        chosen = self._save_encoders(self.folder, kept)
         if len(exchange.evaluated()) > 1:
             summary["model"] = chosen
         if before := metrics[0].get("unsupervised"):
@@ -478,6 +497,9 @@ class _Run:
 
         plots.plot_curves(metrics, self.folder.path / "curves.png", self.folder.label)
         self.folder.write_summary(summary)
+        if self.delivery:
+            summary["encoder_sent"] = self.delivery.at_the_end()
+            self.folder.write_summary(summary)
         forget_noise_key(self.folder.checkpoint)
         self.trackers.finish(position.round, summary, self.folder.path)
         return summary

@@ -158,6 +158,7 @@ class ConnectedMembers:
         self._note = note
         self.images: dict[str, int] = {}
         self.holders: set[str] = set()
+        self.met: set[str] = set()  # all that ever joined
         self._nodes: dict[str, int] = {}
         self._greeted: dict[int, tuple[str, float]] = {}  # node -> message id, when it was sent
         self._answered_nodes: set[int] = set()  # nodes that have answered, with a yes or a no
@@ -169,10 +170,7 @@ class ConnectedMembers:
         """As :meth:`Members.connected`; waits for as long as it takes."""
         announced = False
         while True:
-            registered = {node.node_id: node.name for node in self._grid.get_nodes()}
-            self._forget_absent(registered)
-            self._greet_new(registered)
-            self._take_answers(registered)
+            self.present()
             fresh = any(
                 time.monotonic() - sent < GREETING_SECONDS
                 for node, (_, sent) in self._greeted.items()
@@ -187,6 +185,14 @@ class ConnectedMembers:
                     f"waiting for clients: {len(self._nodes)} of {self._min_clients} are here"
                 )
             self._pause(POLL_SECONDS)
+
+    def present(self) -> Mapping[str, int]:
+        """As :meth:`connected`, and waits for nobody."""
+        registered = {node.node_id: node.name for node in self._grid.get_nodes()}
+        self._forget_absent(registered)
+        self._greet_new(registered)
+        self._take_answers(registered)
+        return dict(self._nodes)
 
     def announce(self, frozen: str) -> None:
         """As :meth:`Members.announce`, when they are greeted."""
@@ -279,6 +285,7 @@ class ConnectedMembers:
         # One without a key that was started anew has a new node, and so has its twin.
         twin = self._nodes.get(name, node) != node
         self._nodes[name], self.images[name] = node, images
+        self.met.add(name)
         (self.holders.add if answer.get(FROZEN) is True else self.holders.discard)(name)
         was_late = name in self._late and not twin
         self._late.discard(name)

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, RecordDict
 from PIL import Image
 
 from orchestra_flwr.federation.messages.failures import Failure
-from orchestra_flwr.federation.messages.fields import CONFIG
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, ENCODER, ENCODER_KIND
 from orchestra_flwr.federation.messages.schema import pack_state
+from orchestra_flwr.flower.arrays import to_record
 from orchestra_flwr.flower.process_identity import identify_process
+from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, save_encoder
 
 identify_process()
 
@@ -95,6 +97,28 @@ def test_a_run_sends_what_was_computed_and_nothing_of_the_machine(
     assert one.errors == [] and "1 image files cannot be read and are left out" in said
     assert b"kitchen" in one.sent  # the record holds what is sent
     assert trained.tobytes()[:4000] in one.sent
+    assert_nothing_leaks(one.sent)
+
+
+def test_of_an_encoder_that_comes_a_client_sends_a_word(
+    client, server, tmp_path, said, assert_nothing_leaks
+):
+    """Also of one that is damaged, and that names a file of the client's."""
+    made = tmp_path / "made" / "encoder.safetensors"
+    made.parent.mkdir()
+    backbone = build_backbone(server.model, 3)
+    save_encoder(made, Encoder(EncoderSpec.of(server.for_clients()), backbone))
+    weights = np.fromfile(made, np.uint8)
+    text = made.with_suffix(".json").read_text()
+    offer = {ENCODER: text, "card": "HIV_positive", "size": weights.size}
+    one, arrays = client(), to_record({ENCODER: weights})
+    one.ask(ENCODER_KIND, RecordDict({CONFIG: ConfigRecord(offer)}))
+    one.ask(ENCODER_KIND, RecordDict({CONFIG: ConfigRecord(offer), ARRAYS: arrays}))
+    offer[ENCODER] = text.replace("convnet", "HIV_positive")
+    one.ask(ENCODER_KIND, RecordDict({CONFIG: ConfigRecord(offer), ARRAYS: arrays}))
+    assert b"wanted" in one.sent and b"stored" in one.sent
+    assert one.errors == [(Failure.FAILED.value, "failed")]
+    assert str(tmp_path) in "".join(said)  # the person at the client is told
     assert_nothing_leaks(one.sent)
 
 

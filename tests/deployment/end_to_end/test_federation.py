@@ -80,6 +80,15 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
     for each in clients:
         each.end()
         assert each.wait() == 0, each.text
+        each.wait_for("the encoder is here: orchestra-embed run=", 5)
+    for name in "ab":
+        stored = machines.folder / "state" / name / "encoder"
+        for file in ("encoder.safetensors", "encoder.json"):
+            assert (stored / file).read_bytes() == (machines.run / file).read_bytes()
+        assert "## Accuracy" in (stored / "README.md").read_text()
+    sent = json.loads((machines.run / "summary.json").read_text())["encoder_sent"]
+    weights = (machines.run / "encoder.safetensors").stat().st_size
+    assert sent["clients"] == ["a", "b"] and 2 * weights < sent["bytes_down"] < 2.1 * weights
     assert_private(machines.folder / "state" / "a")
     assert_private(machines.run / "superlink.log", machines.run / "metrics.jsonl")
     simulated = simulate(machines, ["a", "b"], 1, *scored)
@@ -408,3 +417,35 @@ def test_frozen_weights_reach_each_client_once_in_all_its_runs(machines):
         assert (kept.name, kept.read_bytes()) == (file.name, file.read_bytes())
     assert_same_bits(machines.folder / "first", machines.folder / "second")
     assert_same_bits(machines.run, simulate(machines, ["a", "b"], 2, *chosen))
+
+
+@pytest.mark.slow
+def test_a_killed_server_still_delivers_the_encoder_also_to_one_that_was_away(machines):
+    """b hangs in the last round; the server is killed while it waits for it after that."""
+    machines.make_photos(a=32, b=32)
+    server = machines.server(
+        "federation.min_clients=2", "federation.rounds=2", "federation.min_success=0.3",
+        "federation.round_timeout=30", "share.every=1", "share.wait=500",
+    )  # fmt: skip
+    server.wait_for("listening on")
+    hanging = machines.rogue("b", {"2": "hang"})
+    a = machines.client("a")
+    server.wait_for("the encoder is with a, b")
+    server.wait_for("round 2/2")
+    a.wait_for("the encoder is here")
+    assert (machines.run / "shared" / "encoder.safetensors").is_file()
+    summary = machines.run / "summary.json"
+    deadline = time.monotonic() + 100
+    while not summary.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    server.send(signal.SIGKILL)
+    server.wait()
+    hanging.end()
+    back = machines.client("b")
+    again = machines.server(f"resume={machines.run}")
+    assert again.wait() == 0, again.text
+    back.wait_for("the encoder is here", 5)
+    stored = machines.folder / "state" / "b" / "encoder" / "encoder.safetensors"
+    assert stored.read_bytes() == (machines.run / "encoder.safetensors").read_bytes()
+    assert json.loads(summary.read_text())["encoder_sent"]["clients"] == ["a", "b"]

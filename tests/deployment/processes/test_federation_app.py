@@ -7,9 +7,11 @@ from multiprocessing import Pipe
 
 import pytest
 
+from orchestra_flwr.config import load
 from orchestra_flwr.deployment.channel.json_pipe import Channel
 from orchestra_flwr.deployment.processes import federation_app
 from orchestra_flwr.deployment.processes.child import Child
+from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 
 
@@ -44,3 +46,10 @@ def test_the_run_folder_is_locked_until_the_app_has_ended_as_well(tmp_path):
     app._process.wait(20)
     with locked(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_server_can_keep_its_encoder(shared):
+    config = load(ServerConfig, [f"share.encoder={str(shared).lower()}"])
+    delivery = federation_app._delivery(config, None, None, None, print)
+    assert (delivery is not None) is shared

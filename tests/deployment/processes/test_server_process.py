@@ -12,7 +12,7 @@ import pytest
 
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.keys.client_keys import load_public_key
-from orchestra_flwr.deployment.processes import server_process
+from orchestra_flwr.deployment.processes import server_process, station
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.reporting import RunFolder, make_progress
@@ -73,9 +73,9 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
         seen.append(httpx.get(f"{watched}status", trust_env=False).json()["clients"]["registered"])
         raise FederationError("seen enough")
 
-    monkeypatch.setattr(server_process, "Flower", Flower)
-    monkeypatch.setattr(server_process, "superlink_command", lambda *_: ["sleep", "60"])
-    monkeypatch.setattr(server_process, "wait_until_up", lambda *_: None)
+    monkeypatch.setattr(station, "Flower", Flower)
+    monkeypatch.setattr(station, "superlink_command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(station, "wait_until_up", lambda *_: None)
     monkeypatch.setattr(server_process, "_start", start)
     with (
         RunFolder.open(config) as folder,
@@ -98,7 +98,7 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
     [("::1", "server=[::1]:8443"), ("127.0.0.1", "server=127.0.0.1:8443"), ("::", "server=<this")],
 )
 def test_what_clients_are_told_is_what_they_can_be_given(host, shown):
-    invitation = server_process._invitation(load(ServerConfig, [f"host='{host}'"]), 8443)
+    invitation = server_process.invitation(load(ServerConfig, [f"host='{host}'"]), 8443)
     assert shown in invitation and ("listening on [" in invitation) == (":" in host)
 
 
@@ -108,7 +108,7 @@ def test_what_clients_are_told_is_what_they_can_be_given(host, shown):
 )
 def test_clients_are_named_as_the_server_was_started(monkeypatch, program, shown):
     monkeypatch.setattr("sys.argv", [program])
-    assert f"clients: {shown}" in server_process._invitation(load(ServerConfig, []), 8443)
+    assert f"clients: {shown}" in server_process.invitation(load(ServerConfig, []), 8443)
 
 
 def test_a_client_is_woken_when_the_app_reports_what_it_sent():

@@ -1,0 +1,98 @@
+"""The encoder that the server sends: checked before it is stored, and stored as data alone."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flwr.app import RecordDict
+
+from orchestra_flwr.console.printable import printable_lines
+from orchestra_flwr.federation.messages.fields import (
+    ARRAYS,
+    CONFIG,
+    ENCODER,
+    ENCODER_CARD,
+    ENCODER_SIZE,
+    STORED,
+    TOO_LARGE,
+    WANTED,
+)
+from orchestra_flwr.files import make_private_folder, write_atomically
+from orchestra_flwr.fingerprints import file_sha256
+from orchestra_flwr.flower.arrays import from_record
+from orchestra_flwr.models import load_encoder
+from orchestra_flwr.models.encoder import MAX_DESCRIPTION, read_description
+
+WEIGHTS, DESCRIPTION, CARD = "encoder.safetensors", "encoder.json", "README.md"
+
+
+class EncoderStore:
+    """The folder `encoder` of a client, with weights, description and model card.
+
+    Args:
+        folder: the client's own.
+        limit: bytes of the largest encoder that is stored.
+        plugins: users' packages that may hold its backbone; no others are imported.
+    """
+
+    def __init__(self, folder: Path, limit: float, plugins: Sequence[str]) -> None:
+        self.folder = folder / "encoder"
+        self._limit = limit
+        self._plugins = plugins
+
+    def answer(self, content: RecordDict, report: Callable[[str], None]) -> str:
+        """The word for an offer, or for an encoder that has come with its offer.
+
+        Raises:
+            OSError: it cannot be written.
+            ValueError: it is damaged, or no encoder; nothing of it is stored.
+        """
+        offer = content.config_records[CONFIG]
+        description, card = str(offer[ENCODER]), str(offer[ENCODER_CARD])
+        if max(len(description), len(card)) > MAX_DESCRIPTION:
+            raise ValueError(f"the encoder's description has more than {MAX_DESCRIPTION} letters")
+        arrays = content.array_records.pop(ARRAYS, None)
+        weights = from_record(arrays)[ENCODER].tobytes() if arrays else b""
+        size = max(int(str(offer[ENCODER_SIZE])), len(weights))
+        if size > self._limit:
+            report(
+                f"the server's encoder of {size / 1e6:.1f} MB is not stored: "
+                f"encoder_megabytes={self._limit / 1e6:g}"
+            )
+            return TOO_LARGE
+        if not arrays:
+            return STORED if self._has(description) else WANTED
+        shown = printable_lines(card).encode()  # nothing that a terminal would obey
+        self._store({WEIGHTS: weights, DESCRIPTION: description.encode(), CARD: shown})
+        report(
+            f"the encoder is here: orchestra-embed run={self.folder} images=..., "
+            f"orchestra-export run={self.folder}"
+        )
+        return STORED
+
+    def _has(self, description: str) -> bool:
+        """Whether this very encoder is here, undamaged."""
+        try:
+            if (self.folder / DESCRIPTION).read_text() != description:
+                return False
+            digest = read_description(self.folder / DESCRIPTION).get("weights_sha256")
+            return bool(file_sha256(self.folder / WEIGHTS) == digest)
+        except (OSError, ValueError):
+            return False
+
+    def _store(self, files: dict[str, bytes]) -> None:
+        """Writes the files beside, builds the encoder of them, and only then puts them in place."""
+        make_private_folder(self.folder)
+        beside = self.folder / ".received"
+        shutil.rmtree(beside, ignore_errors=True)
+        make_private_folder(beside)
+        try:
+            for name, data in files.items():
+                write_atomically(beside / name, data, mode=0o600)
+            if not read_description(beside / DESCRIPTION).get("weights_sha256"):
+                raise ValueError("the encoder's description names no checksum of its weights")
+            load_encoder(beside / WEIGHTS, plugins=self._plugins)
+            for name in files:
+                (beside / name).replace(self.folder / name)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)

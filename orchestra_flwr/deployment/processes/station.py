@@ -1,0 +1,90 @@
+"""What of a server outlives its runs: the gate, the SuperLink behind it, and who may come in."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestra_flwr.deployment.gate import Gate
+from orchestra_flwr.deployment.keys import ServerFiles, server_files
+from orchestra_flwr.deployment.processes.child import Child
+from orchestra_flwr.deployment.processes.expiry import warning_daily
+from orchestra_flwr.deployment.processes.flower_command import Flower
+from orchestra_flwr.deployment.processes.roster import Roster
+from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
+from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
+from orchestra_flwr.deployment.server_config import ServerConfig
+
+LINK = "link"  # the SuperLink's socket, in the temporary folder
+
+
+@dataclass
+class Station:
+    """An open server.
+
+    Attributes:
+        scratch: its temporary folder.
+        keys: None: plain text.
+        link: the SuperLink.
+        flower: its command line.
+        gate: its open port.
+        names: those of the registered clients, by their public keys.
+        report: takes a line about clients and the SuperLink; each run sets its own.
+    """
+
+    scratch: Path
+    keys: ServerFiles | None
+    link: Child
+    flower: Flower
+    gate: Gate
+    names: Callable[[], Mapping[bytes, str | None]]
+    report: Callable[[str], None]
+
+    @property
+    def socket(self) -> Path:
+        """Where the SuperLink listens."""
+        return self.scratch / LINK
+
+
+@contextmanager
+def opened(config: ServerConfig, log: Path, report: Callable[[str], None]) -> Iterator[Station]:
+    """A server that clients can connect to, until the block ends.
+
+    Args:
+        config: its address and its keys.
+        log: the folder for the SuperLink's log.
+        report: of the station, at first.
+
+    Raises:
+        ConfigError: keys that are missing or wrong, or an address that cannot be used.
+        FederationError: the SuperLink did not start.
+    """
+    keys = server_files(Path(config.security)) if config.tls else None
+    clients = Path(config.security) if keys else None
+
+    def say(line: str) -> None:
+        station.report(line)
+
+    with ExitStack() as stack:
+        scratch = stack.enter_context(scratch_folder())
+        socket = scratch / LINK
+        folders = flower_folders(scratch)
+        link = Child(superlink_command(socket, keys), folders, log / "superlink.log")
+        stack.callback(link.stop)
+        flower = Flower(scratch, socket, keys.ca if keys else None)
+        roster = Roster(flower, clients, say)
+        gate = Gate(
+            config.host,
+            config.port,
+            socket,
+            tls=keys,
+            reply_limit=None,  # each run sets its own
+            names=roster.names,
+            report=say,
+        )
+        station = Station(scratch, keys, link, flower, gate, roster.names, report)
+        wait_until_up(socket, link)
+        stack.enter_context(warning_daily(keys.dated if keys else (), say))
+        stack.enter_context(roster.watching())
+        stack.enter_context(gate)  # once everybody who is registered can be let in
+        yield station

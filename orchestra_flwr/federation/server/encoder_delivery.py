@@ -1,0 +1,183 @@
+"""Every real client gets the encoder that it helped to train, with its model card."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from orchestra_flwr.config import Config, read_config_file
+from orchestra_flwr.export.card_facts import CardFacts
+from orchestra_flwr.export.model_card import card
+from orchestra_flwr.federation.messages.failures import Failure, describe_error
+from orchestra_flwr.federation.messages.fields import (
+    ARRAYS,
+    CONFIG,
+    ENCODER,
+    ENCODER_CARD,
+    ENCODER_KIND,
+    ENCODER_SIZE,
+    STORED,
+    TOO_LARGE,
+    WANTED,
+)
+from orchestra_flwr.federation.server.members import ConnectedMembers
+from orchestra_flwr.flower.arrays import payload_bytes, to_record
+from orchestra_flwr.reporting import RunFolder
+
+POLL_SECONDS = 0.5
+OFFER_SECONDS = 30.0  # that an offer, which has no arrays, waits for its answer
+MOST_NAMES = 20  # in a line
+SHARED = "shared"  # in the run folder: the encoder that was sent during the run
+
+
+class EncoderDelivery:
+    """Offers an encoder to each client, and sends it to those that want it.
+
+    A client that has it already, as one of a server that was killed here, is sent nothing. What
+    it says is one of three words; any other is no answer.
+
+    Args:
+        grid: the SuperLink's.
+        members: the clients.
+        folder: of the run.
+        config: of the run. A client may take `federation.round_timeout` to fetch the encoder, and
+            `federation.min_clients` are waited for also where nobody has been met, as after a run
+            was resumed when it was over.
+        show: takes a line about what happened.
+        every: also after so many rounds; None: at the end alone.
+        wait: seconds that the end waits for clients that are away.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        members: ConnectedMembers,
+        folder: RunFolder,
+        config: Config,
+        show: Callable[[str], None],
+        *,
+        every: int | None,
+        wait: float,
+    ) -> None:
+        self._grid = grid
+        self._members = members
+        self._folder = folder
+        self._every = every
+        self._wait = wait
+        self._timeout = config.federation.round_timeout
+        self._least = config.federation.min_clients or 0
+        self._show = show
+        self._bytes = 0
+
+    def place(self, round_: int, rounds: int) -> RunFolder | None:
+        """Where the encoder is to be saved that is sent after a round; None: none is sent."""
+        if self._every is None or round_ % self._every or not 0 < round_ < rounds:
+            return None
+        folder = RunFolder(self._folder.path / SHARED)
+        folder.path.mkdir(exist_ok=True)
+        return folder
+
+    def during(self, encoder: Path) -> None:
+        """Sends an encoder to the clients that are here."""
+        self._told(self._send(encoder, wait=0), set())
+
+    def at_the_end(self) -> dict[str, Any]:
+        """Sends the run's encoder, also to clients that come back within the wait.
+
+        Returns:
+            For the summary: the names of the `clients` that have it, those that are `without`, and
+            `bytes_down`, all that was sent for it in the run.
+        """
+        answers = self._send(self._folder.encoder, wait=self._wait)
+        away = self._members.met - answers.keys()
+        self._told(answers, away)
+        holders = sorted(name for name, word in answers.items() if word == STORED)
+        without = sorted({*away, *answers} - {*holders})
+        return {"clients": holders, "without": without, "bytes_down": self._bytes}
+
+    def _send(self, encoder: Path, wait: float) -> dict[str, str]:
+        """The word of each client that answered; of a failure what is shown of it."""
+        description = encoder.with_suffix(".json").read_text()
+        offer = ConfigRecord(
+            {
+                ENCODER: description,
+                ENCODER_CARD: self._card(encoder),
+                ENCODER_SIZE: encoder.stat().st_size,
+            }
+        )
+        arrays: ArrayRecord | None = None
+        waits = False
+        answers: dict[str, str] = {}
+        deadline = time.monotonic() + wait
+        while True:
+            here = {n: i for n, i in self._members.present().items() if n not in answers}
+            found = dict(self._ask(here, RecordDict({CONFIG: offer}), OFFER_SECONDS))
+            if wanted := {name: here[name] for name, word in found.items() if word == WANTED}:
+                arrays = arrays or to_record({ENCODER: np.fromfile(encoder, np.uint8)})
+                content = RecordDict({ARRAYS: arrays, CONFIG: offer})
+                found |= dict.fromkeys(wanted, "")
+                found |= dict(self._ask(wanted, content, self._timeout))
+            answers |= {name: word for name, word in found.items() if word}
+            missing = self._members.met - answers.keys()
+            if (not missing and len(answers) >= self._least) or time.monotonic() >= deadline:
+                return answers
+            if missing and not waits:
+                waits = True
+                self._show(
+                    f"waiting for {_named(missing)}, to send the encoder; at most {wait:g} s"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _ask(
+        self, nodes: Mapping[str, int], content: RecordDict, timeout: float
+    ) -> Iterator[tuple[str, str]]:
+        """Name and word of each client that answers; those that do not are lost."""
+        messages = []
+        for node in nodes.values():
+            message = Message(content, node, ENCODER_KIND, ttl=2 * timeout + 60)
+            self._bytes += payload_bytes(content)
+            messages.append(message)
+        lost: set[str] = set()
+        replies = self._grid.send_and_receive(messages, timeout=timeout)
+        for name, reply in zip(nodes, replies, strict=True):
+            if reply.has_error() and Failure.of(reply.error.code) is None:
+                lost.add(name)
+            elif reply.has_error():
+                yield name, describe_error(reply.error)
+            else:
+                answer = reply.content.config_records.get(CONFIG, ConfigRecord())
+                word = str(answer.get(ENCODER, ""))
+                known = word in (STORED, TOO_LARGE, WANTED)
+                yield name, word if known else "it gives no answer that is known"
+        self._members.mark_lost(lost)
+
+    def _card(self, encoder: Path) -> str:
+        facts = CardFacts.of(encoder)
+        saved = read_config_file(self._folder.path / "config.yaml")
+        return card(CardFacts(facts.spec, facts.about, saved, facts.summary))
+
+    def _told(self, answers: Mapping[str, str], away: Set[str]) -> None:
+        holders = sorted(name for name, word in answers.items() if word == STORED)
+        if holders:
+            self._show(f"the encoder is with {_named(holders)}")
+        for name, word in sorted(answers.items()):
+            if word == TOO_LARGE:
+                self._show(f"client {name} does not take the encoder: larger than it allows")
+            elif word != STORED:
+                self._show(f"client {name} does not have the encoder: {word}")
+        if away:
+            self._show(
+                f"without the encoder, because they were away: {_named(away)}; "
+                f"resume={self._folder.path} sends it once more, or copy encoder.safetensors and "
+                "encoder.json to them"
+            )
+
+
+def _named(names: Collection[str]) -> str:
+    """Some names for a line; of very many the first."""
+    first, more = sorted(names)[:MOST_NAMES], len(names) - MOST_NAMES
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,59 @@
+"""A server runs what is submitted to it; clients stay."""
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestra_flwr.cli import submit_main
+from orchestra_flwr.deployment.run_queue import RunQueue
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.slow
+def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
+    """And a run that has begun can be cancelled. No client is started twice."""
+    machines.make_photos(a=32, b=32)
+    folder = machines.folder / "runs"
+    fragile = machines.folder / "photos.copy"
+    fragile.mkdir()
+    (fragile / "x").symlink_to(machines.photos / "a")
+
+    def submit(*overrides):
+        small = machines.small(overrides)
+        assert submit_main([f"queue={folder}", *small, *overrides]) == 0
+
+    def serve():
+        command = [sys.executable, "run_server.py", f"port={machines.port}", f"queue={folder}"]
+        return machines.start(*command, f"security={machines.security}")
+
+    submit("method=simclr", "federation.rounds=1")
+    submit(f"data.root={fragile}")
+    (fragile / "x").unlink()
+    submit("federation.rounds=500")
+    submit("method=byol", "federation.rounds=1")
+    clients = [machines.client(name) for name in "ab"]
+    server = serve()
+    server.wait_for("run 0003: begins")
+    assert "run 0001: done" in server.text and "run 0002: failed: data.root=" in server.text
+    server.wait_for("round 2/500")
+    for each in clients:
+        assert each.text.count("connected to") == 1 and "the encoder is here" in each.text
+    server.send(signal.SIGKILL)
+    server.wait()
+    again = serve()
+    again.wait_for("run 0003: goes on")
+    again.wait_for("resumed after round")
+    assert submit_main([f"queue={folder}", "cancel=0003"]) == 0
+    again.wait_for("run 0004: done")
+    again.wait_for("no run waits in")
+    assert [run.state for run in RunQueue(folder).runs()][2:] == ["cancelled", "done"]
+    assert (Path(folder) / "0004" / "run" / "encoder.safetensors").is_file()
+    for each in clients:
+        assert "byol" in each.text
+        stored = machines.folder / "state" / each.text.split()[1].rstrip(":") / "encoder"
+        assert "byol" in (stored / "encoder.json").read_text()
+    again.send(signal.SIGTERM)
+    assert again.wait() == 143

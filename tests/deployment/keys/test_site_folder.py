@@ -1,0 +1,139 @@
+"""What a site gets: all that it needs, and no secret."""
+
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestra_flwr import __version__
+from orchestra_flwr.config import load
+from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.keys import registered
+
+REPOSITORY = Path(__file__).parents[3]
+FILES = {"start.sh", "client.conf", "security/ca.crt"}
+SERVER = "server=example.org:8443"
+
+
+def files_of(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def secrets_of(folder):
+    return [line for p in folder.rglob("*.key") for line in p.read_bytes().splitlines()[1:-1]]
+
+
+def test_a_sites_folder_has_all_that_it_needs_and_no_secret(keys, security):
+    code, out, _ = keys("site", "name=hospital-a", SERVER, "images=/srv/my photos")
+    assert code == 0 and "nothing in it is secret" in out and "register key=client.pub" in out
+    folder = security / "sites" / "hospital-a"
+    found = files_of(folder)
+    assert set(found) == FILES and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert found["security/ca.crt"] == (security / "ca.crt").read_bytes()
+    secrets = secrets_of(security)
+    assert secrets and not any(s in data for s in secrets for data in found.values())
+    lines = [x for x in found["client.conf"].decode().splitlines() if x and x[0] != "#"]
+    config = load(ClientConfig, lines, all_read=True)
+    assert (config.host, config.data.root, config.state) == (
+        "example.org",
+        "/srv/my photos",
+        "state",
+    )
+    assert f"version={__version__}\n" in found["start.sh"].decode() and b"@" not in found[
+        "start.sh"
+    ].replace(b'"$@"', b"")
+
+
+def test_a_zip_is_the_same_folder_to_the_bit(keys, security):
+    assert keys("site", "name=a", SERVER)[0] == 0
+    assert keys("site", "name=a", SERVER, "zip=true")[0] == 0
+    archive = security / "sites" / "a.zip"
+    with zipfile.ZipFile(archive) as opened:
+        zipped = {name: opened.read(name) for name in opened.namelist()}
+    assert zipped == {f"a/{k}": v for k, v in files_of(security / "sites" / "a").items()}
+    before = archive.read_bytes()
+    archive.unlink()
+    assert keys("site", "name=a", SERVER, "zip=true")[0] == 0
+    assert archive.read_bytes() == before
+
+
+def test_a_table_makes_fifty_sites(keys, security, tmp_path):
+    rows = "".join(f"site-{i};/srv/photos/{i}\n" for i in range(100, 150))
+    (tmp_path / "sites.csv").write_text("name;images\n" + rows)
+    wheel = tmp_path / f"orchestra_flwr-{__version__}-py3-none-any.whl"
+    wheel.write_bytes(b"wheel")
+    assert keys("site", SERVER, "sites=sites.csv", "zip=true", f"wheel={wheel}")[0] == 0
+    made = sorted((security / "sites").iterdir())
+    assert len(made) == 50
+    with zipfile.ZipFile(made[7]) as opened:
+        assert b"data.root=/srv/photos/107\n" in opened.read("site-107/client.conf")
+        assert opened.read(f"site-107/{wheel.name}") == b"wheel"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "table", "says"),
+    [
+        (["name=a"], "", "server: must be given"),
+        ([SERVER], "", "name, sites: one of them must be given"),
+        ([SERVER, "name=a", "sites=x"], "", "name, sites: one of them must be given"),
+        (["server=example.org", "name=a"], "", "server=example.org: must be HOST:PORT"),
+        (["server=other.org:1", "name=a"], "", "other.org is not in security/server.crt"),
+        ([SERVER, "name=../a"], "", "'../a' is no name of a client"),
+        ([SERVER, "name=a", "images=x\ny"], "", "must be the path of a folder or a zip"),
+        ([SERVER, "name=a", "folder=nowhere"], "", "folder=nowhere: no such folder"),
+        ([SERVER, "name=a", "wheel=x.whl"], "", "wheel=x.whl: must be orchestra_flwr-"),
+        ([SERVER, "sites=none.csv"], "", "sites=none.csv"),
+        ([SERVER, "sites=t.csv"], "name,path\na,b\n", "images"),
+        ([SERVER, "sites=t.csv"], "name,images\na,/x\nb,\n", "line 3 has no name or no images"),
+        ([SERVER, "sites=t.csv"], "name,images\na,/x\na,/y\n", "line 3: a has a second images"),
+        ([SERVER, "sites=t.csv"], "name,images\na,/x\nb c,/y\n", "'b c' is no name"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_makes_no_site_at_all(security, tmp_path, refused, arguments, table, says):
+    (tmp_path / "t.csv").write_text(table)
+    assert says in refused("site", *arguments)
+
+
+def test_a_site_that_is_there_stays(keys, security, refused):
+    assert keys("site", "name=a", SERVER)[0] == 0
+    assert "sites/a exists already: remove it" in refused("site", "name=a", SERVER)
+
+
+def start(folder, *arguments, **environment):
+    return subprocess.run(
+        ["sh", "start.sh", *arguments],
+        cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY), **environment},
+    )  # fmt: skip
+
+
+def test_the_first_start_makes_the_key_at_the_site(keys, security, monkeypatch):
+    """Then the client starts, which here has no images."""
+    assert keys("site", "name=hospital-a", SERVER, "images=/none")[0] == 0
+    folder = security / "sites" / "hospital-a"
+    done = start(folder)
+    assert done.returncode == 2 and "/none" in done.stderr.splitlines()[-1], done.stderr
+    line = (folder / "security" / "client.pub").read_text()
+    assert line.strip() in done.stdout and line.endswith(" hospital-a\n")
+    assert stat.S_IMODE((folder / "security" / "client.key").stat().st_mode) == 0o600
+    again = start(folder, "data.root=/elsewhere")  # given behind it, this counts more
+    assert "made" not in again.stdout and "/elsewhere" in again.stderr
+    assert (folder / "security" / "client.pub").read_text() == line
+    assert keys("register", f"key={folder / 'security' / 'client.pub'}")[0] == 0
+    assert "hospital-a" in registered(security)
+
+
+def test_a_python_that_is_none_or_lacks_the_package_is_said_in_one_line(keys, security):
+    assert keys("site", "name=a", SERVER)[0] == 0
+    folder = security / "sites" / "a"
+    script = (folder / "start.sh").read_text()
+    (folder / "start.sh").write_text(script.replace(f"version={__version__}", "version=9.9"))
+    done = start(folder)
+    assert done.returncode == 2 and "orchestra_flwr 9.9 is not installed: install it" in done.stderr
+    done = start(folder, PYTHON="/bin/false")
+    assert done.returncode == 2 and "must be Python 3.11 or newer" in done.stderr
+    assert not (folder / "security" / "client.key").exists()

@@ -1,0 +1,129 @@
+"""Runs that are submitted, listed and cancelled in a folder, by processes of their own."""
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestra_flwr.cli import server_main, submit_main
+from orchestra_flwr.config import ConfigError, load
+from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
+from orchestra_flwr.deployment.server_config import ServerConfig
+
+
+@pytest.fixture
+def submit(tmp_path, monkeypatch, capsys):
+    """Runs the command in an empty folder; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        code = submit_main(["queue=runs", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def server(*overrides):
+    return load(ServerConfig, ["queue=runs", *overrides], all_read=True)
+
+
+def test_runs_are_submitted_listed_and_cancelled(submit):
+    assert submit("--list") == (0, "", "")
+    assert submit("method=simclr", "model.width=8", "seed=7") == (0, "submitted: 0001\n", "")
+    assert submit("model.width=8")[1] == "submitted: 0002\n"
+    assert submit("cancel=0001") == (0, "cancelled: 0001\n", "")
+    assert submit("--list")[1].splitlines() == [
+        "0001  cancelled  runs/0001/run",
+        "0002  waiting  runs/0002/run",
+    ]
+    queue = RunQueue(Path("runs"))
+    assert queue.next().name == "0002"
+    folders = (Path("runs"), Path("runs/0001"))  # what is in them nobody else can read
+    assert {stat.S_IMODE(each.stat().st_mode) for each in folders} == {0o700}
+    first = queue.runs()[0].config(server("port=1234", "security=keys"))
+    assert (first.method.name, first.seed, first.model.width) == ("simclr", 7, 8)
+    assert (first.port, first.security, first.queue) == (1234, "keys", None)
+    assert (first.run_dir, first.resume) == ("runs/0001/run", None)
+
+
+def test_a_run_that_has_begun_is_gone_on_with_at_the_servers_present_address(submit):
+    submit("model.width=8", "seed=7")
+    (run,) = RunQueue(Path("runs")).runs()
+    run.folder.mkdir()
+    (run.folder / "config.yaml").write_bytes((run.path / "run.yaml").read_bytes())
+    config = run.config(server("port=99"))
+    assert (run.state, config.resume, config.port, config.seed) == (
+        "begun", "runs/0001/run", 99, 7,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["method=nonsense"], "method=nonsense: must be one of"),
+        (["training.lrr=1"], "training.lrr: unknown key"),
+        (["port=1"], "port: the server of the queue decides it; leave it out"),
+        (["resume=x"], "resume: the server of the queue decides it; leave it out"),
+        (["run_dir=x"], "run_dir: the server of the queue decides it; leave it out"),
+        (["federation.clients=9"], "federation.clients=9: real clients come and go"),
+        (["init=nowhere"], "init=nowhere"),
+        (["data.root=nowhere"], "data.root=nowhere"),
+        (["cancel=0001"], "cancel=0001: must be one of none"),
+        (["--list", "seed=1"], "--list, cancel: must be alone"),
+        (["queue="], "queue: must be given"),
+        (["--nonsense"], "--nonsense: unknown flag"),
+    ],
+)
+def test_what_is_wrong_is_not_submitted(submit, arguments, says):
+    code, out, err = submit("model.width=8", *arguments) if "=" in says else submit(*arguments)
+    if arguments == ["cancel=0001"]:
+        code, out, err = submit(*arguments)
+    assert (code, out) == (2, "") and err.startswith(f"error: {says}") and err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_a_server_imports_those_packages_alone_that_its_own_command_names(submit, stranger):
+    name, marker = stranger
+    submit("model.width=8")
+    (run,) = RunQueue(Path("runs")).runs()
+    file = run.path / "run.yaml"
+    file.write_text(file.read_text().replace("plugins: []", f"plugins: [{name}]"))
+    with pytest.raises(ConfigError, match=rf"run.yaml asks for plugins=\[{name}\]"):
+        run.config(server())
+    assert not marker.exists()
+    assert server(f"plugins=[{name}]").plugins == run.config(server(f"plugins=[{name}]")).plugins
+
+
+def test_a_run_ends_once(submit):
+    submit("model.width=8")
+    (run,) = RunQueue(Path("runs")).runs()
+    assert run.end("done") and not run.end("failed: late") and run.state == "done"
+    code, _, err = submit("cancel=0001")
+    assert code == 2 and "this run has ended (done)" in err
+
+
+def test_runs_that_are_submitted_together_are_all_kept(tmp_path):
+    queue, config = RunQueue(tmp_path / "runs"), run_to_submit(["model.width=8"])
+    threads = [threading.Thread(target=queue.put, args=(config,)) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    (tmp_path / "runs" / "0099").mkdir()  # of somebody who was killed before it was written
+    assert [run.name for run in queue.runs()] == [f"{n:04}" for n in range(1, 9)]
+    assert queue.put(config).name == "0100"
+
+
+def test_a_queue_is_a_folder(submit, capsys):
+    Path("runs").touch()
+    says = "error: queue=runs: must be a folder, or none yet\n"
+    assert submit("model.width=8") == submit("--list") == (2, "", says)
+    assert server_main(["queue=runs", "port=0"]) == 2 and capsys.readouterr().err == says
+
+
+def test_a_server_with_a_queue_is_given_no_run(capsys):
+    assert server_main(["queue=runs", "method=simclr"]) == 2
+    assert "method: is not read with queue=: orchestra-submit says it" in capsys.readouterr().err
+    assert load(ServerConfig, ["queue=runs"]).queue == "runs"
