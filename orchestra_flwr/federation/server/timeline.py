@@ -13,6 +13,7 @@ from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.methods import Role, release_of
+from orchestra_flwr.seeding import derive
 
 
 class Timeline:
@@ -42,6 +43,7 @@ class Timeline:
         self.now = 0.0
         self._devices = devices
         self._images = images
+        self._seed = config.seed
         self._epochs = config.training.local_epochs
         self._down = _bytes(schemas, Role.SHARED.value) + 4 * schemas.server.size
         self._up = _bytes(schemas, schemas.reply)
@@ -122,7 +124,9 @@ class Timeline:
         for task, end in zip(tasks, ends, strict=True):
             self._busy[task.client] = end
         in_time = [place for place, end in enumerate(ends) if end <= began + limit]
-        in_time.sort(key=lambda place: (ends[place], place))
+        # Of replies that come at once others are first each time: else some would never count.
+        ties = [derive(self._seed, "at once", task.client, repr(began)) for task in tasks]
+        in_time.sort(key=lambda place: (ends[place], ties[place]))
         made, skipped = enumerate(messages), dict[int, Message]()
         while in_time and (count := needed()) > 0:
             wave, in_time = sorted(in_time[:count]), in_time[count:]

@@ -105,6 +105,13 @@ def test_a_deadline_is_learned_from_the_slowest_of_earlier_rounds(federate, toy,
     assert clients_of(without, "late") == [[], [], []] and seconds_of(without)[2] > 13
 
 
+def test_of_equally_fast_clients_each_counts_some_time(federate, tiny, tmp_path):
+    early = ("clock=virtual", "federation.enough=0.25", "federation.rounds=12", "partition=iid")
+    run = federate(tiny(*early, "method=simclr", f"run_dir={tmp_path / 'run'}"), evaluate=False)
+    assert clients_of(run, "counted_so_far")[-1] == 1
+    assert len({record["virtual_seconds"] for record in run.records}) == 13
+
+
 def test_too_few_in_time_end_the_run_and_are_counted(federate, toy, clock):
     config = toy(*clock, "federation.round_timeout=2.5", "federation.min_success=0.75")
     with pytest.raises(
