@@ -40,7 +40,9 @@ def missing_library(data: bytes) -> str | None:
         name = "HEIF"
     else:
         return None
-    return None if name in installed() else f"{name} needs {INSTALL}"
+    if name in installed():
+        return None
+    return f"{name}: {LIBRARIES[name]} is not installed; {INSTALL}"
 
 
 class DicomImage(ImageFile.ImageFile):

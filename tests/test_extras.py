@@ -21,6 +21,7 @@ from orchestra_flwr.extras import SERVER
 from orchestra_flwr.federation.simulation import check_resources
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.reporting.run_result import Result
+from orchestra_flwr.square_image import decode_image
 from orchestra_flwr.training import build_learner
 from orchestra_flwr.use.embed_command import embedded_images
 from orchestra_flwr.use.use_config import EmbedConfig
@@ -151,6 +152,10 @@ def asks_for(extra, tiny, folder):
             "pyarrow": lambda: embedded_images(
                 load(EmbedConfig, [run, "images=photos", "format=parquet"])
             ).__enter__()
+        },
+        "formats": {
+            "pillow_heif": lambda: decode_image(bytes(4) + b"ftypheic" + bytes(120), 8),
+            "pydicom": lambda: decode_image(bytes(128) + b"DICM", 8),
         },
         "onnx": {
             library: lambda: export_saved(load(ExportConfig, [run]))

@@ -74,7 +74,7 @@ def test_the_encoder_encodes_pictures(run):
 
 def test_its_pictures_are_figures(run):
     result = run[0]
-    assert len(result.plot_curves().axes) == 4
+    assert len(result.plot_curves().axes) == 5
     assert result.plot_partition().axes[1].get_ylabel() == "class"
     assert result.plot_curves().get_suptitle() == result.name == f"{result.folder.parent.name}/run"
 

@@ -70,6 +70,7 @@ def test_the_reference_has_the_public_names(site):
     text = (site / "api.html").read_text() + (site / "plug-ins.html").read_text()
     for name in ("simulate", "load_encoder", "Result", "methods.base.Method", "terms.base.Term"):
         assert f'id="orchestra_flwr.{name}"' in text, name
+    assert not re.search(r":(?:class|func|meth):", text)
 
 
 @pytest.mark.slow

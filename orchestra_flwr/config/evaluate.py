@@ -77,7 +77,7 @@ class OfSavedEncoder(WithPlugins, Composed):
 class SavedEncoderConfig(OfSavedEncoder):
     """A saved encoder and the images of the command: another data set or the run's own."""
 
-    referred = ("model", "federation", "training", "clustering")
+    referred = ("model", "federation", "training", "clustering", "partition", "merging")
     undecided = ("data.image_size",)  # the encoder's own, whatever a data set has elsewhere
 
     data: EvaluatedDataConfig

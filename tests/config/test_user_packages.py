@@ -231,7 +231,8 @@ def test_a_source_of_the_package_is_evaluated(user_package, tmp_path):
     assert (chosen.name, chosen.settings.myoption, chosen.image_size) == ("mine", 3, 16)
     assert refused(f"run={tmp_path}", "data=mine", section=EvaluateConfig) == (
         "data=mine: must be one of affine_digits, cifar10, cifar100, digits, huggingface, "
-        "image_folder, stl10, stored, tiny_imagenet"
+        "image_folder, image_table, stl10, stored, tiny_imagenet, camelyon17, domainnet, "
+        "fed_isic2019, femnist, flair, inaturalist_user, landmarks_user, office_home, pacs"
     )
     with pytest.raises(ConfigError, match="^data.myoptoin: unknown option of data=mine, which"):
         images(PACKAGE, "data=mine", "data.myoptoin=3")

@@ -37,6 +37,7 @@ NEEDS = {
     "Docker",
     "Detectron2",  # tests/export/test_detectron2.py holds names and values against it
     "other machines",
+    "a table",  # tests/data/sources/test_image_table.py writes such
     "timm",  # tests/export/test_timm_folder.py has the same lines
     "several terminals",  # tests/deployment/end_to_end/ starts such servers and clients
 }

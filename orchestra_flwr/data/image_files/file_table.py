@@ -43,8 +43,8 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
     """
     values: dict[str, str] = {}
     for line, (file, value) in read_table(key, path, columns):
-        if not value:
-            raise ConfigError(f"{key}={path}: line {line} has no {columns[1]}")
+        if not file or not value:
+            raise ConfigError(f"{key}={path}: line {line} has no {columns[0]} or no {columns[1]}")
         if values.setdefault(file, value) != value:
             raise ConfigError(
                 f"{key}={path}: line {line}: {printable(file)} has a second {columns[1]}"
@@ -55,10 +55,10 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
 def read_table(key: str, path: str, columns: Sequence[str]) -> list[tuple[int, list[str]]]:
     """The lines of such a table: the number of each, and its cells in the order of `columns`.
 
-    The first column is that of the files; cells of the others may be empty.
+    The first column is that of the files; cells may be empty.
 
     Raises:
-        ConfigError: as :func:`read_file_table`, but of values.
+        ConfigError: as :func:`read_file_table`, but of empty cells and second values.
     """
     lines = []
     for line, row in _rows(key, path, columns):
@@ -68,9 +68,7 @@ def read_table(key: str, path: str, columns: Sequence[str]) -> list[tuple[int, l
                 "what separates them needs quotes"
             )
         file, *cells = (_from_text((row[column] or "").strip()) for column in columns)
-        if not file:
-            raise ConfigError(f"{key}={path}: line {line} has no {columns[0]}")
-        lines.append((line, [posixpath.normpath(file), *cells]))
+        lines.append((line, [posixpath.normpath(file) if file else "", *cells]))
     return lines
 
 

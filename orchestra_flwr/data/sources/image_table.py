@@ -111,6 +111,8 @@ def _listed(
     found: dict[str, tuple[ImageFile, list[str]]] = {}
     missing = []
     for line, (name, *cells) in read_table(key, path, columns):
+        if not name:
+            raise ConfigError(f"{key}={path}: line {line} has no {options.file}")
         if name not in named:
             missing.append(name)
             continue

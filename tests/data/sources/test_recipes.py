@@ -6,7 +6,7 @@ import json
 import pytest
 
 from orchestra_flwr.cli import evaluate_main, main
-from orchestra_flwr.config import load_config
+from orchestra_flwr.config import EvaluateConfig, load, load_config
 from orchestra_flwr.data import load_dataset, partition_by_name
 from orchestra_flwr.reporting.run_result import Result
 
@@ -89,6 +89,14 @@ def test_each_owner_is_a_client(name, pictures, tmp_path, monkeypatch):
     if name == "flair":
         assert dataset.train.classes == ("food", "plant") and dataset.train.labels is None
         assert dataset.train.tags[:3].tolist() == [[True, True], [False, True], [False, False]]
+
+
+def test_an_encoder_of_other_images_is_evaluated_on_a_recipe(pictures, tmp_path):
+    """Recipes choose partition and merging, which an evaluation does not have."""
+    folder = tmp_path / "saved"
+    datasets.DatasetDict({"train": split(HUB["pacs"][0], pictures)}).save_to_disk(folder)
+    config = load(EvaluateConfig, [f"run={tmp_path}", "data=pacs", f"data.dataset={folder}"])
+    assert config.images(16).settings.group == "domain" and config.images(16).image_size == 16
 
 
 def table(file, columns, rows):
