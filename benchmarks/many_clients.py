@@ -1,0 +1,137 @@
+"""What one server holds: many clients that are connected, wait and work, with TLS and keys.
+
+    python benchmarks/many_clients.py --clients 100 300 1000
+
+A real server (`run_server.py`), and small real clients, many to a process (`client_herd.py`), all on
+this machine: with two cores they share what the server alone would have. For each number of clients:
+seconds until all have joined, seconds of a round of 10 clients and of one of all, and of the
+server's processes the CPU seconds, memory, sockets and threads while all wait.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import free_port, table, write
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+HERD = Path(__file__).with_name("client_herd.py")
+PER_PROCESS = 250
+COHORT = 10
+SMALL = (
+    "model=convnet", "model.width=8", "model.projector_dim=16", "data.image_size=16",
+    "method=simclr", "training.batch_size=16", "training.local_epochs=1", "federation.min_images=1",
+    "federation.rounds=4", "logging.progress=plain", "device=cpu",
+)  # fmt: skip
+JOINED = re.compile(r"client \S+ joined")
+
+
+class Server:
+    """`run_server.py`, with the time at which each of its lines came."""
+
+    def __init__(self, folder: Path, port: int, *overrides: str) -> None:
+        self.folder = folder
+        self.log = folder.with_suffix(".log")
+        command = [sys.executable, "run_server.py", f"port={port}", f"run_dir={folder}", *overrides]
+        with self.log.open("w") as file:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+
+    def wait_for(self, text: str, count: int = 1, seconds: float = 1800) -> float:
+        """Seconds until a text stands so many times in its output."""
+        began = time.monotonic()
+        while len(re.findall(text, self.log.read_text())) < count:
+            if self.process.poll() is not None or time.monotonic() - began > seconds:
+                raise SystemExit(f"{text!r} did not come {count} times:\n{self.log.read_text()}")
+            time.sleep(0.2)
+        return time.monotonic() - began
+
+    def usage(self) -> dict[str, float]:
+        """CPU seconds, memory (MB), open files and threads of all its processes."""
+        total = {"cpu": 0.0, "megabytes": 0.0, "files": 0, "threads": 0}
+        for pid in _tree(self.process.pid):
+            status = Path(f"/proc/{pid}/status").read_text()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total["cpu"] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            total["megabytes"] += int(re.findall(r"RssAnon:\s+(\d+)", status)[0]) / 1000
+            total["files"] += len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            total["threads"] += int(re.findall(r"Threads:\s+(\d+)", status)[0])
+        return total
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and all that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in children for each in _tree(int(child)))]
+
+
+def measure(folder: Path, count: int) -> dict[str, Any]:
+    """One federation of so many clients."""
+    names = [f"c{i:04}" for i in range(count)]
+    security, port = folder / "security", free_port()
+    keys = [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server",
+            f"folder={security}", "host=localhost", f"client={','.join(names)}"]  # fmt: skip
+    subprocess.run(keys, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    share = COHORT / count
+    server = Server(folder / "run", port, f"security={security}", f"federation.min_clients={count}",
+                    f"federation.participation={share}", *SMALL)  # fmt: skip
+    herds: list[subprocess.Popen[bytes]] = []
+    try:
+        server.wait_for("listening on")
+        before = server.usage()
+        for start in range(0, count, PER_PROCESS):
+            command = [sys.executable, str(HERD), f"--server=localhost:{port}",
+                       f"--security={security}", f"--photos={folder / 'photos'}",
+                       f"--state={folder / 'state'}", "--clients", *names[start:start + PER_PROCESS]]  # fmt: skip
+            log = (folder / f"herd{start}.log").open("w")
+            herds.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
+        joined = server.wait_for(JOINED.pattern, count)
+        here = server.usage()
+        server.wait_for("run folder:.*\n[^$]*run folder:")
+        seconds = [json.loads(line)["seconds"] for line in
+                   (folder / "run" / "metrics.jsonl").read_text().splitlines()]  # fmt: skip
+    finally:
+        for herd in herds:
+            herd.kill()
+            herd.wait()
+        server.process.terminate()
+        server.process.wait()
+    return {"clients": count, "join_seconds": joined, "join_cpu": here["cpu"] - before["cpu"],
+            "round_seconds": sorted(seconds[1:])[len(seconds[1:]) // 2], **here}  # fmt: skip
+
+
+def main() -> None:
+    """Measures all, prints a table and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 300])
+    results = []
+    for count in parser.parse_args().clients:
+        with tempfile.TemporaryDirectory(prefix="orch") as temporary:
+            folder = Path(temporary)
+            (folder / "photos").mkdir()
+            rng = np.random.default_rng(0)
+            for i in range(16):
+                pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / "photos" / f"{i}.png")
+            results.append(measure(folder, count))
+            print(results[-1], flush=True)
+    head = ("clients", "join, s", "server's CPU s", "round of 10, s", "MB", "files", "threads")
+    rows = [
+        (r["clients"], *(f"{r[key]:.1f}" for key in ("join_seconds", "join_cpu", "round_seconds")),
+         *(f"{r[key]:,.0f}" for key in ("megabytes", "files", "threads")))
+        for r in results
+    ]  # fmt: skip
+    table(head, rows)
+    write("many_clients", {"clients": results})
+
+
+if __name__ == "__main__":
+    main()
