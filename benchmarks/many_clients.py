@@ -2,10 +2,10 @@
 
     python benchmarks/many_clients.py --clients 100 300 1000
 
-A real server (`run_server.py`), and small real clients, many to a process (`client_herd.py`), all on
-this machine: with two cores they share what the server alone would have. For each number of clients:
-seconds until all have joined, seconds of a round of 10 clients and of one of all, and of the
-server's processes the CPU seconds, memory, sockets and threads while all wait.
+A real server (`run_server.py`), and small real clients, many to a process (`client_herd.py`), all
+on this machine: with two cores they share what the server alone would have. For each number of
+clients: seconds until all have joined, seconds of a round of 10 of them, and of the server's
+processes the CPU seconds until then, memory, open files and threads.
 """
 
 import argparse
@@ -88,9 +88,10 @@ def measure(folder: Path, count: int) -> dict[str, Any]:
         server.wait_for("listening on")
         before = server.usage()
         for start in range(0, count, PER_PROCESS):
+            some = names[start : start + PER_PROCESS]
             command = [sys.executable, str(HERD), f"--server=localhost:{port}",
                        f"--security={security}", f"--photos={folder / 'photos'}",
-                       f"--state={folder / 'state'}", "--clients", *names[start:start + PER_PROCESS]]  # fmt: skip
+                       f"--state={folder / 'state'}", "--clients", *some]  # fmt: skip
             log = (folder / f"herd{start}.log").open("w")
             herds.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
         joined = server.wait_for(JOINED.pattern, count)

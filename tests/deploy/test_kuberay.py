@@ -1,6 +1,7 @@
 """`deploy/kuberay.yaml`: its command is one, and head and workers fit together.
 
-No cluster can be made here; runs on three nodes are in `tests/federation/engines/test_ray_cluster.py`.
+No cluster of Kubernetes can be made here; `tests/federation/engines/test_ray_cluster.py` has runs on
+three nodes of Ray.
 """
 
 import re
