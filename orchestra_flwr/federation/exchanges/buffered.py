@@ -9,29 +9,17 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from orchestra_flwr.config import Config, ConfigError, OptionalPathText, Section
+from orchestra_flwr.federation.exchanges.asynchronous import Arrivals, Asynchronous, Time
 from orchestra_flwr.federation.exchanges.base import Exchange, Stage
 from orchestra_flwr.seeding import numpy_generator
 
-Arrivals = list[tuple[str, int]]  # clients, each with the round whose model it began with
 FIRST = -1  # the version of round 0, which trains nothing
-
-
-class Time(Protocol):
-    """What is asked of a virtual time."""
-
-    now: float
-
-    def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
-        """The clients that are there; waits until there is one."""
-
-    def end(self, client: str, *, trains: bool) -> float:
-        """When the reply of a client comes that is asked now."""
 
 
 class BufferedSettings(Section):
@@ -41,7 +29,7 @@ class BufferedSettings(Section):
     replay: OptionalPathText = None  # a run whose order of arrivals is repeated; None: the clock's
 
 
-class Buffered(Exchange):
+class Buffered(Asynchronous, Exchange):
     """A round is an update of the model by the next results, however old what they began with is.
 
     So many clients work at any time as a cohort has. When one has answered, another one that is
@@ -117,15 +105,7 @@ class Buffered(Exchange):
     def arrivals(
         self, round_: int, clients: Sequence[str], size: int, time: Time | None, seed: int
     ) -> Arrivals:
-        """The results of the round in the order in which they come; time passes until the last.
-
-        Args:
-            round_: from 1.
-            clients: all, in their order.
-            size: how many work at the same time.
-            time: the virtual time; None: a replay.
-            seed: of the run, from which it is drawn who begins.
-        """
+        """As :meth:`Asynchronous.arrivals`."""
         if self.settings.replay is not None:
             self._arrived = self._record()[round_]
             return self._arrived
@@ -147,7 +127,7 @@ class Buffered(Exchange):
         return self._arrived
 
     def recorded(self, round_: int) -> list[str] | None:
-        """The clients of a round of a replay; None: it is no replay."""
+        """As :meth:`Asynchronous.recorded`."""
         if self.settings.replay is None:
             return None
         return [client for client, _ in self._record().get(round_, ())]
@@ -159,13 +139,13 @@ class Buffered(Exchange):
         return super().stages(round_, cohort)
 
     def remember(self, version: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keeps the model after a round, as it is sent, and forgets what nobody works on."""
+        """As :meth:`Asynchronous.remember`."""
         needed = self._needed(version) | {began for _, began in self._arrived}
         self._sent = {n: a for n, a in self._sent.items() if int(n.partition("/")[0]) in needed}
         self._sent |= {f"{version}/{name}": array.copy() for name, array in arrays.items()}
 
     def sent(self, version: int) -> dict[str, np.ndarray]:
-        """The arrays of a model that :meth:`remember` keeps."""
+        """As :meth:`Asynchronous.sent`."""
         prefix = f"{version}/"
         return {n.removeprefix(prefix): a for n, a in self._sent.items() if n.startswith(prefix)}
 
@@ -205,35 +185,3 @@ class Buffered(Exchange):
                     f"exchange.replay={path}: is no run of exchange=buffered: {error}"
                 ) from None
         return self._recorded
-
-
-def refreshed(
-    state: np.ndarray,
-    began: np.ndarray,
-    now: np.ndarray,
-    trained: Sequence[slice],
-    staleness: int,
-) -> np.ndarray:
-    """What a result that began with an older model makes of the model as it is.
-
-    What gradients train moves by the client's update, times 1 / sqrt(1 + staleness). All else, such
-    as BatchNorm's statistics, goes by that share of the way to the client's values, so that
-    variances stay above 0.
-
-    Args:
-        state: (size,) float32 that the client sent.
-        began: (size,) that it began with.
-        now: (size,) that it would begin with now.
-        trained: where the values are that gradients train.
-        staleness: updates of the model meanwhile.
-
-    Returns:
-        (size,) float32; `state` itself with staleness 0.
-    """
-    if staleness == 0:
-        return state
-    weight = np.float32((1 + staleness) ** -0.5)
-    result: np.ndarray = now + weight * (state - now)
-    for span in trained:
-        result[span] = now[span] + weight * (state[span] - began[span])
-    return result

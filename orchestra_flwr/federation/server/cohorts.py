@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.exchanges import Exchange
-from orchestra_flwr.federation.exchanges.buffered import Buffered
+from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.messages.fields import CLIENTS, RUN
 from orchestra_flwr.federation.server.checkpoint import Position, run_id
 from orchestra_flwr.federation.server.members import Members
@@ -100,7 +100,7 @@ class Cohorts:
 
     def _arrivals(self, number: int, nodes: Mapping[str, int]) -> dict[str, int]:
         """Whose results come next, and with which models they began; {}: all begin in the round."""
-        if not isinstance(self._exchange, Buffered) or number == 0:
+        if not isinstance(self._exchange, Asynchronous) or number == 0:
             return {}
         size = self._config.federation.cohort_size(len(nodes))
         clients = sorted(nodes, key=client_order)
@@ -108,7 +108,9 @@ class Cohorts:
         return dict(arrivals)
 
     def _draw_cohort(self, number: int, nodes: Mapping[str, int]) -> tuple[str, ...]:
-        if isinstance(self._exchange, Buffered) and (recorded := self._exchange.recorded(number)):
+        if isinstance(self._exchange, Asynchronous) and (
+            recorded := self._exchange.recorded(number)
+        ):
             return tuple(recorded)
         size = self._config.federation.asked(len(nodes))
         return draw_cohort(nodes, size, cohort_seed(self._config, self._privacy.key), number)

@@ -14,7 +14,7 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
-from orchestra_flwr.federation.exchanges.buffered import Buffered
+from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.secure_aggregation.secure_strategy import SecureStrategy
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
@@ -353,7 +353,7 @@ class _Run:
         if not round_.trains and self.release:
             label = f"first {self.release.label}"
         exchange = self.federation.exchange
-        if isinstance(exchange, Buffered) and round_.trains:
+        if isinstance(exchange, Asynchronous) and round_.trains:
             exchange.remember(round_.number - 1, self.models.arrays(self.models.first))
         stages = exchange.stages(round_.number, round_.cohort)
         for number, stage in enumerate(stages):

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.exchanges import Stage, Task
-from orchestra_flwr.federation.exchanges.buffered import Buffered, refreshed
+from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous, refreshed
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import (
     ARRAYS,
@@ -236,7 +236,7 @@ class OrchestraStrategy(Strategy):
     def _state_sent(self, task: Task) -> dict[str, np.ndarray]:
         """The arrays of a task's models."""
         version, exchange = self.round.versions.get(task.client), self.federation.exchange
-        if version is not None and isinstance(exchange, Buffered):
+        if version is not None and isinstance(exchange, Asynchronous):
             return exchange.sent(version)
         return for_models({name: self._models.arrays(name) for name in task.models})
 
@@ -316,7 +316,7 @@ class OrchestraStrategy(Strategy):
         if version is None:
             return update.as_received
         exchange = self.federation.exchange
-        assert isinstance(exchange, Buffered)
+        assert isinstance(exchange, Asynchronous)
         arrays = exchange.sent(version)
         return lambda model: self._schemas.codec.decode(Role.SHARED.value, arrays)
 

@@ -6,7 +6,7 @@ import pytest
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.reading.compose import load
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.federation.exchanges.buffered import refreshed
+from orchestra_flwr.federation.exchanges.asynchronous import refreshed
 from orchestra_flwr.reporting import RunFolder
 
 BRIGHTNESS = {"a": 0.0, "b": 0.2, "c": 0.4, "d": 1.0}

@@ -1,0 +1,87 @@
+"""Exchanges whose rounds are updates by whatever results come next: the ability and its parts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+Arrivals = list[tuple[str, int]]  # clients, each with the round whose model it began with
+
+
+class Time(Protocol):
+    """What is asked of a virtual time."""
+
+    now: float
+
+    def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
+        """The clients that are there; waits until there is one."""
+
+    def end(self, client: str, *, trains: bool) -> float:
+        """When the reply of a client comes that is asked now."""
+
+
+class Asynchronous(ABC):
+    """What an exchange does beside :class:`Exchange` whose clients begin and end when they can.
+
+    The server asks for the arrivals of each round, sends each of these clients the model that it
+    began with, and makes of its result one to the model as it is (:func:`refreshed`).
+    """
+
+    @abstractmethod
+    def arrivals(
+        self, round_: int, clients: Sequence[str], size: int, time: Time | None, seed: int
+    ) -> Arrivals:
+        """The results of the round in the order in which they come; time passes until the last.
+
+        Args:
+            round_: from 1.
+            clients: all, in their order.
+            size: how many work at the same time.
+            time: the virtual time; None: a replay.
+            seed: of the run, from which it is drawn who begins.
+        """
+
+    @abstractmethod
+    def recorded(self, round_: int) -> list[str] | None:
+        """The clients of a round of a replay; None: it is no replay."""
+
+    @abstractmethod
+    def remember(self, version: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keeps the model after a round, as it is sent, and forgets what nobody works on."""
+
+    @abstractmethod
+    def sent(self, version: int) -> dict[str, np.ndarray]:
+        """The arrays of a model that :meth:`remember` keeps."""
+
+
+def refreshed(
+    state: np.ndarray,
+    began: np.ndarray,
+    now: np.ndarray,
+    trained: Sequence[slice],
+    staleness: int,
+) -> np.ndarray:
+    """What a result that began with an older model makes of the model as it is.
+
+    What gradients train moves by the client's update, times 1 / sqrt(1 + staleness). All else, such
+    as BatchNorm's statistics, goes by that share of the way to the client's values, so that
+    variances stay above 0.
+
+    Args:
+        state: (size,) float32 that the client sent.
+        began: (size,) that it began with.
+        now: (size,) that it would begin with now.
+        trained: where the values are that gradients train.
+        staleness: updates of the model meanwhile.
+
+    Returns:
+        (size,) float32; `state` itself with staleness 0.
+    """
+    if staleness == 0:
+        return state
+    weight = np.float32((1 + staleness) ** -0.5)
+    result: np.ndarray = now + weight * (state - now)
+    for span in trained:
+        result[span] = now[span] + weight * (state[span] - began[span])
+    return result
