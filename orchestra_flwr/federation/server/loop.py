@@ -1,21 +1,18 @@
 """The federation's rounds on the server: one loop for every engine."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
-from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
-from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
-from orchestra_flwr.federation.secure_aggregation.secure_strategy import SecureStrategy
+from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
@@ -29,29 +26,22 @@ from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.round import Federation, Round
+from orchestra_flwr.federation.server.round_messages import RoundMessages
 from orchestra_flwr.federation.server.round_record import (
     OF_CLIENTS,
     final_metrics,
-    late_line,
     overhead,
     round_record,
 )
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
-from orchestra_flwr.federation.server.strategy import (
-    OrchestraStrategy,
-    check_round,
-    missing_release_message,
-)
 from orchestra_flwr.federation.server.timeline import Timeline
-from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
 from orchestra_flwr.reporting.folder_record import FolderRecord
-from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
 from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
@@ -120,7 +110,6 @@ class _Run:
         workers: int | None,
         delivery: EncoderDelivery | None,
     ) -> None:
-        self.grid = grid
         self.config = config
         self.members = members
         self.folder = folder
@@ -167,9 +156,8 @@ class _Run:
         self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
-        # Without a clock all simulated clients are in time.
-        self.ends_early = self.timeline is not None or (
-            config.federation.ends_early and not members.share_disk
+        self.messages = RoundMessages(
+            grid, self.federation, members, folder, progress, self.timeline
         )
 
     def _timeline(self) -> Timeline | None:
@@ -267,17 +255,18 @@ class _Run:
                 len(rounds), sum(map(self._is_evaluated, rounds)), in_one_stage
             )
         if exchanged:
-            self._exchange(round_, report)
+            self.privacy.before(round_)
+            self.messages.exchange(round_, report)
         seconds = time.perf_counter() - started
         if number > 0:
             self.estimate.round_ended(seconds)
         if scored:
-            self._ask_for_scores(round_, report)
+            self.messages.ask_for_scores(round_, report)
         if evaluated and not self._is_evaluated_before(number):
             evaluation = self._evaluate(number)
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
-        if self.ends_early:
+        if self.messages.ends_early:
             position = position.with_counted(report)
         record = self._record(
             round_, report, seconds, evaluation, replace(position, drawn=drawn), exchanged=exchanged
@@ -337,7 +326,7 @@ class _Run:
             record["exchange"] = exchange
         if self.workers and exchanged and report.client_seconds:  # no noisy sum holds them
             record["overhead"] = overhead(report, seconds, self.workers)
-        if self.ends_early and exchanged:
+        if self.messages.ends_early and exchanged:
             share = len(position.counted) / len(position.clients)
             record["clients"] |= {"late": report.late, "counted_so_far": share}
         if self.timeline:
@@ -346,86 +335,9 @@ class _Run:
             record["privacy"] = self.privacy.metrics(position.drawn)
         return record
 
-    def _exchange(self, round_: Round, report: RoundReport) -> None:
-        """All stages of a round."""
-        self.privacy.before(round_)
-        label = "training"
-        if not round_.trains and self.release:
-            label = f"first {self.release.label}"
-        exchange = self.federation.exchange
-        if isinstance(exchange, Asynchronous) and round_.trains:
-            exchange.remember(round_.number - 1, self.models.arrays(self.models.first))
-        stages = exchange.stages(round_.number, round_.cohort)
-        for number, stage in enumerate(stages):
-            for target, source in stage.copies.items():
-                self.models.copy(source, target)
-            if not stage.tasks:
-                continue
-            self.progress.round_started(round_.number, len(stage.tasks), label)
-            timeout = self.config.federation.round_timeout
-            if self.config.privacy.secure_aggregation:
-                secure = SecureStrategy(self.federation, round_, stage, report)
-                run = run_id(self.folder.checkpoint)
-                secure.exchange(self.grid, timeout, run, self.members.verify)
-                continue
-            strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
-            messages = strategy.configure_train(
-                round_.number, ArrayRecord(), ConfigRecord(), self.grid
-            )
-            if self.ends_early and not round_.versions:
-                strategy.aggregate_first(self._first_replies(round_, strategy, messages))
-                continue
-            replies = self.grid.send_and_receive(messages, timeout=timeout)
-            strategy.aggregate_train(round_.number, replies)
-        for note in [*report.notes, *map(str, report.left_out), *late_line(round_, report)]:
-            self.progress.message(f"round {round_.number}: {note}")
-        latest = round_.number - 1  # which may be kept under its number as well
-        earlier = [each for each in earlier_rounds(self.folder.checkpoint) if each < latest]
-        check_round(self.federation, round_, report, max(earlier, default=None))
-        if report.server_state_kept and not round_.exhausted.issuperset(round_.cohort):
-            why = missing_release_message(self.federation, round_, report)
-            self.progress.message(f"{why}; the server's state stays as it is")
-        self.members.mark_lost([each.client for each in report.dropped if each.silent])
-        self.members.mark_late(report.late)
-
-    def _first_replies(
-        self, round_: Round, strategy: OrchestraStrategy, messages: Iterable[Message]
-    ) -> Iterator[Arrival]:
-        """The replies of a stage that does not wait for all."""
-        limit = self.config.federation.round_timeout if round_.limit is None else round_.limit
-        if self.timeline is None:
-            grid: Any = self.grid  # of real clients
-            return iter(grid.receive_first(messages, strategy.needed, limit))
-        tasks, needed = strategy.stage.tasks, strategy.needed
-        return self.timeline.receive_first(
-            self.grid, messages, tasks, needed, limit, trains=round_.trains
-        )
-
     def _client_done(self, client: str, ok: bool) -> None:
         self.progress.client_done(client, ok)
         self.estimate.client_done()
-
-    def _ask_for_scores(self, round_: Round, report: RoundReport) -> None:
-        """Clients' scores of the round's average, on their own images."""
-        model_of, first = self.federation.exchange.model_of, self.models.first
-        silent = {each.client for each in report.dropped if each.silent}  # not waited for twice
-        silent |= {*report.late}
-        asked = [client for client in round_.cohort if client not in silent]
-        stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
-        now = replace(round_, versions={})
-        strategy = OrchestraStrategy(self.federation, now, stage, report)
-        messages = strategy.configure_evaluate(
-            round_.number, ArrayRecord(), ConfigRecord(), self.grid
-        )
-        self.progress.round_started(round_.number, len(asked), "scoring")
-        timeout = self.config.federation.round_timeout
-        replies = self.grid.send_and_receive(messages, timeout=timeout)
-        strategy.aggregate_evaluate(round_.number, replies)
-        for each in report.unscored:
-            self.progress.message(
-                f"round {round_.number}: no score of client {each.client}: {each.reason}"
-            )
-        self.members.mark_lost([each.client for each in report.unscored if each.silent])
 
     def _is_evaluated_before(self, number: int) -> bool:
         """Whether a round's scores are those of the model that it begins with.

@@ -1,0 +1,143 @@
+"""The messages of a round: each stage's tasks to clients and what comes of their replies."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from orchestra_flwr.federation.exchanges import Stage, Task
+from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
+from orchestra_flwr.federation.secure_aggregation.secure_strategy import SecureStrategy
+from orchestra_flwr.federation.server.checkpoint import run_id
+from orchestra_flwr.federation.server.members import Members
+from orchestra_flwr.federation.server.round import Federation, Round
+from orchestra_flwr.federation.server.round_record import late_line
+from orchestra_flwr.federation.server.round_report import RoundReport
+from orchestra_flwr.federation.server.strategy import (
+    OrchestraStrategy,
+    check_round,
+    missing_release_message,
+)
+from orchestra_flwr.federation.server.timeline import Timeline
+from orchestra_flwr.flower.streaming_grid import Arrival
+from orchestra_flwr.reporting import Progress, RunFolder
+from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
+
+
+@dataclass(frozen=True)
+class RoundMessages:
+    """Sends what a round asks of its clients, and updates the models by the replies.
+
+    Attributes:
+        grid: yields replies in the order of the messages.
+        federation: the run's, with its models.
+        members: the clients; who did not answer, or was late, is noted there.
+        folder: the run's.
+        progress: what a person sees.
+        timeline: the virtual time of a simulation with a clock.
+    """
+
+    grid: Grid
+    federation: Federation
+    members: Members
+    folder: RunFolder
+    progress: Progress
+    timeline: Timeline | None
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a stage may end before all have answered; without a clock no simulated client
+        is late."""
+        early = self.federation.config.federation.ends_early and not self.members.share_disk
+        return self.timeline is not None or early
+
+    def exchange(self, round_: Round, report: RoundReport) -> None:
+        """All stages of a round.
+
+        Raises:
+            FederationError: too few clients answered well.
+        """
+        exchange, models = self.federation.exchange, self.federation.models
+        release = self.federation.release
+        label = "training" if round_.trains or not release else f"first {release.label}"
+        if isinstance(exchange, Asynchronous) and round_.trains:
+            exchange.remember(round_.number - 1, models.arrays(models.first))
+        stages = exchange.stages(round_.number, round_.cohort)
+        for number, stage in enumerate(stages):
+            for target, source in stage.copies.items():
+                models.copy(source, target)
+            if not stage.tasks:
+                continue
+            self.progress.round_started(round_.number, len(stage.tasks), label)
+            self._stage(round_, stage, report, number)
+        self._after(round_, report)
+
+    def _stage(self, round_: Round, stage: Stage, report: RoundReport, number: int) -> None:
+        config = self.federation.config
+        timeout = config.federation.round_timeout
+        if config.privacy.secure_aggregation:
+            secure = SecureStrategy(self.federation, round_, stage, report)
+            run = run_id(self.folder.checkpoint)
+            secure.exchange(self.grid, timeout, run, self.members.verify)
+            return
+        strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
+        messages = strategy.configure_train(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
+        if self.ends_early and not round_.versions:
+            strategy.aggregate_first(self._first_replies(round_, strategy, messages))
+            return
+        replies = self.grid.send_and_receive(messages, timeout=timeout)
+        strategy.aggregate_train(round_.number, replies)
+
+    def _after(self, round_: Round, report: RoundReport) -> None:
+        """Says what a person should know of a round, and checks whether it may count."""
+        for note in [*report.notes, *map(str, report.left_out), *late_line(round_, report)]:
+            self.progress.message(f"round {round_.number}: {note}")
+        latest = round_.number - 1  # which may be kept under its number as well
+        earlier = [each for each in earlier_rounds(self.folder.checkpoint) if each < latest]
+        check_round(self.federation, round_, report, max(earlier, default=None))
+        if report.server_state_kept and not round_.exhausted.issuperset(round_.cohort):
+            why = missing_release_message(self.federation, round_, report)
+            self.progress.message(f"{why}; the server's state stays as it is")
+        self.members.mark_lost([each.client for each in report.dropped if each.silent])
+        self.members.mark_late(report.late)
+
+    def _first_replies(
+        self, round_: Round, strategy: OrchestraStrategy, messages: Iterable[Message]
+    ) -> Iterator[Arrival]:
+        """The replies of a stage that does not wait for all."""
+        limit = (
+            self.federation.config.federation.round_timeout
+            if round_.limit is None
+            else round_.limit
+        )
+        if self.timeline is None:
+            grid: Any = self.grid  # of real clients
+            return iter(grid.receive_first(messages, strategy.needed, limit))
+        tasks, needed = strategy.stage.tasks, strategy.needed
+        return self.timeline.receive_first(
+            self.grid, messages, tasks, needed, limit, trains=round_.trains
+        )
+
+    def ask_for_scores(self, round_: Round, report: RoundReport) -> None:
+        """Clients' scores of the round's average, on their own images."""
+        model_of, first = self.federation.exchange.model_of, self.federation.models.first
+        silent = {each.client for each in report.dropped if each.silent}  # not waited for twice
+        silent |= {*report.late}
+        asked = [client for client in round_.cohort if client not in silent]
+        stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
+        now = replace(round_, versions={})
+        strategy = OrchestraStrategy(self.federation, now, stage, report)
+        messages = strategy.configure_evaluate(
+            round_.number, ArrayRecord(), ConfigRecord(), self.grid
+        )
+        self.progress.round_started(round_.number, len(asked), "scoring")
+        timeout = self.federation.config.federation.round_timeout
+        replies = self.grid.send_and_receive(messages, timeout=timeout)
+        strategy.aggregate_evaluate(round_.number, replies)
+        for each in report.unscored:
+            self.progress.message(
+                f"round {round_.number}: no score of client {each.client}: {each.reason}"
+            )
+        self.members.mark_lost([each.client for each in report.unscored if each.silent])
