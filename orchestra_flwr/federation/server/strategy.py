@@ -374,7 +374,8 @@ def check_round(
     needed = max(1, int(np.ceil(federation.config.federation.min_success * asked)))
     if asked and answered < needed:
         first = [f"client {each.client}: {each.reason}" for each in report.dropped[:1]]
-        late = [f"{len(report.late)} were late"] * bool(report.late)
+        keys = "(federation.round_timeout, federation.deadline)"
+        late = [f"{len(report.late)} were late {keys}"] * bool(report.late)
         why = (
             f"round {round_.number}: {answered} of {asked} clients answered well, "
             f"federation.min_success={federation.config.federation.min_success:g}, a share, "
