@@ -86,7 +86,8 @@ class DicomImage(ImageFile.ImageFile):
 def _eight_bits(content: bytes, *, colour: bool) -> NDArray[np.uint8]:
     """(H, W) or (H, W, 3), converted in strips: float64 takes eight bytes a value."""
     from pydicom import dcmread
-    from pydicom.pixels import apply_modality_lut, pixel_array
+    from pydicom.pixels.processing import apply_modality_lut
+    from pydicom.pixels.utils import pixel_array
 
     header = dcmread(io.BytesIO(content))
     pixels: NDArray[Any] = pixel_array(header, index=0)
