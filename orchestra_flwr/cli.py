@@ -445,7 +445,7 @@ def _log_to_stderr() -> logging.Handler:
 
 
 def _shows_json(config: Composed) -> bool:
-    """Whether a server's or client's lines are for programs."""
+    """Whether the lines of a run or a client are for programs."""
     return getattr(getattr(config, "logging", None), "format", "text") == "json"
 
 

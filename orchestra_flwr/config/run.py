@@ -149,6 +149,8 @@ class Config(WithPlugins, Composed):
             unread["privacy.full_weight"] = "without privacy.secure_aggregation=true"
         else:
             unread["federation.max_weight"] = "with secure aggregation, privacy.full_weight is"
+        if self.logging.format == "json":
+            unread["logging.progress"] = "with logging.format=json"
         if self.model.norm != "group":
             unread["model.groups"] = f"with model.norm={self.model.norm}"
         if self.evaluation.keep == "last":

@@ -422,6 +422,9 @@ class EvaluationConfig(ScoresConfig):
         return self.personal_labels is not None and not self.clients
 
 
+LogFormat = Literal["text", "json"]
+
+
 class LoggingConfig(Section):
     """Progress on the terminal, and experiment trackers."""
 
@@ -429,6 +432,7 @@ class LoggingConfig(Section):
     wandb: bool = False
     mlflow: bool = False
     progress: Literal["auto", "live", "plain", "off"] = "auto"
+    format: LogFormat = "text"  # of the lines on the terminal
 
     @property
     def trackers(self) -> tuple[str, ...]:

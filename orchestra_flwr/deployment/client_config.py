@@ -12,6 +12,7 @@ from orchestra_flwr.config import (
     Composed,
     ConfigError,
     Device,
+    LogFormat,
     OptionalPathText,
     PathText,
     Precision,
@@ -22,7 +23,7 @@ from orchestra_flwr.config.sections import MAX_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.keys import NAME_PATTERN
 from orchestra_flwr.deployment.keys.server_address import host_of
-from orchestra_flwr.deployment.watch_config import LogFormat, WatchConfig
+from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.extras import require
 from orchestra_flwr.privacy.secure_sums import LEAST_COHORT
 

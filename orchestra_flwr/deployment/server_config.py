@@ -9,25 +9,18 @@ from pydantic import Field, model_validator
 from orchestra_flwr.config import (
     Config,
     DataConfig,
-    LoggingConfig,
     OptionalPathText,
     PathText,
     Section,
 )
 from orchestra_flwr.deployment.addresses import uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
-from orchestra_flwr.deployment.watch_config import LogFormat, WatchConfig
+from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.methods import release_of
 
 # What a server with a queue is started with; all else each run says.
 OF_THE_SERVER = ("queue", "host", "port", "insecure", "security", "watch")
 CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client
-
-
-class ServerLoggingConfig(LoggingConfig):
-    """Also for programs that read a server's lines."""
-
-    format: LogFormat = "text"
 
 
 class ServerShareConfig(Section):
@@ -49,7 +42,6 @@ class ServerConfig(Config):
     insecure: bool
     security: PathText
     watch: WatchConfig = WatchConfig()
-    logging: ServerLoggingConfig = ServerLoggingConfig()
     queue: OptionalPathText = None  # a folder of runs, one after the other; None: this run alone
     share: ServerShareConfig = ServerShareConfig()
 
@@ -113,8 +105,6 @@ class ServerConfig(Config):
         unread = super().unread()
         for name in ("min_clients", "min_images", "enough", "oversample", "deadline"):
             unread.pop(f"federation.{name}", None)
-        if self.logging.format == "json":
-            unread["logging.progress"] = "with logging.format=json"
         own = [f"method.{name}" for name in ClientMethodConfig.model_fields]
         unread |= dict.fromkeys(own, "from a server: each client's own command says it")
         if not self.share.encoder:
@@ -147,7 +137,7 @@ class ServerConfig(Config):
             "engine": "inline",
             "clock": "none",
             "partition": "iid",
+            "logging": {},
         }
-        values["logging"].pop("format")  # clients have one of their own
         values["data"] = {name: values["data"][name] for name in DataConfig.model_fields}
         return Config.model_validate(values)

@@ -1,12 +1,8 @@
-"""Where a server or client shows how it is doing, and how it writes its lines."""
-
-from typing import Literal
+"""Where a server or client shows how it is doing."""
 
 from pydantic import Field
 
 from orchestra_flwr.config import Section
-
-LogFormat = Literal["text", "json"]
 
 
 class WatchConfig(Section):

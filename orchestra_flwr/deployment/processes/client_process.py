@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, LogFormat
 from orchestra_flwr.console.json_lines import json_line
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data import survey
@@ -26,7 +26,6 @@ from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, s
 from orchestra_flwr.deployment.processes.supernode import SOCKET, Health, Supernode
 from orchestra_flwr.deployment.watch.client_status import ClientStatus
 from orchestra_flwr.deployment.watch.watched import watched
-from orchestra_flwr.deployment.watch_config import LogFormat
 from orchestra_flwr.federation.messages.failures import Failure, as_shown, to_error
 from orchestra_flwr.files import make_private_folder, private_umask, write_atomically
 from orchestra_flwr.flower.client_tasks import ClientTasks, NodeLostError, Request, TaskError

@@ -15,10 +15,15 @@ from orchestra_flwr import __version__
 from orchestra_flwr.deployment.keys.certificates import Dated
 from orchestra_flwr.deployment.watch.figures import days_left
 from orchestra_flwr.federation.messages.failures import Failure
-from orchestra_flwr.federation.messages.fields import CONFIG, METRICS
+from orchestra_flwr.federation.messages.fields import CONFIG, ENCODER_KIND, METRICS
 from orchestra_flwr.flower.client_tasks import Request
 
-DOING = {"query": "joining", "train": "training", "evaluate": "scoring"}
+DOING = {
+    "query": "joining",
+    "train": "training",
+    "evaluate": "scoring",
+    ENCODER_KIND: "storing",
+}
 LOSS = "loss/"
 MOST = 10**9  # rounds
 STATES = ("connecting", "connected", *DOING.values())

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from orchestra_flwr.deployment.watch.client_status import ClientStatus
+from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
+from orchestra_flwr.deployment.watch.client_status import DOING, ClientStatus
 from orchestra_flwr.deployment.watch.figures import figures
 from orchestra_flwr.deployment.watch.watched import PAGE, watched
 from orchestra_flwr.deployment.watch_config import WatchConfig
@@ -160,3 +161,7 @@ def test_dashboard_and_alerts_ask_for_figures_that_there_are(everything, client)
             assert (label, value) == ("instance", "$server") or (
                 label == known and value in values
             ), (name, inside)
+
+
+def test_a_client_says_what_it_does_with_every_kind_of_message():
+    assert DOING.keys() == ClientWorker.KINDS.keys()
