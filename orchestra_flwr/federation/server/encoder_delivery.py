@@ -83,7 +83,7 @@ class EncoderDelivery:
 
     def during(self, encoder: Path) -> None:
         """Sends an encoder to the clients that are here."""
-        self._told(self._send(encoder, wait=0), set())
+        self._report(self._send(encoder, wait=0), set())
 
     def at_the_end(self) -> dict[str, Any]:
         """Sends the run's encoder, also to clients that come back within the wait.
@@ -94,7 +94,7 @@ class EncoderDelivery:
         """
         answers = self._send(self._folder.encoder, wait=self._wait)
         away = self._members.met - answers.keys()
-        self._told(answers, away)
+        self._report(answers, away)
         holders = sorted(name for name, word in answers.items() if word == STORED)
         without = sorted({*away, *answers} - {*holders})
         return {"clients": holders, "without": without, "bytes_down": self._bytes}
@@ -160,7 +160,7 @@ class EncoderDelivery:
         saved = read_config_file(self._folder.path / "config.yaml")
         return card(CardFacts(facts.spec, facts.about, saved, facts.summary))
 
-    def _told(self, answers: Mapping[str, str], away: Set[str]) -> None:
+    def _report(self, answers: Mapping[str, str], away: Set[str]) -> None:
         holders = sorted(name for name, word in answers.items() if word == STORED)
         if holders:
             self._show(f"the encoder is with {_named(holders)}")
