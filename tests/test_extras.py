@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from orchestra_flwr import square_image
 from orchestra_flwr.config import ConfigError, load, load_config
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.watch.figures import exposed
@@ -19,6 +20,7 @@ from orchestra_flwr.export.exporter import export_saved
 from orchestra_flwr.export.hub_folder import export_to_hub
 from orchestra_flwr.extras import SERVER
 from orchestra_flwr.federation.simulation import check_resources
+from orchestra_flwr.optional_formats import LIBRARIES
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.reporting.run_result import Result
 from orchestra_flwr.square_image import decode_image
@@ -154,8 +156,8 @@ def asks_for(extra, tiny, folder):
             ).__enter__()
         },
         "formats": {
-            "pillow_heif": lambda: decode_image(bytes(4) + b"ftypheic" + bytes(120), 8),
-            "pydicom": lambda: decode_image(bytes(128) + b"DICM", 8),
+            "pillow_heif": lambda: decode_anew(bytes(4) + b"ftypheic" + bytes(120)),
+            "pydicom": lambda: decode_anew(bytes(128) + b"DICM"),
         },
         "onnx": {
             library: lambda: export_saved(load(ExportConfig, [run]))
@@ -173,6 +175,17 @@ def asks_for(extra, tiny, folder):
             ),
         },
     }[extra]  # fmt: skip
+
+
+def decode_anew(data):
+    """As in a process that looks for the libraries now."""
+    square_image._formats.cache_clear()
+    for name in LIBRARIES:
+        Image.OPEN.pop(name, None)  # registered again by the next image
+    try:
+        decode_image(data, 8)
+    finally:
+        square_image._formats.cache_clear()
 
 
 def finished(folder):

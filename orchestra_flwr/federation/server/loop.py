@@ -140,17 +140,7 @@ class _Run:
             frozen_weights(self.models, members, folder),
         )
         self.timeline = self._timeline()
-        self.cohorts = Cohorts(
-            config,
-            members,
-            self.privacy,
-            folder,
-            exchange=exchange,
-            timeline=self.timeline,
-            capacity=self.learner.capacity,
-            keep_state=keeps_state(config, self.learner) or exchange.remembers,
-            message=progress.message,
-        )
+        self.cohorts = self._cohorts(exchange)
         self.evaluator = evaluator
         self.best = BestEncoder(evaluator)
         self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
@@ -158,6 +148,19 @@ class _Run:
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
         self.messages = RoundMessages(
             grid, self.federation, members, folder, progress, self.timeline
+        )
+
+    def _cohorts(self, exchange: Exchange) -> Cohorts:
+        return Cohorts(
+            self.config,
+            self.members,
+            self.privacy,
+            self.folder,
+            exchange=exchange,
+            timeline=self.timeline,
+            capacity=self.learner.capacity,
+            keep_state=keeps_state(self.config, self.learner) or exchange.remembers,
+            message=self.progress.message,
         )
 
     def _timeline(self) -> Timeline | None:
