@@ -6,6 +6,7 @@ holds more than a window of them, and aggregates in a fixed order, not in that o
 Checked against Flower 1.41: the methods of `Grid`, and ids that are None for a node that is gone.
 """
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -54,7 +55,8 @@ class StreamingGrid(Grid):
         stopped: why the engine behind the grid has stopped, None while it runs; asked before each
             message, while waiting, and before an error counts as the client's own.
         prepare: may change each message before it is sent.
-        retry_alone: whether a reply's client shall be asked once more, while no other works.
+        retry_after: of a reply, and how often its client was asked again, the seconds after which
+            it shall be asked once more, while no other works; None: the reply stands.
         poll: seconds between two looks for a reply.
         reply_limit: bytes that the arrays of one reply may come to; None: any number.
 
@@ -69,7 +71,7 @@ class StreamingGrid(Grid):
         stopped: Callable[[], str | None] = lambda: None,
         *,
         prepare: Callable[[Message], None] = lambda message: None,
-        retry_alone: Callable[[Message], bool] = lambda reply: False,
+        retry_after: Callable[[Message, int], float | None] = lambda reply, times: None,
         poll: float = POLL_SECONDS,
         reply_limit: int | None = None,
     ) -> None:
@@ -77,7 +79,7 @@ class StreamingGrid(Grid):
         self._window = window
         self._stopped = stopped
         self._prepare = prepare
-        self._retry_alone = retry_alone
+        self._retry_after = retry_after
         self._poll = poll
         self._reply_limit = reply_limit
         self.unanswered: set[str] = set()
@@ -148,7 +150,7 @@ class StreamingGrid(Grid):
                 return
             reply = self._receive(*under_way[0], deadline)
             _, message = under_way.popleft()
-            if not self._retry_alone(reply):
+            if self._retry_after(reply, 0) is None:
                 yield reply
                 continue
             # The others under way end first; their replies wait, at most a window of them.
@@ -157,7 +159,17 @@ class StreamingGrid(Grid):
             under_way.clear()
             while ended:
                 message, reply = ended.popleft()
-                yield self._once_more(message, deadline) if self._retry_alone(reply) else reply
+                yield self._asked_again(message, reply, deadline)
+
+    def _asked_again(self, message: Message, reply: Message, deadline: float | None) -> Message:
+        """The reply that stands, after asking as often as wanted."""
+        for times in itertools.count():
+            pause = self._retry_after(reply, times)
+            if pause is None or (deadline and time.monotonic() + pause > deadline):
+                break
+            time.sleep(pause)
+            reply = self._once_more(message, deadline)
+        return reply
 
     def _once_more(self, message: Message, deadline: float | None) -> Message:
         metadata = message.metadata

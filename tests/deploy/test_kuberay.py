@@ -1,7 +1,7 @@
 """`deploy/kuberay.yaml`: its command is one, and head and workers fit together.
 
 No cluster of Kubernetes can be made here; `tests/federation/engines/test_ray_cluster.py` has runs
-on three nodes of Ray.
+on two nodes of Ray.
 """
 
 import re

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import Field, model_validator
 
 from orchestra_flwr.config import Config, ConfigError, Section
-from orchestra_flwr.federation.client.answers import ran_out_of_memory
+from orchestra_flwr.federation.client.answers import retry_after
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
@@ -198,7 +198,7 @@ def _run_ray(
             window,
             partial(_why_stopped, over),
             prepare=Broadcast(),
-            retry_alone=ran_out_of_memory,
+            retry_after=retry_after,
             poll=POLL_SECONDS,
         )
         try:
