@@ -129,7 +129,7 @@ def test_same_bits_inline_and_on_ray_with_a_killed_worker(
 
     process, folder = sim("ray", *long, "engine=ray", "engine.workers=2")
     wait_for_round(process, folder, 1)
-    wait_until(lambda: actors(process, at_work=True), 20)
+    wait_until(lambda: actors(process, at_work=True), 90)
     os.kill(actors(process)[0], signal.SIGKILL)
     finish(process, folder)
 
@@ -150,7 +150,7 @@ def test_killed_on_ray_and_resumed_with_another_number_of_workers(
 
     process, folder = sim("ray", *long, "engine=ray", "engine.workers=2")
     wait_for_round(process, folder, 1)
-    wait_until(lambda: actors(process, at_work=True), 20)
+    wait_until(lambda: actors(process, at_work=True), 90)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (folder / "encoder.safetensors").exists()
